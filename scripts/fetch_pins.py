@@ -166,8 +166,8 @@ D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b8
 ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
 # The environment of tests/python/pytorch: a virtual environment, and in its folder `newest` the
-# newest transformers. pip checks its downloads against its index; the CPU build of PyTorch must be
-# where pip is configured to look.
+# newest transformers. pip checks its downloads against its index. The CPU build of PyTorch must be
+# on an index that pip is configured to use.
 TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
 BESIDE_TORCH = ("numpy", "gguf==0.19.0")
 

@@ -1,8 +1,8 @@
 """kvant: the compressed key-value cache, from Python. It takes NumPy arrays on the CPU and arrays
 with DLPack on a GPU; kvant.torch and kvant.transformers are modules for these libraries.
 
-Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it
-is first used."""
+Importing kvant loads neither libkvant nor NumPy nor PyTorch. Each name loads these libraries, if it
+needs them, when it is first used."""
 
 from __future__ import annotations
 

@@ -41,9 +41,10 @@ class CalibrationInfo(NamedTuple):
 
 class CalibrationEntry(NamedTuple):
     """Statistics of one (layer, kv head, role), copied. `mean`, `min`, `max`: float32 [head_dim],
-    of rows as the engine caches them. None for values: query_moment, float32 [head_dim, head_dim],
-    E[q q^T]; diagonal, float32 [head_dim]; matrix, float16, the lower triangle of transform=file
-    row by row. `centroids`: one float32 [clusters, head_dim] per entry of CalibrationInfo.clusters.
+    over the keys or values as the engine caches them. None for values: query_moment, float32
+    [head_dim, head_dim], E[q q^T]; diagonal, float32 [head_dim]; matrix, float16, the lower
+    triangle of transform=file row by row. `centroids`: one float32 [clusters, head_dim] per entry
+    of CalibrationInfo.clusters.
     """
 
     mean: np.ndarray

@@ -88,8 +88,8 @@ def needs_calibration(spec: str, role: str = "k") -> bool:
 class Codec(Owned):
     """A codec of one kv head: spec as in codecs.md, role "k" or "v".
 
-    Specs that use a calibration need one, and then belong to (layer, kv_head). The codec copies
-    what it needs from the calibration. Error with the library's words for a spec that it refuses.
+    Specs that use a calibration need one, and then belong to (layer, kv_head). The codec copies the
+    calibration's numbers that it needs. Error with the library's words for a spec that it refuses.
 
     A codec never changes: any number of threads may use it at once."""
 
@@ -194,7 +194,7 @@ class Codec(Owned):
         uint8 array [ceil(n / 64), page_bytes].
 
         Row i is token i % 64 of page i // 64. When n is not a multiple of 64, the tokens after the
-        last row are zero bytes, as in a page that was never written; n is a multiple of
+        last row are zero bytes, as in a page that was never written. n is a multiple of
         block_tokens. `center` and `scale` are float32 [head_dim]. The codec subtracts center from
         rows and then divides them by scale. ValueError or TypeError for another shape or dtype;
         Error of status 50 for a NaN or an infinity, 51 for a row beyond fp16's range."""

@@ -175,7 +175,8 @@ class Index(Owned):
 
     def add(self, rows: Any, n_threads: int | None = None) -> None:
         """Adds float32 rows [n, dim], all or none. Their ids continue from the largest id, or begin
-        at 0, and end at 2**63 - 1. `n_threads`: None, as many as this process may use."""
+        at 0. The largest possible id is 2**63 - 1. `n_threads`: None, as many as this process may
+        use."""
         self._add(rows, None, n_threads)
 
     def add_with_ids(self, rows: Any, ids: Any, n_threads: int | None = None) -> None:

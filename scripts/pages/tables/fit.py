@@ -29,9 +29,9 @@ ROWS = LAYERS * 4 * HEAD_DIM * (2 * KV_HEADS + 2 * HEADS)
 
 
 def bytes_over_the_bus(results):
-    """Computed bytes per decoded token with a GPU that holds the weights: the bytes that go over
-    the bus, and the bytes that kvant reads from RAM. llama.cpp without KV offload copies the whole
-    cache."""
+    """Computed bytes per decoded token with a GPU that holds the weights. Two numbers count: the
+    bytes that go over the bus, and the bytes that kvant reads from RAM. llama.cpp without KV
+    offload copies the whole cache."""
     rows = []
     for context in CONTEXTS:
         wanted = {"model": "Llama-3.1-8B", "memory": "cpu", "context": context}

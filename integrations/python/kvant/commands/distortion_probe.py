@@ -112,7 +112,7 @@ def needle(codec, normal, probe):
     """The softmax weight of one key.
 
     Its length is the average length of keys, sqrt(head_dim). If this length were drawn like the
-    lengths of all further keys, the weight without a codec would average to 0.92. The paper has
+    lengths of all further keys, the weight without a codec would average to 0.92. The paper reports
     0.960. Softmax is steep, and the score grows with the square of the length."""
     row = normal.rows(1)
     row *= math.sqrt(HEAD_DIM) / np.linalg.norm(row)

@@ -18,7 +18,7 @@ all kv heads, then values of all kv heads.
 
 A reader knows every field of the header that it expects, so it compares bytes. It uses nothing of
 an object before it has verified the checksum. A GPU writes 30 GB/s of checksums, so the checksum is
-linear in words of 64 bits: for each 512 words x it is the sum of w[j] (x[j] ^ x[j] >> 32) mod 2^64.
+linear in words of 64 bits. For each 512 words x it is the sum of w[j] (x[j] ^ x[j] >> 32) mod 2^64.
 Every w is odd, so no change of a single word is missed. BLAKE2b of the header and these sums
 follows."""
 

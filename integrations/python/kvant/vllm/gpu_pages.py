@@ -81,8 +81,8 @@ class Role:
             self._back, self._back_scale = self._matrix_back(made[0].head_dim)
 
     def _matrix_back(self, dim: int) -> tuple[Tensor, float]:
-        """W^-1 with the scale of rows, [kv heads, head_dim, head_dim] in fp16, and the number by
-        which all of it was divided."""
+        """W^-1 times the key scale, [kv heads, head_dim, head_dim] in fp16, and the number by which
+        all of it was divided."""
         assert self.numbers.inverse_key_transform is not None
         matrix = self.numbers.inverse_key_transform[0].view(-1, dim, dim).transpose(1, 2)
         if self.numbers.scale is not None:
