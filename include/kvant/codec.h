@@ -32,9 +32,9 @@
  *
  * Stack: every call fits 64 KiB.
  *
- * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1,
- * for trellis codecs with states=4096, and for trellis codecs with states=1024 when head_dim is
- * above 128. No other call allocates.
+ * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1
+ * and for trellis codecs with states=4096. It also allocates for trellis codecs with states=1024
+ * when head_dim is above 128. No other call allocates.
  *
  * Structs with a size field: set it to sizeof the struct. Every size from the first released struct
  * on is accepted. Functions write only that many bytes.
@@ -194,8 +194,8 @@ KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec,
 typedef struct kvant_codec_family {
     size_t size;      /* set by the caller to sizeof(kvant_codec_family) */
     const char *name; /* "turboquant" */
-    /* What may follow the dash, e.g. "1 2 2.5 3". A family with endless variants names the usual
-     * ones, e.g. "s24r3 s96r4". "" when nothing follows. */
+    /* The values that may follow the dash, e.g. "1 2 2.5 3". A family with endless variants names
+     * the usual ones, e.g. "s24r3 s96r4". "" when nothing follows. */
     const char *variants;
     const char *options; /* options of this family only, e.g. "scale=norm|unbiased qjl", or "" */
     /* Options that other families have, too: transform, centre, fp16 rows, seed. */

@@ -269,7 +269,7 @@ typedef struct kvant_cuda_attention_args {
     const float *sinks;        /* device: n_heads logits of tokens whose value is 0, or NULL */
     const float *centroids[2]; /* as in append */
     /* device: n_kv_heads x head_dim, or NULL: what keys lack, so that <q, k_center> is part of
-     * every score; of keys with a matrix W and a centre c, W c. Not beside a softcap */
+     * every score; of keys with a matrix W and a centre c, W c. Not with a softcap */
     const float *k_center;
 } kvant_cuda_attention_args;
 
@@ -287,8 +287,8 @@ KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_code
  * head_dim; 0 on an error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
-/* With more query rows per kv head than SCRATCH_ROWS (query tokens x heads of a kv head), a larger
- * workspace makes attention up to four times as fast, because pages are unpacked there once for all
+/* A larger workspace makes attention up to four times as fast with more query rows per kv head than
+ * SCRATCH_ROWS (query tokens x heads of a kv head). Pages are then unpacked there once for all
  * rows. Beyond kvant_cuda_attention_workspace it takes SCRATCH_PER_BLOCK bytes per block of a
  * sequence and kv head, at least for blocks_per_row blocks of one kv head. SCRATCH_BYTES are enough
  * for 32768 tokens of 8 kv heads of 128. With fewer bytes than all pages need, kv heads are

@@ -75,8 +75,8 @@ typedef struct kvant_cuda_kernel_append_args {
      * (kvant_cuda_kernel_transform_queries), in the same launch where few rows have a matrix */
     kvant_cuda_kernel_query_args queries;
     /* device, or NULL: marks of tokens whose rows were refused, for kvant_cuda_fill_marked. Token i
-     * has the number mark_ids[i] (on the device), or its slot if that is NULL. The mark of
-     * number n is bit n % 32 of word 1 + n / 32; word 0 becomes 1. No call removes marks */
+     * has the number mark_ids[i] (on the device), or its slot if that is NULL. The mark of number n
+     * is bit n % 32 of word 1 + n / 32. Word 0 becomes 1. No call removes marks */
     uint32_t *marks;
     const int64_t *mark_ids;
     /* start not NULL: the centres of blocks are subtracted from the keys first, as by
@@ -150,8 +150,8 @@ typedef struct kvant_cuda_kernel_attention_args {
     int64_t new_first, new_stride;
     /* 0 or 1: all keys are alike. 2 to KVANT_CUDA_MOST_MATRICES: keys have several matrices or
      * centres. The keys of block_table's entry i have number matrices[i]. q holds queries for all
-     * matrices; the queries for number n begin at q + q_ids[n] * q_matrix_stride elements,
-     * because several numbers may have the same matrix */
+     * matrices. The queries for number n begin at q + q_ids[n] * q_matrix_stride elements, because
+     * several numbers may have the same matrix */
     uint32_t n_matrices;
     /* device: numbers below n_matrices, in the order of block_table's entries; table_ready
      * applies */
@@ -293,8 +293,8 @@ KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *a
 
 /* ---- tests ---- */
 
-/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,
- * all kernels are launched as on GPUs with compute capability 8.6, 8.9 and 12.0. For tests and
+/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB, all
+ * kernels are launched as on GPUs with compute capability 8.6, 8.9 or 12.0. For tests and
  * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 

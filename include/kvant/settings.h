@@ -89,11 +89,11 @@ KVANT_API kvant_status kvant_settings_get_info(const kvant_settings *settings,
 KVANT_API kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer,
                                                 kvant_role role, kvant_settings_layer *entry);
 
-/* Loads the calibration that the settings were made with, from path or, when path is NULL, from the
- * path in the settings: a relative one starts at the folder of the settings file. When the settings
- * need no calibration, *calibration is NULL and the status KVANT_OK.
- * KVANT_ERR_ARGUMENT: the file holds another calibration, or path is NULL and the settings were not
- * loaded from a file. Other errors as kvant_calibration_load. */
+/* Loads the calibration that the settings were made with. It is read from path or, when path is
+ * NULL, from the path in the settings. A relative path in the settings starts at the folder of the
+ * settings file. When the settings need no calibration, *calibration is NULL and the status
+ * KVANT_OK. KVANT_ERR_ARGUMENT: the file holds another calibration, or path is NULL and the
+ * settings were not loaded from a file. Other errors as kvant_calibration_load. */
 KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *settings,
                                                        const char *path,
                                                        kvant_calibration **calibration, char *err,

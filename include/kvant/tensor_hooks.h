@@ -18,11 +18,11 @@ KVANT_BEGIN_C
 KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position,
                                         float *phase, uint16_t *pairs);
 
-/* Like kvant_tensor_make_codec, but for keys at positions `first` to `last`, with one codec per kv head
+/* Like kvant_tensor_make_codec, for keys at positions `first` to `last`, with one codec per kv head
  * and with matrices from the rows and queries so far. The positions may exceed the rope's
- * n_positions. The matrices are for all position buckets ([0, 1024), then [1024, 2048), and so on,
- * each twice as long as the one before) from the bucket of `first` to the bucket of `last`. Each
- * bucket counts as much as each other bucket.
+ * n_positions. The matrices are for all position buckets from the bucket of `first` to the bucket
+ * of `last`. The buckets are [0, 1024), [1024, 2048) and so on, each twice as long as the bucket
+ * before it. Each bucket counts as much as each other bucket.
  *
  * center_span: 0, or a number of positions. Then every `center_span` positions have their own
  * centre (kvant_tensor_bucket_center) instead of the codecs', because RoPE rotates the mean of
