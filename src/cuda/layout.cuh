@@ -15,8 +15,8 @@ constexpr int PAGE_TOKENS = 64;
 
 constexpr int PLANES = 3; /* the most planes of a code */
 
-/* The bits of plane i of a code of `bits` bits: 4, 2 or 1, the largest that is left. 0 beyond the
- * last plane. */
+/* The bits of plane i of a code of `bits` bits: the largest of 4, 2 and 1 that is left. The result
+ * is 0 beyond the last plane. */
 __host__ __device__ constexpr int plane_bits(int bits, int i)
 {
     int plane = 0;

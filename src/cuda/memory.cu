@@ -1,6 +1,6 @@
-/* memory.cu - functions of the current GPU that only libkvant's own caches need: allocation,
- * copies, zeros, the largest of many numbers, and the statistics from which centres and scales are
- * learned. */
+/* memory.cu - functions of the current GPU that only libkvant's own caches need. They allocate,
+ * copy, set zeros, find the largest of many numbers, and compute the statistics from which centres
+ * and scales are learned. */
 #include "checks.h"
 #include "rotate.cuh"
 #include "table.h"

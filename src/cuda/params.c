@@ -152,7 +152,8 @@ static void byte_codebook(kvant_cuda_params *params)
  * long as it is within half a level there, the code of u is the whole part of g(u) or one more, and
  * one comparison decides. The kernel's tanh is exact to 2^-10. The kernel rounds g to eighths, by
  * adding 2^20, so that they are the lowest bits of the float. A margin of 0.1 of a level covers
- * both errors, which are at most gain * 2^-10 + 1/16. The gain keeps g between 0 and n - 1. */
+ * both errors. Together they are at most gain x 2^-10 + 1/16. The gain keeps g between 0 and n -
+ * 1. */
 static bool guess_curve(kvant_cuda_params *params)
 {
     uint32_t n = 1u << params->bits;

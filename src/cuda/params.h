@@ -122,8 +122,8 @@ typedef struct kvant_cuda_params {
     uint32_t unbiased, feedback;
     float inverse_sqrt_dim;
     float values[KVANT_CUDA_MAX_LEVELS], thresholds[KVANT_CUDA_MAX_LEVELS];
-    /* middle + gain tanh(slope u), rounded to eighths, has a whole part g in bits 3 to 6 of the
-     * float, and code(u) = g + (u > thresholds[g]); see guess_curve in params.c */
+    /* The curve middle + gain tanh(slope u) is rounded to eighths. Bits 3 to 6 of the float are its
+     * whole part g. Then code(u) = g + (u > thresholds[g]); see guess_curve in params.c */
     float guess_slope, guess_gain, guess_middle;
     /* codebook as bytes for attention: values[i] ~ step * (byte i - bias); see byte_codebook in
      * params.c */

@@ -165,7 +165,7 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
 
 /* For kernels that launch_early starts before the preceding kernel in the stream has ended.
  * wait_for_prior comes before the first access to memory that others write. begin_next lets the
- * next kernel begin, which then waits itself. */
+ * next kernel begin. That kernel then waits itself. */
 KVANT_INLINE void wait_for_prior()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

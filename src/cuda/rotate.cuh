@@ -81,8 +81,8 @@ template <int D, class R> KVANT_INLINE void apply_signs(Row<D> &row, const R &ro
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
-/* Butterflies at distances 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). A
- * fused x * +-1 + y rounds once, like the sum or the difference. */
+/* Butterflies at distances of all powers of two within blocks, then the product with 1 /
+ * sqrt(block). A fused x * +-1 + y rounds once, like the sum or the difference. */
 template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;

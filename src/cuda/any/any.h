@@ -1,6 +1,6 @@
-/* any.h - kernels for problems that all other kernels do not know at compile time: every head_dim
- * that is a multiple of 16, at most 512, and groups of any size. Their form is simple: a warp
- * processes a row. Attention also serves pairs of codecs for which other kernels lack shared
+/* any.h - kernels for problems that all other kernels do not know at compile time. They serve every
+ * head_dim that is a multiple of 16, at most 512, and groups of any size. Their form is simple: a
+ * warp processes a row. Attention also serves pairs of codecs for which other kernels lack shared
  * memory. */
 #pragma once
 

@@ -1,6 +1,6 @@
 /* block.cuh - the common part of thread blocks of attention.cu: their work, the layout of shared
- * memory, and the way of rows in and out. Queries are transformed and rounded, parts of a context
- * are added, outputs are transformed back. */
+ * memory, and how queries come in and outputs go out. Queries are transformed and rounded, parts of
+ * a context are added, outputs are transformed back. */
 #pragma once
 
 #include "decode_tile.cuh"

@@ -124,7 +124,7 @@ template <int BITS, bool KEYS> struct TileCodes {
     static constexpr int N = TILE_TOKENS / 16, USED = planes_of(BITS);
     uint32_t w[4][USED][N];
 
-    /* Loads channels 64 c .. of operands 0 .. n - 1; n is at most 4. */
+    /* Loads the channels from 64 * c on of the first n operands; n is at most 4. */
     KVANT_INLINE void load(const DecodedTile &tile, int c, int n)
     {
         const int tiles = tile.d / 16, j = tile.first / 16;

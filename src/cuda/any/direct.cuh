@@ -1,5 +1,5 @@
-/* direct.cuh - attention that turns codes into operands of mma.m16n8k16 in registers. It serves the
- * papers' families and raw rows, with head_dim 64 or 128 and keys and values of one family.
+/* direct.cuh - attention that makes operands of mma.m16n8k16 from codes, in registers. It serves
+ * the papers' families and raw rows, with head_dim 64 or 128 and keys and values of one family.
  *
  * As in attention.cuh, a thread block processes up to 8 query rows of one kv head, and all pages
  * that they see or one of several equal parts of them. Each warp has its own pages in shared

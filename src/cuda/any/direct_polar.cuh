@@ -1,8 +1,8 @@
 /* direct_polar.cuh - polar codes for direct.cuh. A number is the product of a cosine or a sine for
  * each list of the tree. The row's scale multiplies the sums.
  *
- * Four lanes share two tokens. A lane has channels 4 pair .. 4 pair + 3 of every block of 16, so it
- * reads each angle of list 0 once. All four lanes compute the lists above list 3. Values are
+ * Four lanes share two tokens. A lane has the four channels from 4 * pair on of every block of 16,
+ * so it reads each angle of list 0 once. All four lanes compute the lists above list 3. Values are
  * decoded like keys, and then transposed. */
 #pragma once
 
@@ -79,9 +79,9 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         return look_up_half(angle(list, word, n, list == 3 ? third : second));
     }
 
-    /* Computes a token's numbers: 4 of each block of 16 channels, as pairs of halves. code(list, i,
-     * n): the word that has the lane's code i of the list, in nibble n. The numbers are 16 times
-     * too large, so that few of them are subnormal. */
+    /* Computes a token's numbers as pairs of halves: 4 numbers of each block of 16 channels.
+     * code(list, i, n): the word that has the lane's code i of the list, in nibble n. The numbers
+     * are 16 times too large, so that few of them are subnormal. */
     template <class C, class F> KVANT_INLINE void numbers(C &&code, F &&use) const
     {
         uint32_t r[T / 2] = { 0x4c00u }; /* radii of pairs of nodes; the root is 16 */

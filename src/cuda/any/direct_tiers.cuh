@@ -176,8 +176,8 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         to = make_float2(to.x + x, to.y + y);
     }
 
-    /* The sums of a page are at most 2^8 64 times the largest level, which is below 3. Divided by 4
-     * they fit fp16. */
+    /* The sums of a page are at most 2^8 x 64 times the largest level. The largest level is below
+     * 3. Divided by 4 they fit fp16. */
     KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
     {
         const uint8_t *book = books + LowBook::BYTES + HighBook::BYTES;

@@ -27,8 +27,8 @@ struct Q4 {
     static constexpr int BYTES = 18, ZERO = 8;
 };
 
-/* Bytes between rows in shared memory: an odd number of 16, so that pairs of rows are in different
- * banks. */
+/* Bytes from one row to the next in shared memory: an odd number of 16, so that pairs of rows are
+ * in different banks. */
 constexpr int stride_of(int row_bytes)
 {
     return ((row_bytes + 15) / 16 | 1) * 16;
@@ -51,8 +51,7 @@ template <class F, int D> struct Shape {
 };
 
 /* Tiles of a warp that are being copied or used. There are 2 where 3 would exceed the shared memory
- * of a thread block on GPUs of 8.6, 8.9 and 12.0, which is so for q8_0 with head_dim 256 (102
- * KB). */
+ * of a thread block on GPUs with 99 KB of it. This is so for q8_0 with head_dim 256 (102 KB). */
 constexpr int MOST_STAGES = 3, SMALL_BYTES = 98 * 1024;
 template <class F, int D> constexpr int least_stages()
 {

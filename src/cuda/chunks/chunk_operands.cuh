@@ -86,9 +86,9 @@ template <class C, int D> struct ChunkPlaces {
     static constexpr int VALUE_GROUPS = (CHUNKS + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
 
     /* Loads words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word, the
-     * codes of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32),
-     * in this order. Other bits belong to other codes. With P = 16 a word has row r + 8 h only, at
-     * bits 0 and 16. */
+     * codes of tokens r and r + 8 and of both chunks begin at bit LEFT (mod 32) and at every eighth
+     * bit from there, in this order. Other bits belong to other codes. With P = 16 a word has row r
+     * + 8 h only, at bits 0 and 16. */
     template <int P, int LEFT = 0>
     KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, int h,
                                        uint32_t (&w)[4])
@@ -111,7 +111,7 @@ template <class C, int D> struct ChunkPlaces {
 
     /* The word of a plane of P bits for a chunk and two tokens: 2 column + 8 h and the next, of
      * column tiles 2 m and 2 m + 1. The codes of both tiles, and then of the next token, begin at
-     * bits LEFT + 0, 8, 16 and 24. */
+     * bit LEFT and at every eighth bit from there. */
     template <int P, int LEFT = 0>
     KVANT_INLINE static uint32_t value_word(const uint32_t *page, int chunk, int column, int h,
                                             int m)

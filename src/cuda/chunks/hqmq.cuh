@@ -81,8 +81,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
     }
 
-    /* The registers of column tiles 2 step and 2 step + 1 of a row tile. w: the words of rows r and
-     * r + 8. */
+    /* The registers of a row tile for column tiles 2 step and 2 step + 1. w: two words, one for row
+     * r and one for row r + 8. */
     template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one,
                                        const T &table, uint32_t (&a)[2][4])
@@ -135,8 +135,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         key_tiles(w, two, one, table, a);
     }
 
-    /* For values: tile 2 g + i has channels 2 i (in rows r) and 2 i + 1 (in rows r + 8) of chunk 8
-     * g + r. */
+    /* For values: tile 2g + i has channel 2i (in rows r) and the channel after it (in rows r + 8)
+     * of chunk 8g + r. */
     template <int D, class T, class F>
     KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g,
                                         int ct, F &&use)
@@ -164,7 +164,7 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         use(2 * g + 1, ct, a[1]);
     }
 
-    /* unit * secondary. A unit's components are 0, 1 and 1/2, so products are exact, and only three
+    /* unit * secondary. A unit's components are 0, 1 and 1/2. So products are exact, and only three
      * sums are rounded. */
     __device__ static void direction(const kvant_cuda_directions &book, int i, float (&y)[4])
     {

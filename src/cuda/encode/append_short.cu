@@ -1,14 +1,15 @@
 /* append_short.cu - appends the few rows of a decode step: a warp takes a row from its numbers to
  * the words of its page.
  *
- * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words of pages, and for
- * instructions that no cache holds. So arguments are asked for together before the kernel before this one has ended (Known),
- * rows together with their slot, and the words of the page while the row is worked on. Words are changed by two atomics whose
- * answer nobody waits for. The code is short, and while slots and rows come, further warps rehearse: each begins at another
- * stage (Stage) and does the rest without stores, so that the instructions are there when the numbers are.
+ * Such a call computes almost nothing. It waits: for arguments, for slots and rows, for the words
+ * of pages, and for instructions that no cache holds. So a thread loads its arguments together,
+ * before the preceding kernel has ended (Known). It loads a row together with its slot, and it
+ * loads the page's words while it works on the row. Two atomics without a result change a word.
+ * While slots and rows are loaded, further warps rehearse. Each begins at a different stage (Stage)
+ * and executes the remaining stages without stores. So the instructions are cached by then.
  *
- * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
- * one number of the row, and asks for its column of the matrix before anything else. */
+ * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
+ * one number of the row. It loads its column of the matrix before anything else. */
 #include "append_tokens.cuh"
 #include "token_words.cuh"
 #include "../launch.h"
@@ -21,8 +22,8 @@ namespace kvant
 
 constexpr uint32_t MOST_REHEARSED = 8; /* tokens; more warps fetch instructions for each other */
 
-/* What of AppendRole and kvant_cuda_params these kernels need: little, because every line of
- * arguments is waited for. */
+/* The members of AppendRole and kvant_cuda_params that these kernels need. They are few, because
+ * the kernel waits for every line of arguments. */
 struct ShortRole {
     const void *rows;
     uint8_t *base;
@@ -60,7 +61,7 @@ template <class Book> struct FewArgs {
     QueryArgs queries;
 };
 
-/* Where a warp begins: one works, the others rehearse. */
+/* The stage at which a warp begins. One warp works (WORKS), and all further warps rehearse. */
 enum Stage { WORKS, ROTATES, QUANTIZES, PUTS, STAGES };
 
 /* Arguments in registers; an entry of a narrow book for each lane. */
@@ -111,7 +112,7 @@ template <int D> struct Known {
     }
 };
 
-/* Numbers as they come, so that nobody waits for them yet. */
+/* The unconverted bits of a row's numbers, so that no instruction waits for the loads yet. */
 template <int D> struct RawRow {
     uint32_t bits[Row<D>::PER_LANE];
 
@@ -137,8 +138,8 @@ template <int D> struct RawRow {
     }
 };
 
-/* What a row is shifted by, divided by and multiplied with; asked for before the row, because no kernel before
- * this one writes them. Most codecs have none of these. */
+/* The centre, the scale and the diagonal transform of a row. They are loaded before the row,
+ * because no preceding kernel writes them. Most codecs have none of these. */
 template <int D> struct Affine {
     float center[Row<D>::PER_LANE], scale[Row<D>::PER_LANE], key_transform[Row<D>::PER_LANE];
 
@@ -183,7 +184,8 @@ template <int D> KVANT_INLINE bool is_finite(const Row<D> &row)
     return finite;
 }
 
-/* What a thread of the first D / 2 knows of the key's block before the key itself is there. */
+/* The pair of the block's centre that each of the first D / 2 threads loads before it has the
+ * key. */
 struct FewCenter {
     CenterPair pair;
     bool any;
@@ -208,8 +210,8 @@ struct FewCenter {
     }
 };
 
-/* W ((x - c) / s) by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
- * goes through the rows of the matrix in their order. */
+/* Computes W ((x - c) / s) with all threads of a block of D, for keys with a matrix. Like
+ * combine_rows, it adds the rows of the matrix in their order. */
 template <int D>
 KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_type type,
                                              const FewCenter &center, size_t row_at, int kv_head,
@@ -327,7 +329,7 @@ KVANT_INLINE Quantized short_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const 
                       fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
-/* A code is the number of thresholds below: the curve gives it, or one less. values: of the codes. */
+/* A code is the count of thresholds below x. The curve gives this count, or one less. */
 template <int D>
 KVANT_INLINE void find_short(uint32_t (&codes)[Row<D>::PER_LANE], Row<D> &values,
                              const Known<D> &known, const NarrowBook &, const Row<D> &y,
@@ -386,7 +388,7 @@ KVANT_INLINE void refuse_short(const FewArgs<Book> &args, bool finite, int lane)
         note_refusal(args, blockIdx.x, args.slots[blockIdx.x], finite);
 }
 
-/* What a warp looks up in shared memory. */
+/* Copies the levels and thresholds of a codec that a warp looks up in shared memory. */
 template <class Book> KVANT_INLINE void copy_book(Book &, const Book &, uint32_t, int)
 {
 }
@@ -474,20 +476,21 @@ KVANT_INLINE int64_t slot_when_ready(const int64_t *slots, bool ready)
     if (!ready)
         wait_for_prior();
     const int64_t slot = slots[blockIdx.x];
-    wait_for_prior(); /* for a slot below 0, too: the next kernel may count on what came before this one */
+    wait_for_prior(); /* for a slot below 0, too: the next kernel may rely on all kernels before
+                       * this one having ended */
     return slot;
 }
 
-/* The kernels' last warp lets attention begin as soon as what came before is complete: attention waits longer for its arguments
- * than for these rows. */
+/* The last warp of a block lets attention begin as soon as the preceding kernels are complete.
+ * Attention waits longer for its arguments than for these rows. */
 KVANT_INLINE void let_next_begin()
 {
     wait_for_prior();
     begin_next();
 }
 
-/* MATRIX: some role has one; D threads then work, of which a role without a matrix needs the first 32. Else one warp works, and
- * others may rehearse. */
+/* MATRIX: some role has a matrix. D threads then work, of which a role without a matrix needs the
+ * first 32. Without MATRIX one warp works, and further warps may rehearse. */
 template <int D, class Book, bool MATRIX>
 __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     append_short_kernel(const __grid_constant__ FewArgs<Book> args)

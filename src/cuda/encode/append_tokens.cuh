@@ -127,9 +127,9 @@ KVANT_INLINE void count_pages(BlockTokens &tokens, int n_slots)
         tokens.whole[i / 32] = whole, tokens.single[i / 32] = single;
 }
 
-/* Writes metadata and codes of all tokens, once all are quantised. Called by all threads of a block
- * of at least 192. write_page(words) is called where the block has many tokens of a page.
- * write_token(token, its place, words) is called by a warp for each remaining token. */
+/* Writes metadata and codes of all tokens, once all are quantised. All threads of a block of at
+ * least 192 call it. It calls write_page(words) where the block has many tokens of a page. For each
+ * remaining token, a warp calls write_token(token, its place, words). */
 template <class Page, class Token>
 KVANT_INLINE void write_block(BlockTokens &tokens, const AppendRole &role, int n_slots, int kv_head,
                               Page &&write_page, Token &&write_token)

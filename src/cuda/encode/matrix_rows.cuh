@@ -11,7 +11,7 @@
 namespace kvant
 {
 
-/* The rows that WARPS warps process at a time, in shared memory in the layout of turn. */
+/* The rows that WARPS warps process at a time, in shared memory in the layout of Lanes<D>. */
 template <int D, int WARPS> struct MatrixRows {
     using L = Lanes<D>;
     static constexpr int ROWS = WARPS * L::ROWS, TEAMS = WARPS * 32 / D, A_THREAD = ROWS / TEAMS,
@@ -41,7 +41,7 @@ template <int D, int WARPS> struct MatrixRows {
             number(space, row, 16 * tile + i) = x[i];
     }
 
-    /* Computes one channel of rows team, team + TEAMS, ... below n_rows. */
+    /* Computes one channel of the rows whose ids are team, team + TEAMS, ... below n_rows. */
     KVANT_INLINE static void multiply(float (&y)[A_THREAD], Space &space, const float *column,
                                       int team, int n_rows)
     {

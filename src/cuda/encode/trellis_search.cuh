@@ -271,8 +271,8 @@ template <int D, int M> struct Search {
         return __reduce_min_sync(FULL, best) & (S::STATES - 1);
     }
 
-    /* Follows the path that ends in a state back to step 0; returns the state before it. begin,
-     * before: arguments of the pass, which is repeated for each stretch that does not fit into
+    /* Follows the path that ends in a state back to step 0, and returns the state before it. begin,
+     * before: arguments of the pass. The pass is repeated for each stretch that does not fit into
      * memory. */
     KVANT_INLINE uint32_t trace(uint32_t state, uint32_t begin, int before)
     {

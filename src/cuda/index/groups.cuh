@@ -9,7 +9,7 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Describes the columns of a step for wgmma. 8 columns x 16 numbers are 128 bytes; the other 16
+/* Describes the columns of a step for wgmma. 8 columns x 16 numbers are 128 bytes. The second 16
  * numbers of these columns are the next 128 bytes. */
 KVANT_INLINE uint64_t columns_at(const uint8_t *at)
 {

@@ -62,7 +62,7 @@ template <int N> size_t shared_bytes(uint32_t n_pieces)
 }
 
 /* Stores numbers of a step in the order of wgmma and ldmatrix. 8 queries x 16 numbers are 128
- * bytes, and the two halves of a step are two such blocks with the same queries. */
+ * bytes. The two halves of a step are two such blocks with the same queries. */
 template <int BITS, int N>
 __device__ void load_queries(const ScanArgs &args, uint32_t first, uint8_t *numbers)
 {
@@ -164,7 +164,7 @@ KVANT_INLINE void keep_both(const ScanArgs &args, uint32_t query, uint32_t slot,
                    wanted[1] ? slot + 1 : NO_VECTOR };
 }
 
-/* Computes the keys of a lane's vectors for 2 of the columns 8 j to 8 j + 7. slot and place belong
+/* Computes the keys of a lane's vectors for 2 of the 8 columns from 8 * j on. slot and place belong
  * to its first vector. */
 template <bool OFFSETS, int N>
 KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t first, int j,

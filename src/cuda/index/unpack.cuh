@@ -19,17 +19,17 @@ namespace kvant
 constexpr int PIECE_DIMS = 64, PIECE_QUADS = PIECE_DIMS / 4, PIECE_STEPS = 2;
 constexpr uint32_t PACK_VECTORS = 32;
 
-/* The levels of codes, as bytes. With 4 bits a byte is level + bias, which is below 128: codes 0
- * to 7 and 8 to 15 are looked up separately, and the sign bit of a look-up means "no". Codes of 1
- * bit need no levels, because 2 code is level + 1. */
+/* The levels of codes, as bytes. With 4 bits a byte is level + bias, which is below 128. Codes
+ * below 8 and codes from 8 on are looked up separately, and the sign bit of a look-up means "no".
+ * Codes of 1 bit need no levels, because 2 code is level + 1. */
 struct PackLevels {
     uint32_t words[4];
     int bias;
 };
 
 /* The quads of 4 dimensions from which lane t takes its bytes of a step, 4 bytes from each. The
- * lower half of the step's 8 bytes goes to the first register. MIXED: the first register has
- * dimensions 0 and 1 of both quads, the second has dimensions 2 and 3. */
+ * lower half of the step's 8 bytes goes to the first register. MIXED: the first register has the
+ * first two dimensions of both quads, the second register has the last two. */
 template <int BITS> struct PackOrder {
     static constexpr bool MIXED = BITS == 2 || BITS == 3 || BITS == 4;
     static __host__ __device__ constexpr int first(int step, int t)

@@ -178,8 +178,9 @@ template <class C, int D, class = void> struct KeyOperands {
     }
 };
 
-/* The words of a warp for four column tiles, and their trellis bits as a plane: four words with
- * 4-bit codes; otherwise two words of 2-bit fields, and for 3-bit codes a word of third bits. */
+/* The words of a warp for four column tiles, and their trellis bits as a plane. With 4-bit codes
+ * these are four words. With shorter codes these are two words of 2-bit fields, and for 3-bit codes
+ * a word of third bits. */
 template <class C> struct TrellisWords {
     static constexpr int WORDS = C::BITS == 4 ? 4 : 2;
     uint32_t w[4], third;
@@ -270,7 +271,7 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_CHUNKS<C
     }
 };
 
-/* ---- values: operand i of a part has a block of rows and a column tile. A part is a block or, for
+/* ---- values: operand i of a part has one row block and a column tile. A part is a block or, for
  * chunks, two column tiles of all blocks ---- */
 
 template <class V> __host__ __device__ constexpr int block_of(int part, int i)

@@ -54,7 +54,7 @@ template <int D> struct RowSums {
     }
 
     /* Computes weights from the scores s[j] * factor. unit: the logarithm of the values' unit plus
-     * a term that is equal for all scores of a row; inverse: the inverse of the values' unit. */
+     * a term that is equal for all scores of a row. inverse: 1 / the values' unit. */
     KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2],
                             float inverse)
     {

@@ -114,8 +114,8 @@ KVANT_INLINE uint64_t matrix_at(uint32_t address)
            1ull << 62;
 }
 
-/* d = a b [+ d], where d has 64 rows and 8 N columns, and a is 64 x 16, in registers or given by
- * its descriptor. BY_COLUMNS: b has 64 columns in a row of 128 bytes; otherwise b has a row of 64
+/* d = a b [+ d], where d has 64 rows and 8 N columns. a is 64 x 16, in registers or given by its
+ * descriptor. BY_COLUMNS: b has 64 columns in a row of 128 bytes; otherwise b has a row of 64
  * numbers for each of its columns. */
 template <int N> using Columns = float (&)[N][4];
 

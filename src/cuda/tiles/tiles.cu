@@ -144,8 +144,8 @@ static constexpr struct {
 } shapes[] = { { 2, 4, true },  { 2, 3, true },  { 1, 4, true },  { 1, 3, true },
                { 2, 3, false }, { 1, 3, false }, { 2, 0, false }, { 1, 0, false } };
 
-/* Tries two groups of rows first, if there are enough rows. Returns the bytes of shared memory, or
- * 0 when there is too little. */
+/* Tries two row groups first, if there are enough rows. Returns the bytes of shared memory, or 0
+ * when there is too little. */
 static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int room)
 {
     for (int groups = rows > GROUP_ROWS ? kernel.groups : 1; groups > 0; groups--)

@@ -64,8 +64,9 @@ template <int D, bool KEYS> struct Unpacker {
         return memory + p.ring_at + slot * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
-    /* Starts the copy of a page's codes, once the page before it in its slot has been read. i:
-     * index from the first of `entries` on; at: index from the first of all pages on. */
+    /* Starts the copy of a page's codes, once the page before it in its slot has been read. The
+     * argument i is the index from the first of `entries` on. The argument `at` is the index from
+     * the first of all pages on. */
     KVANT_INLINE void fetch(int i, int at, int slot) const
     {
         if (work.first_page + at >= work.end_page)
@@ -148,9 +149,11 @@ template <int D, bool KEYS> struct Unpacker {
 };
 
 /* Registers per thread after the split. Their sum must not exceed the registers that the block
- * starts with, 168 or 128 per thread for 3 or 4 warpgroups; otherwise the warpgroups that want more
- * wait for ever. Warpgroups that unpack do not take registers back, so finish_tile must fit theirs.
- * For sm_90a it needs 104 of 112 with 96 channels, and 96 of 104 with 128 channels. */
+ * starts with. A thread starts with 168 registers with 3 warpgroups, and 128 with 4. With a larger
+ * sum, the warpgroups that want more wait for ever. Warpgroups that unpack do not take registers
+ * back, so finish_tile must fit theirs. For sm_90a it needs 104 of 112 registers with 96 channels.
+ * With 128 channels it needs 96 of
+ * 104. */
 template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
 template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 

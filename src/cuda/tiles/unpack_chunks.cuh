@@ -90,8 +90,8 @@ template <class C> __host__ __device__ constexpr int tile_copies()
     return C::TILE_COPIES;
 }
 
-/* Stores a lane's pairs of halves for tokens r and r + 8 of row tile rt. a[e] belongs to its chunks
- * 2 c and 2 c + 1 of the step. */
+/* Stores a lane's pairs of halves for tokens r and r + 8 of row tile rt. The pair a[e] belongs to
+ * the lane's chunks of the step, 2c and 2c + 1. */
 template <class C, int D>
 KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uint32_t (&a)[2][4],
                                  const uint32_t (&scale)[2])

@@ -63,7 +63,8 @@ template <class C> constexpr uint32_t memory_of()
 }
 
 /* These put bits of two words side by side. even_bits takes the bits at even positions of x, and
- * one position higher the bits of y. odd_bits does so for the bits at odd positions. */
+ * puts the bits of y one position higher. The function odd_bits does so for the bits at odd
+ * positions. */
 KVANT_INLINE uint32_t even_bits(uint32_t x, uint32_t y)
 {
     return bit_select<0x55555555u>(x, y << 1);
@@ -120,8 +121,8 @@ template <class T> KVANT_INLINE uint32_t interleave(uint32_t x, const T &table)
     return x ^ t ^ t << 1;
 }
 
-/* The plane one unit before the first plane of keys, from the last plane: fields move up by one,
- * and the last field moves to the first field of the next lane. */
+/* The plane one unit before the first plane of keys, made from the last plane. Fields move up by
+ * one. The last field moves to the first field of the next lane. */
 template <int B> KVANT_INLINE uint32_t key_fields_before(uint32_t plane, int lane)
 {
     const uint32_t other = __shfl_sync(FULL, plane, (lane & 28) | ((lane + 3) & 3));
@@ -167,8 +168,8 @@ KVANT_INLINE TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
     return terms;
 }
 
-/* The run before the first run. Bit 4 h + l of a byte becomes the bit of the preceding run: step h
- * = 1 comes from h = 0 of the same l, and h = 0 comes from the preceding l. */
+/* The run before the first run. Bit 4h + l of a byte becomes the bit of the preceding run. Step h =
+ * 1 takes it from step 0 of the same l. Step h = 0 takes it from step 1 of the preceding l. */
 KVANT_INLINE uint32_t value_fields_before(uint32_t x)
 {
     return (x << 4 & 0xf0f0f0f0u) | (x >> 3 & 0x0e0e0e0eu) | (x >> 7 & 0x01010101u);

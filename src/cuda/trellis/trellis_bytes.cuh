@@ -13,9 +13,9 @@
 namespace kvant
 {
 
-/* Entry i. The address bits are, for the lower code, bits 0 and 1 of the subset and bits 2 and 3 of
- * the code, and then the same bits of the upper code. The bytes are in the order of bit 2 of the
- * subset and bit 1 of the code. */
+/* Entry i. The address has 4 bits of the lower code, and then the same bits of the upper code. They
+ * are the low two bits of the subset and bits 2 and 3 of the code. The bytes are in the order of
+ * bit 2 of the subset and bit 1 of the code. */
 KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
 {
     uint64_t x = 0;
@@ -52,14 +52,14 @@ KVANT_INLINE void fill_levels(uint8_t *table, const uint32_t (&magnitudes)[KVANT
 }
 
 /* The levels of a word of eight codes. The first register has columns c and c + 8, the second has
- * columns c + 1 and c + 9. Rows r are in bytes 0 and 2, rows r + 8 in bytes 1 and 3. The remaining
+ * columns c + 1 and c + 9. Rows r are in the even bytes, rows r + 8 in the odd bytes. The remaining
  * bytes are undefined. */
 struct WordLevels {
     uint32_t rows0[2], rows8[2];
 };
 
-/* low has bits 0 and 1 of subsets at bits 0 and 1 of nibbles; high has bit 2 at bit 0. Other bits
- * are ignored. */
+/* low has the low two bits of subsets in the low two bits of nibbles. high has the third bit of
+ * subsets in the lowest bit of nibbles. Other bits are ignored. */
 template <class T>
 KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
 {

@@ -86,8 +86,8 @@ KVANT_INLINE LevelTable<COPIES> level_table(const uint8_t *table, uint32_t one, 
                                one << 31, one << 30, one << 28, one << 16 };
 }
 
-/* The table's entry for the codes of byte I of a word of level numbers. more: with 3-bit codes, the
- * highest bits of both numbers, in bits 5 and 6 of the byte. */
+/* The table's entry for the codes of byte I of a word of level numbers. more: with 3-bit codes, a
+ * byte whose bits 5 and 6 are the highest bits of both numbers. */
 template <int B, int I, class T>
 KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
 {
@@ -97,10 +97,10 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
     return look_up_word(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
-/* Computes operands of 32 codes of 2 or 3 bits from words a and b of the plane of 2 bits. Each word
- * has two column tiles. The words third_a and third_b hold the third bits: the lower byte of each
- * half belongs to these codes or, with `upper`, the upper byte. Calls use(a or b, column tile,
- * halves). */
+/* Computes operands of 32 codes with 2 or 3 bits per code. a and b are two words of the plane of 2
+ * bits. Each word has two column tiles. The words third_a and third_b hold the third bits: the
+ * lower byte of each half belongs to these codes or, with `upper`, the upper byte. Calls use(a or
+ * b, column tile, halves). */
 template <int B, int M, class At, class T, class F>
 KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
                                 bool upper, const At &at, const T &table, F &&use)
