@@ -169,7 +169,7 @@ static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *
     }
 }
 
-/* Writes the phases of consecutive blocks from position 0 on. Prepares turning, which steps from
+/* Writes the phases of consecutive blocks from position 0 on. Prepares the rotation that steps from
  * one such chunk to the next. */
 static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of,
                          kvant_rope_rotation *rotation, float *phases)

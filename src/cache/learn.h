@@ -48,9 +48,9 @@ bool kvant_learning_knows_rope(const kvant_tensor *tensor);
 bool kvant_learning_needs_bucket(const kvant_tensor *tensor, const kvant_choice *choice, bool fits,
                                  uint32_t n_unused);
 
-/* Makes the candidate that transform. *turned becomes true when the candidate is better for the
- * sample than the choice. That is so if its error is lower than the choice's, whose relative error
- * is `least`, and its own relative error is at most `most`. KVANT_ERR_MEMORY. */
+/* Makes a candidate transform for the bucket. *bucket_added becomes true when the candidate is
+ * better for the sample than the choice. That is so if its error is lower than the choice's, whose
+ * relative error is `least`, and its own relative error is at most `most`. KVANT_ERR_MEMORY. */
 kvant_status kvant_learning_add_bucket(kvant_tensor *tensor, const kvant_choice *choice,
                                        double least, double most, uint32_t n_unused,
                                        uint32_t n_threads, bool *bucket_added);

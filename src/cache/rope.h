@@ -5,9 +5,9 @@
 
 #include "tensor.h"
 
-/* Position buckets (`octaves`): [0, 1024), [1024, 2048), [2048, 4096) and so on. A run of buckets
- * (`kvant_bucket_span`) can share a transform. Each bucket of a run counts as much as each other
- * bucket, however long it is. */
+/* Position buckets: the first is [0, 1024), the second [1024, 2048), and each further bucket is
+ * twice as long as the bucket before it. A run of buckets (`kvant_bucket_span`) can share a
+ * transform. Each bucket of a run counts as much as each other bucket, however long it is. */
 #define KVANT_FIRST_BUCKET 1024u
 #define KVANT_MOST_BUCKETS 22u /* buckets of 2^31 positions */
 
@@ -72,7 +72,7 @@ void kvant_rope_rotation_over(kvant_rope_rotation *rotation, const kvant_pair *p
 void kvant_rope_rotation_expect(kvant_rope_rotation *rotation, int64_t step, const double *cosine,
                                 const double *sine);
 
-/* Sets turning->cosine and turning->sine to the angles of a position. */
+/* Sets rotation->cosine and rotation->sine to the angles of a position. */
 void kvant_rope_rotation_move(kvant_rope_rotation *rotation, int64_t position);
 
 /* Rotates x from a position back to position 0. A negative position rotates x from 0 forward to

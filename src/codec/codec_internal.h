@@ -26,9 +26,9 @@ typedef struct kvant_quantizer {
                    float *tile);
 } kvant_quantizer;
 
-/* The largest magnitude of a code's integer in attention on codes. Sums are 32 bits wide, so the
- * query or weight that it multiplies keeps 13 bits with 64 columns and 10 bits with 512. A larger
- * value would take bits from that factor. */
+/* The largest magnitude of a code's integer in attention on codes. Sums are 32 bits wide. So the
+ * query or weight that it multiplies keeps 13 bits with 64 columns, and 10 bits with 512 columns. A
+ * larger value would take bits from that factor. */
 #define KVANT_CODE_VALUE_MAX 4095
 
 /* A line is the scale and the zero point that a group of codes shares. The lines of a page lie band
@@ -59,7 +59,8 @@ typedef struct kvant_code_product {
     /* the largest magnitude of the integer that a code multiplies, so that no sum over a page's
      * columns reaches 2^31 */
     int32_t limit;
-    /* true: a line belongs to a row in a band of columns; false: to a column in a band of rows */
+    /* true: a line belongs to one row and a band of columns; false: to one column and a band of row
+     * tiles */
     bool by_row;
     bool has_zero;    /* lines have zero points */
     uint32_t n_bands; /* a band is band_tiles row or column tiles; the last band may have fewer */

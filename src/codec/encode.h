@@ -39,9 +39,9 @@ void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_ke
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n
  * are multiples of block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a
- * trellis search whose survivor bits exceed 16 KiB allocates: states=4096, and states=1024 beyond
- * head_dim 128. Without memory the search repeats parts of itself, which is slower and gives the
- * same bytes. */
+ * trellis search whose survivor bits exceed 16 KiB allocates. These are states=4096, and
+ * states=1024 beyond head_dim 128. Without memory the search repeats parts of itself, which is
+ * slower and gives the same bytes. */
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
                                     const float *y, uint32_t first, uint32_t n, void *page);
 

@@ -35,7 +35,7 @@ static void add_to_diagonal(double *m, size_t d, double number)
         m[i * d + i] += number;
 }
 
-/* Computes S into s. S^2 is W M^(-1/2) W with M = W^-1 Q W^-1, which is the exponent 1/2 in the
+/* Computes S into s. With M = W^-1 Q W^-1, S^2 is W M^(-1/2) W. This is the exponent 1/2 in the
  * text above. S is scaled so that keys keep the mean length that they have after W, which tr M
  * gives. room: 3 d^2 numbers. */
 static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q,

@@ -107,8 +107,8 @@ typedef struct kvant_uniform_line {
 } kvant_uniform_line;
 
 /* The line of a stored group. `stored` is the bits of the stored scale, whose sign marks asymmetric
- * groups of a hybrid codec. The arguments scale and zero are the stored numbers as floats. Where
- * the codec stores no zero point, zero is ignored. */
+ * groups of a hybrid codec. The arguments scale and zero are the stored numbers as floats. zero is
+ * ignored if the codec stores no zero point. */
 static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, uint16_t stored,
                                                        float scale, float zero)
 {

@@ -66,7 +66,7 @@ static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kern
 }
 
 /* K, groups of tokens. Positions of tokens run through the 4 token tiles first. So the lines of the
- * 4 tiles repeat along a row, and the kernel gets a row of 64 columns as 4 rows of 16. */
+ * 4 tiles repeat along a row. The kernel gets a row of 64 columns as 4 rows of 16. */
 static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels,
                                const page_lines *all, float *tile)
 {

@@ -112,9 +112,9 @@ static uint32_t nearest_list(const kvant_index *index, const kvant_kernels *kern
 
 /* For inner products, the query is scaled to the length of vectors. A list with a short centroid
  * holds vectors that are far from the centroid, and this factor says how much that counts.
- * Embeddings work best with 1 and rows without clusters with 0. With 16 of 128 lists, 0.7 finds
- * 0.936 of the neighbours in embeddings, where 1 finds 0.938. In rows without clusters 0.7 finds
- * 0.939, where 0 finds 0.959. */
+ * Embeddings work best with 1 and rows without clusters with 0. With 16 of 128 lists, a weight of
+ * 0.7 finds a share of 0.936 of the neighbours in embeddings. A weight of 1 finds 0.938. In rows
+ * without clusters a weight of 0.7 finds 0.939. A weight of 0 finds 0.959. */
 #define SHORT_CENTROIDS 0.7f
 
 void kvant_lists_choose(const kvant_index *index, const kvant_kernels *kernels, const float *v,

@@ -23,7 +23,7 @@ static double norm_density(const kvant_density *density, double r)
 
 void kvant_octahedral_codebook(uint32_t bits, float *levels)
 {
-    /* The nearest pole of the density is 0.47 away from [0, 1], so pieces of 1/16 leave errors of
+    /* The nearest pole of the density is 0.47 away from [0, 1]. So pieces of 1/16 leave errors of
      * 1e-17. */
     const kvant_density density = { .value = direction_density, .end = 1, .spread = 0.125 };
     double half[KVANT_LLOYD_MAX_LEVELS];

@@ -10,8 +10,8 @@
 #include "lloyd_max.h"
 #include "trig.h"
 
-/* An interval is at most 1/16 radian and at most half a standard deviation, which is 1 / (2
- * sqrt(n)) for n1 = n2 = n. So n = 256 needs 101 intervals. */
+/* An interval is at most 1/16 radian and at most half a standard deviation. For n1 = n2 = n the
+ * latter is 1 / (2 sqrt(n)). So n = 256 needs 101 intervals. */
 #define GRID 128
 
 typedef struct angle_density {

@@ -5,8 +5,8 @@
 #define KVANT_HALF_PI 1.5707963267948966
 
 /* For 0 <= x <= pi / 2. The absolute error is below 1e-15. It takes the Taylor series of x / 16.
- * Then it doubles the angle four times by sin 2x = 2 sin x cos x and 1 - cos 2x = 2 sin^2 x, which
- * loses no digits. */
+ * Then it doubles the angle four times, which loses no digits. It uses the formulas sin 2x = 2 sin
+ * x cos x and 1 - cos 2x = 2 sin^2 x. */
 static inline void kvant_sin_cos(double x, double *sine, double *cosine)
 {
     double r = x / 16, q = r * r;

@@ -2,16 +2,16 @@
  * channels together: octahedral triplets, quaternions (format.md, "Chunk codes"). Owns the
  * arithmetic of this code plane. Knows nothing of the meaning of a code.
  *
- * Chunk codes are not padded to 16, unlike the tiles of layout.h: 43 triplets of 13 bits take 43 x
- * 13 bits per token. For K an odd number of chunks is padded by one. */
+ * Chunk codes are not padded to 16, unlike the tiles of layout.h. So 43 triplets of 13 bits take 43
+ * x 13 bits per token. For K an odd number of chunks is padded by one. */
 #pragma once
 
 #include <kvant/codec.h>
 
-#define KVANT_MAX_CHUNK_PLANES 5 /* 16, 8, 4, 2, 1 */
+#define KVANT_MAX_CHUNK_PLANES 5 /* one for each power of two up to 16 */
 
 typedef struct kvant_chunk_plane {
-    uint32_t bits;      /* 16, 8, 4, 2 or 1 */
+    uint32_t bits;      /* a power of two, at most 16 */
     uint32_t shift;     /* the lowest bit of the plane within the code */
     size_t word_offset; /* where the plane begins, in 32-bit words; a multiple of 4 */
 } kvant_chunk_plane;

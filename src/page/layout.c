@@ -49,8 +49,8 @@ static uint32_t pair(uint32_t even, uint32_t odd, const kvant_plane *plane, uint
            << plane->bits * field;
 }
 
-/* Writes a token of K, which is a row. A word holds 4 of its codes: columns 2 q, 2 q + 1, 2 q + 8
- * and 2 q + 9 of a tile. */
+/* Writes a token of K, which is a row. A word holds 4 of its codes: columns 2q and 2q + 1 of a
+ * tile, and then the columns 8 further. */
 static void put_row(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words,
                     uint32_t row, const uint8_t *codes)
 {

@@ -62,8 +62,8 @@ kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *pr
 }
 
 /* How many of the first n layers have more_k: as many as the bits pay for that keys and values
- * save, 2 (16/64 - 16/head_dim) bits per number of keys. The result does not depend on the model's
- * number of layers, which an engine may learn late. */
+ * save. They save 2 (16/64 - 16/head_dim) bits per number of keys. The result does not depend on
+ * the model's number of layers, which an engine may learn late. */
 static uint64_t paid_layers(uint64_t n, uint32_t head_dim)
 {
     return head_dim > 64 ? n * (head_dim - 64) / (2 * (uint64_t)head_dim) : 0;
