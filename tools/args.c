@@ -142,7 +142,8 @@ static size_t edit_distance(const char *a, const char *b)
     return d[na][nb];
 }
 
-/* Whether one of the two begins with the other. A single letter is too short to tell. */
+/* Whether the longer string begins with the shorter string. A single letter is too short to
+ * tell. */
 static bool one_begins_the_other(const char *a, const char *b)
 {
     const size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;

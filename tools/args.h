@@ -28,7 +28,7 @@ typedef struct arg_option {
     size_t at; /* offset of the member in the settings: a bool, const char *, uint32_t or double.
                 * ARG_IS_CALL: the function gets a pointer to this member. */
     double min, max;
-    bool (*take)(void *part, const char *value); /* false after printing what is wrong with it */
+    bool (*take)(void *part, const char *value); /* false after printing an error message */
 } arg_option;
 
 /* Lines of a table. AT(member) is the file's own: offsetof(settings, member). */
@@ -70,8 +70,8 @@ bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t 
                    uint32_t *values, size_t room, size_t *n);
 
 /* Returns the one of n names that the user probably meant by `word`, or NULL. A name matches when
- * one of the two is the beginning of the other, or when they differ by a few typing errors. Capital
- * letters do not matter. */
+ * it begins the given name, when the given name begins it, or when they differ by a few typing
+ * errors. Capital letters do not matter. */
 const char *args_closest(const char *word, const char *const *names, size_t n);
 
 /* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and

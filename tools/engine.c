@@ -27,8 +27,8 @@ static void default_runtime(engine_options *options)
 }
 
 /* llama.cpp's threads wait for one another some hundred times a token. A thread that shares its CPU
- * with another program comes late by a time slice each time: two threads on two CPUs, one of them busy,
- * were measured to make 0.6 tokens/s where one thread makes 25. */
+ * with another program comes late by a time slice each time. Two threads on two CPUs, one of them
+ * busy, were measured to make 0.6 tokens/s. One thread makes 25 tokens/s. */
 static uint32_t threads_by_default(void)
 {
     const uint32_t cpus = kvant_available_cpus();

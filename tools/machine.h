@@ -6,10 +6,10 @@
 /* Bytes of memory that programs may still take without swapping; 0 when the system does not say. */
 double machine_available_memory(void);
 
-/* How many of the CPUs that this process may use are idle, from 0 to their number, with a fraction for a
- * CPU that is busy for a part of the time. Watches them for a tenth of a second. Programs that run with
- * a nice value count as idle, because they leave the CPU to others. HUGE_VAL when the system does not
- * say. */
+/* The number of idle CPUs among the CPUs that this process may use. It has a fraction for a CPU
+ * that is busy for a part of the time. Watches them for a tenth of a second. Programs that run with
+ * a nice value count as idle, because they leave the CPU to others. HUGE_VAL when the system does
+ * not say. */
 double machine_idle_cpus(void);
 
 #endif

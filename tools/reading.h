@@ -18,7 +18,8 @@ typedef struct reading {
     size_t text_tokens; /* of the whole text */
     size_t done;        /* tokens that reading_all has decoded */
     uint32_t n_ctx;
-    /* Positions of contexts are spread over 0 .. n_positions - 1; 0: all contexts begin at 0. */
+    /* Positions of contexts are spread over the range below n_positions; 0: all contexts begin at
+     * position 0. */
     uint32_t n_positions;
     struct llama_context *ctx;
     struct llama_batch batch;

@@ -46,7 +46,7 @@
 #define TARGET_SCORE 32.0
 
 /* The calls that engines make: one token, a short step, and two chunks of a prompt. GPUs have a
- * kernel for each: a kv head has 4, 32, 128 and 512 query rows. */
+ * kernel for each size. A kv head has 4, 32, 128 or 512 query rows. */
 static const struct {
     uint32_t n_queries, step;
 } shapes[TEST_CALLS] = { { 1, 1 }, { 8, 1 }, { 32, 2 }, { 128, 4 } };

@@ -104,7 +104,7 @@ static bool read_vecs(const source *s, const uint8_t *head, size_t n, shape *p)
     return true;
 }
 
-/* A .fbin or .u8bin file: the number of rows, the dimension, the rows. */
+/* A .fbin or .u8bin file: the number of vectors, the dimension, the vectors. */
 static bool read_bin(const source *s, const uint8_t *head, size_t n, shape *p)
 {
     if (n < 8)
