@@ -1,8 +1,8 @@
 /* attention.cuh - decode attention on compressed pages: the kernel.
  *
- * A thread block takes a piece of the line of pages (schedule.cuh). Its warps take the pages of the
- * piece in turn, each through its own ring (feeder.cuh). Warps meet only where a (sequence, kv
- * head) pair ends; there the sums of the warps are added in the order of warps.
+ * A thread block takes a piece of the line of pages (schedule.cuh). Its warps share the pages of
+ * the piece in a fixed rotation, each through its own ring (feeder.cuh). Warps meet only where a
+ * (sequence, kv head) pair ends; there the sums of the warps are added in the order of warps.
  *
  * A pair that lies wholly in the piece is finished at once. A pair that several thread blocks share
  * leaves one partial result per thread block. The warp that finishes a head last adds the head's
@@ -73,7 +73,7 @@ template <bool GENERAL> struct Stretch {
     int first_position;  /* of the sequence's query tokens */
     Matrices matrices;
 
-    /* Of the entries of the table: page i has number i of these. */
+    /* The numbers of an array that has one for each entry of the table: page i has number i. */
     template <class T>
     KVANT_INLINE const T *numbers_of(const AttentionArgs &p, const T *numbers) const
     {
@@ -436,9 +436,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     }
 }
 
-/* Large shapes have a body for compute_90 and later only, and none in code for 12.0 and 12.1, whose
- * blocks have 99 KB of shared memory. launch.cu reads ptx_least and shared_least and never launches
- * an empty body; the trap makes sure that such a launch could not return a result. */
+/* Large shapes have a body for compute_90 and later only. They have none in code for 12.0 and 12.1,
+ * whose blocks have 99 KB of shared memory. launch.cu reads ptx_least and shared_least, and never
+ * launches an empty body. The trap makes sure that such a launch could not return a result. */
 constexpr int LARGE_PTX = 90;
 
 /* arch: __CUDA_ARCH__ */

@@ -37,7 +37,8 @@ struct PageSource {
     uint32_t bytes; /* of a page that are read: codes and metadata, without padding */
 };
 
-/* Where scales of groups stand: a group has 2^log channels or tokens, a page n_scales groups. */
+/* The places of the scales of groups: a group has 2^log channels or tokens, a page n_scales
+ * groups. */
 struct GroupPlaces {
     int log, n_scales;
     int hybrid; /* a scale's sign says that it has a zero point */
@@ -69,8 +70,8 @@ struct AttentionArgs {
     const float *v_center, *k_scale, *v_scale;
     const float *k_center; /* as in cuda.h, like the next five */
     const float *page_offsets;
-    /* If turning.start is not NULL, page_offsets has no numbers yet: kernels that are not general
-     * compute them from this. */
+    /* If block_centers.start is not NULL, page_offsets has no numbers yet. Kernels that are not
+     * general then compute them from block_centers. */
     kvant_cuda_block_centers block_centers;
     const float *plain_q; /* queries before any matrix */
     size_t plain_batch_stride, plain_head_stride;
@@ -116,7 +117,8 @@ struct WideAttentionArgs : AttentionArgs {
     float k_levels[64];
 };
 
-/* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
+/* The numbers that codes of several channels stand for (kvant_cuda_book), as far as attention needs
+ * them. */
 struct kvant_cuda_directions {
     float direction[32], norm[8];                     /* octopus */
     float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
@@ -150,9 +152,10 @@ struct AttentionKernel {
     bool any_sizes;   /* reads ChunkSizes */
 };
 
-/* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99
- * KB, for every GPU. open: the table may name open blocks. many: keys have several matrices, or centres. general: several
- * query tokens, windows, masks and so on, and all of these. wide: 16 columns instead of 8. */
+/* With `large`, a block has up to 227 KB of shared memory, for compute_90 and later. Otherwise it
+ * has at most 99 KB, for every GPU. With `open`, the table may name exact pages. With `many`, keys
+ * have several matrices, or centres. With `general`, there are several query tokens, windows or
+ * masks, and open and many as well. With `wide`, a pass has 16 columns, not 8. */
 struct KernelChoice {
     bool large, open, many, general, wide;
 };

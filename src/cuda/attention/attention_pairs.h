@@ -6,7 +6,8 @@
  *   a kind with itself
  *   keys with values of any kind of at most as many bits, because at equal bits keys are worth
  *     about four times as much as values
- *   groups of tokens or channels as in use: kivi, innerq (hybrid ones are a kind of others); groups of one sort with themselves
+ *   groups of tokens or channels as in use: kivi, innerq (hybrid groups have the same kinds)
+ *   groups of one sort with themselves
  *   codes of several channels with their own kind; of sizes in use, and of any sizes
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself

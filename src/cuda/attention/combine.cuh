@@ -1,6 +1,6 @@
-/* combine.cuh - combines the sums of a pair (sequence, group of query heads): warps of a thread
- * block through shared memory, thread blocks through the workspace, both in a fixed order. Then
- * divides, undoes the rotation and writes the output. */
+/* combine.cuh - combines the sums of a pair (sequence, group of query heads). Warps of a thread
+ * block combine them through shared memory, thread blocks through the workspace, both in a fixed
+ * order. Then divides, undoes the rotation and writes the output. */
 #pragma once
 
 #include "attention.h"
@@ -40,7 +40,8 @@ KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, co
                                   int n, int lane)
 {
     constexpr int SPAN =
-        WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
+        WARPS > 8 ? 16 : 8; /* lanes that add up; all further lanes repeat this, because all lanes
+                             * need the sum */
     static_assert(WARPS <= SPAN, "a warp a lane");
     const int one = min(lane % SPAN, WARPS - 1);
     const bool any = lane % SPAN < WARPS && results.at[one] >= 0;
@@ -229,8 +230,9 @@ KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, i
 }
 
 /* Leaves the block's partial result of column n; true in the warp that is the last of the pair's to
- * do so. One lane's release and acquire do for the warp: they cover what the barriers beside them
- * order. The counter wraps to 0 at the last block, so that it is ready for the next call. */
+ * do so. One lane's release and acquire do for the warp: they cover the accesses that the barriers
+ * before and after them order. The counter wraps to 0 at the last block, so that it is ready for
+ * the next call. */
 template <int D>
 KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int n,
                                 const HeadSum<D> &total, int lane)

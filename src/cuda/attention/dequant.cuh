@@ -1,11 +1,11 @@
 /* dequant.cuh - from the words of a page's code plane to operands of mma.m16n8k16, for each kind of
  * code.
  *
- * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8,
- * columns k, k + 1 and k + 8, k + 9 (format.md puts the codes there). A half is not the code's
- * number but a small whole number u in its lowest bits. As fp16 this is the subnormal u x 2^-24,
- * which tensor cores multiply exactly. So unpacking a uniform code costs one lop3 per register, and
- * no offset has to cancel in the sum.
+ * A lane's share of a 16 x 16 tile of codes is four registers of two halves. They hold rows r and r
+ * + 8, and of each row columns k and k + 1 and the columns 8 further (format.md puts the codes
+ * there). A half is not the code's number but a small whole number u in its lowest bits. As fp16
+ * this is the subnormal u x 2^-24, which tensor cores multiply exactly. So unpacking a uniform code
+ * costs one lop3 per register, and no offset has to cancel in the sum.
  *
  * Each kind states: KIND, its name in params.h; GROUP; BITS; ROW8, the factor by which rows r + 8
  * are too large (their field is not shifted); TILES, the column tiles it unpacks at a time; ORDER,
@@ -20,10 +20,10 @@
 namespace kvant
 {
 
-/* What unpacking needs in registers: a codebook as bytes, four to a register, and powers of two
- * that shift. shift4 is 2^28, and so on: a product's upper half is a shift to the right then, done
- * by the multiplier, which has nothing else to do; shifts as such, like all that unpacking consists
- * of, go through the one pipe that limits these kernels. They come as arguments, so that the
+/* Registers that unpacking needs: a codebook as bytes, four to a register, and powers of two that
+ * shift. For example, shift4 is 2^28: the upper half of a product with it is a shift to the right
+ * by 4. The multiplier computes it, which is idle otherwise. Shifts and all further instructions of
+ * unpacking use the one pipe that limits these kernels. They come as arguments, so that the
  * compiler does not know better. */
 struct Bytes {
     uint32_t t[4];
@@ -48,7 +48,7 @@ KVANT_INLINE uint32_t shift_by(uint32_t x, uint32_t power)
     return __umulhi(x, power);
 }
 
-/* [a0 0 b0 0], [a1 0 b1 0]: two registers from bytes in the order a0 a1 b0 b1 */
+/* Makes two registers, [a0 0 b0 0] and [a1 0 b1 0], from bytes in the order a0 a1 b0 b1. */
 KVANT_INLINE void widen(uint32_t x, const Bytes &table, uint32_t &even, uint32_t &odd)
 {
     odd = prmt(x, 0, 0x4341);
@@ -64,11 +64,11 @@ KVANT_INLINE void split_fields(uint32_t word, const Bytes &table, uint32_t &even
 
 /* The halves of an operand's registers may stand for any columns, if both operands agree. A
  * look-up by prmt takes four selectors from one half of a word, which are codes of one column.
- * So codebooks of 4 bits pair columns c and c + 8 in a register; codebooks of 2 and 3 bits pair
- * column c of two neighbouring tiles. */
+ * So codebooks of 4 bits pair columns c and c + 8 in a register. Smaller codebooks pair column c of
+ * two neighbouring tiles. */
 enum class Order { COLUMNS, COLUMNS_AND_8, TILES };
 
-/* Operands of the other side from the order COLUMNS into a kind's. */
+/* Brings operands of the query or of the weights from the order COLUMNS into a kind's order. */
 template <Order ORDER, int TILES> KVANT_INLINE void reorder(uint32_t (&b)[TILES][2])
 {
     auto halves = [](uint32_t &x, uint32_t &y) {
@@ -117,8 +117,8 @@ struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
 };
 
 struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
-    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
-     * four. */
+    /* w[0] is the 2-bit plane of the first two column tiles, w[1] of the last two. w[2] is the
+     * 1-bit plane of all four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
                                   uint32_t (&a)[TILES][4])
     {
@@ -161,8 +161,9 @@ struct Uniform4 : Kind<KVANT_CUDA_UNIFORM4, 4, 1, 16> {
 using Uniform4Channels = Grouped<Uniform4, KVANT_CUDA_UNIFORM4_CHANNELS, KVANT_CUDA_GROUP_CHANNELS>;
 using Uniform4Tokens = Grouped<Uniform4, KVANT_CUDA_UNIFORM4_TOKENS, KVANT_CUDA_GROUP_TOKENS>;
 
-/* The least group that kernels know: operands of 16 x 16 codes share scales. Where several tiles are unpacked at a
- * time they do two and two, and of head_dim 256 there would be too many groups for an operand. */
+/* The least group that kernels know: operands of 16 x 16 codes share scales. Kinds that unpack
+ * several tiles at a time unpack pairs of tiles. With head_dim 256 there would be too many groups
+ * for an operand. */
 template <class C, int D> __host__ __device__ constexpr int group_step()
 {
     return C::TILES == 1 && D <= 128 ? 16 : 32;
@@ -183,9 +184,9 @@ using Uniform8Channels = Grouped<Uniform8, KVANT_CUDA_UNIFORM8_CHANNELS, KVANT_C
 
 struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, true> {
     /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte
-     * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the
-     * exclusive or of a look-up in each half of the table, the fourth bit inverted for the upper
-     * one, is a look-up among 16. */
+     * instead. All bytes are below 128, so the answer is 0 when the fourth bit is set. One look-up
+     * reads the lower half of the table. A second look-up, with the fourth bit inverted, reads the
+     * upper half. Their exclusive or is a look-up among 16. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
                                   uint32_t (&a)[TILES][4])
     {
@@ -198,8 +199,8 @@ struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, tru
         widen(high0 ^ high1, table, a[0][2], a[0][3]);
     }
 
-    /* The bytes of columns c, c + 8, c + 1, c + 9 in one register for row r and in one for row r +
-     * 8. */
+    /* The bytes of columns c, c + 8, c + 1 and c + 9. One register has row r, the second has the
+     * row 8 further. */
     __device__ static void look_up(uint32_t word, const Bytes &table, uint32_t &row, uint32_t &row8)
     {
         const uint32_t x = word ^ 0x88888888u;
@@ -211,8 +212,8 @@ struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, tru
     }
 };
 
-/* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of
- * the word */
+/* even: nibbles whose low bits are the codes of row r; odd: of row r + 8. Both have both column
+ * tiles of the word */
 KVANT_INLINE void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4],
                            uint32_t (&a1)[4])
 {
@@ -257,8 +258,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
                prmt(0x45444140u, 0x55545150u, nibbles ^ 0x8888u);
     }
 
-    /* Even and odd fields of tiles 2 pair and 2 pair + 1 as nibbles: their 2 bits from low, the
-     * third from top. */
+    /* Even and odd fields of a pair of tiles as nibbles: their low two bits from `low`, the third
+     * bit from `top`. */
     __device__ static void join(uint32_t low, uint32_t top, const Bytes &table, uint32_t &even,
                                 uint32_t &odd)
     {
@@ -266,7 +267,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
         odd = bit_select<0x33333333u>(shift_by(low, table.shift2), top);
     }
 
-    /* The third bits of tiles 0, 1 and 2, 3 at bits 2 and 3 of nibbles. */
+    /* The third bits of tiles, in the upper two bits of nibbles: tiles 0 and 1 in top[0], tiles 2
+     * and 3 in top[1]. */
     __device__ static void spread_top(uint32_t word, const Bytes &table, uint32_t (&top)[2])
     {
         uint32_t low = spread(word), high = spread(shift_by(word, table.shift16));
@@ -274,8 +276,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
         top[1] = prmt(low, high, 0x7632);
     }
 
-    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
-     * four. */
+    /* w[0] is the 2-bit plane of the first two column tiles, w[1] of the last two. w[2] is the
+     * 1-bit plane of all four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
                                   uint32_t (&a)[TILES][4])
     {

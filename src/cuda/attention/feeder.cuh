@@ -46,7 +46,7 @@ struct Feeder {
         kv_head = groups == 1 ? h : quotient(h, groups);
     }
 
-    /* Where they lie, once the table's entry is there. */
+    /* Finds the addresses of the keys and values, once the table's entry is there. */
     KVANT_INLINE void find_pages(const AttentionArgs &p)
     {
         if (entry >= 0)
@@ -55,8 +55,8 @@ struct Feeder {
             locate(p.k_open, p.v_open, entry == KVANT_CUDA_NO_BLOCK ? 0 : -1 - entry, kv_head);
     }
 
-    /* The first pages into the second-level cache. Numbers that are still to be written there are no
-     * harm: they will be read from that cache. */
+    /* Loads the first pages into the second-level cache. A number that is written later does no
+     * harm: it is written to that cache, and read from it. */
     KVANT_INLINE void ask(const AttentionArgs &p) const
     {
         if (ring.lane < ASKED_AHEAD && next + WARPS * ring.lane < end) {
@@ -84,9 +84,9 @@ struct Feeder {
         look_up(p, lengths);
     }
 
-    /* An address goes from the lane that has it to all by sums, because a sum's result is known to
-     * be the same in all lanes: copies take it as it is, without a loop over lanes that could have
-     * different ones. */
+    /* A lane sends its address to all lanes by sums. The compiler knows that a sum's result is the
+     * same in all lanes. So the copies use it without a loop over lanes that could have different
+     * addresses. */
     KVANT_INLINE const uint8_t *of_batch(const uint8_t *x) const
     {
         const uint64_t own = ring.lane == in_batch ? reinterpret_cast<uint64_t>(x) : 0;

@@ -3,8 +3,8 @@
  * A scale per token acts on the token's score. A scale for channels of a token acts on the part
  * of the score from these channels. A scale for tokens of a channel acts on the query: the
  * query's operands are multiplied by the scales of each group of tokens before they meet the codes.
- * All this is done for groups of group_step numbers. Larger groups have the same scale several times.
- * Zero points of groups are an operand of their own, with one column per group. */
+ * All this is done for groups of group_step numbers. Larger groups have the same scale several
+ * times. Zero points of groups are an operand of their own, with one column per group. */
 #pragma once
 
 #include "query.cuh"
@@ -14,15 +14,15 @@
 namespace kvant
 {
 
-/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and
- * base[h], which a zero point multiplies (uniform) or which is added before the scale
+/* The numbers that make a score from an accumulator. factor[h] is for rows r and, with ROW8
+ * included, r + 8. A zero point multiplies base[h] (uniform), or base[h] is added before the scale
  * (codebook). */
 template <class C, int D> struct ScoreFactors {
     float factor[2], factor8[2], base[2];
     uint32_t group_sums[2]; /* CHANNELS: operand that zero points are multiplied by */
 };
 
-/* What a 1 in a score's accumulator is worth. */
+/* The amount that a 1 in a score's accumulator stands for. */
 template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
 {
     if constexpr (HAS_CHUNKS<C>)
@@ -30,8 +30,8 @@ template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
     return BYTES || HAS_WIDE_BOOK<C> ? 1.0f : UNIT;
 }
 
-/* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
- * 4 or 8 rows behind them what they lost. */
+/* Sums of the query over groups of channels as an operand whose rows are groups. It has the rounded
+ * sums and, 4 or 8 rows behind them, the rounding errors. */
 template <int GROUPS, class Q>
 KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
@@ -48,7 +48,7 @@ KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t
     b[1] = LOST == 8 ? lost : 0;
 }
 
-/* Of columns 8 t to 8 t + 7. */
+/* The factors of a lane for the 8 columns from 8 * t on. */
 template <class C, int D, class Q>
 KVANT_INLINE ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step,
                                               float bias, int symmetric, float offset)
@@ -96,7 +96,8 @@ struct GroupScales {
     float offset;
     int log, stride; /* of groups; between the numbers of neighbouring ones */
 
-    /* From a page's first scales to those of the group that has this channel, or this token. */
+    /* The distance from a page's first scales to the scales of the group that has this channel, or
+     * this token. */
     KVANT_INLINE int at(int first) const
     {
         return (first >> log) * stride;
@@ -123,8 +124,8 @@ KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, fl
                         places.log, C::GROUP == KVANT_CUDA_GROUP_TOKENS ? D : PAGE_TOKENS };
 }
 
-/* Takes signs off the scales of hybrid groups: a group without a zero point gets offset times its scale. The caller
- * orders this before the next copy into the page's slot. */
+/* Removes the signs of the scales of hybrid groups: a group without a zero point gets offset times
+ * its scale. The caller orders this before the next copy into the page's slot. */
 static __device__ __noinline__ void split_hybrid(uint8_t *metadata, const GroupPlaces places,
                                                  float offset, int lane)
 {
@@ -152,8 +153,8 @@ KVANT_INLINE uint32_t multiply_pairs(uint32_t a, uint32_t b)
     return *reinterpret_cast<uint32_t *>(&c);
 }
 
-/* Zero points are an operand with tokens as rows and groups as columns: one product gives what they
- * add to all scores. */
+/* Zero points are an operand with tokens as rows and groups as columns. So one product gives their
+ * share of all scores. */
 template <class C, int D>
 KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                        const ScoreFactors<C, D> &f, const Bytes &table,
@@ -201,9 +202,9 @@ KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[
         s[i / 4][i % 4] *= f.base[i % 2];
 }
 
-/* Scales of 32 channels of each of two groups of tokens, or of 16 of each of four, are operands for all heads alike:
- * rows at the same place. Zero points are an operand whose rows are groups, so one product a tile of
- * channels gives all groups' parts. */
+/* Scales of 32 channels of each of two groups of tokens, or of 16 of each of four, are operands for
+ * all heads: rows at the same place. Zero points are an operand whose rows are groups, so one
+ * product for a tile of channels gives the parts of all groups. */
 template <class C, int D>
 KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                      const ScoreFactors<C, D> &f, const Bytes &table,
@@ -267,8 +268,8 @@ template <int N> KVANT_INLINE void next_pair(uint32_t (&q)[N][2])
 /* Products of bytes are exact. Products with the upper bytes of the query's numbers count 256
  * times. Sums of up to 128 products stay below 2^22 (127 * 255 * 128). A sum that begins at the
  * bits of 1.5 * 2^23 therefore has the bits of the float 1.5 * 2^23 + sum. Bytes of a trellis
- * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
- * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
+ * have no sign. Their sums with lower bytes begin at 2^23. They stay below 2^24, because they grow
+ * by less than 2^23. Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
 KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 16][2],
                                  const T &table, int lane, float (&s)[TILES][4][4])
@@ -288,7 +289,7 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 1
                                              q[t][2 * pair + 1][1]);
         }
     };
-    if constexpr (HAS_TRELLIS<C>) /* after all pairs q is what it was */
+    if constexpr (HAS_TRELLIS<C>) /* all pairs rotate q back to its first order */
         for_each_trellis_byte<C, D>(
             page, lane, table, [&](int rt, const uint32_t(&a)[4]) { multiply(rt, 0, a); },
             [&] {

@@ -1,10 +1,10 @@
 /* launch.cu - the functions of cuda.h about attention: checks the problem, chooses the kernel,
  * launches it.
  *
- * The choice depends on two facts: the shared memory that the device gives a thread block, and the
- * PTX version that the loaded code of a kernel was made from (cudaFuncGetAttributes). The compute
- * capability tells neither. A new device may run code made from old PTX, and it may have less
- * shared memory than an old device. */
+ * The choice depends on two facts. One is the shared memory that the device gives a thread block.
+ * The second is the PTX version that the loaded code of a kernel was made from
+ * (cudaFuncGetAttributes). The compute capability tells neither. A new device may run code made
+ * from old PTX, and it may have less shared memory than an old device. */
 #include "../any/any.h"
 #include "../centers.h"
 #include "../checks.h"
@@ -67,8 +67,8 @@ bool is_open(const kvant_cuda_params &codec)
     return codec.codes == KVANT_CUDA_CODES_OPEN;
 }
 
-/* kernel is NULL for a pair that attention_pairs.h does not have. All kernels read open pages in the
- * same way: one of them serves where all pages are open. */
+/* kernel is NULL for a pair that attention_pairs.h does not have. All kernels read exact pages in
+ * the same way, so one kernel serves all problems without sealed pages. */
 AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v,
                             KernelChoice choice)
 {
@@ -157,9 +157,10 @@ kvant_status choose_kernel(const kvant_cuda_kernel_attention_args &args, const D
     return status;
 }
 
-/* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. On an
- * H200, 8 sequences of 32768 tokens, 64 rows in passes of 16 take 350 us (int-4), 457 (turboquant-4),
- * 815 (octopus-4), 749 (trellis-4); tiles take as long for 17 rows as for 64. */
+/* Whether it is faster to unpack a page once for all query rows (tiles/) than once for every 8 or
+ * 16 rows. The time of 64 rows in passes of 16, for 8 sequences of 32768 tokens on an H200, is 350
+ * us (int-4). It is 457 us with turboquant-4, 749 us with trellis-4 and 815 us with octopus-4.
+ * Tiles take as long for 17 rows as for 64. */
 bool prefers_tiles(const kvant_cuda_kernel_attention_args &args)
 {
     const uint32_t few_rows = args.k_codec->params.codes == KVANT_CUDA_CODES_TRIPLETS ? 48 : 32;
@@ -257,7 +258,7 @@ PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
                        pages.head_stride, (uint32_t)bytes };
 }
 
-/* Where the workspace has tiles of queries: behind counters and partial results. */
+/* The offset of the tiles of queries in the workspace: behind counters and partial results. */
 size_t tiles_at(uint32_t head_dim, uint32_t blocks)
 {
     return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float),

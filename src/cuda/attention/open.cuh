@@ -3,9 +3,10 @@
  *
  * Open pages are few (the end of a sequence, its first tokens) and larger than a slot of the ring,
  * so they do not pass through the ring. A page waits for memory, not for arithmetic: four warps
- * share it, 16 tokens each, and ask for all of their numbers at once. These tokens have weights
- * relative to their own largest score, and their own sums, which are added to the others in fp32.
- * So values without a scale do not narrow the range of values with a scale. */
+ * share it, 16 tokens each, and ask for all of their numbers at once. The weights of these tokens
+ * are relative to the tokens' own largest score. Their sums are separate, and are added to the sums
+ * of sealed pages in fp32. So values without a scale do not narrow the range of values with a
+ * scale. */
 #pragma once
 
 #include "further_tiles.cuh"
@@ -16,16 +17,16 @@
 namespace kvant
 {
 
-/* Log2 of the scale that sealed values are taken to have beside open ones when the reference of
- * exponents is moved: low, because sealed weights lose range in fp16 when it is too high, and fp32
- * loses none when it is too low. */
+/* The binary logarithm of the scale that sealed values are assumed to have, compared with exact
+ * values, when the reference of exponents is moved. It is low: sealed weights lose range in fp16
+ * when it is too high, and fp32 loses none when it is too low. */
 constexpr float OPEN_EXPONENT = -16;
 
 constexpr int OPEN_TOKENS = 16; /* of a page, to a warp */
 
-/* Scores (log2) of tokens first .. first + 15 of a page. A lane reads 8 neighbouring channels at once.
- * Which channel of 32 stands in which column of the product does not matter as long as the query's
- * numbers stand in the same order. */
+/* Scores (log2) of the 16 tokens from `first` on of a page. A lane reads 8 neighbouring channels at
+ * once. The channels of a product may have any order, if the query's numbers have the same
+ * order. */
 template <int D, class Q>
 KVANT_INLINE void score_open_tokens(const uint8_t *page, const Q &tile, int t, int first, int lane,
                                     float (&s)[1][4])
@@ -46,7 +47,7 @@ KVANT_INLINE void score_open_tokens(const uint8_t *page, const Q &tile, int t, i
         s[0][i] *= tile.factor[column + i % 2];
 }
 
-/* Weights relative to the tokens' largest score; factor[h] is what they are to be multiplied by. */
+/* Weights relative to the tokens' largest score. The caller multiplies them by factor[h]. */
 template <class A>
 KVANT_INLINE void weigh_open_tokens(A &sums, const float (&s)[4], uint32_t (&p)[2],
                                     float (&factor)[2])
@@ -81,8 +82,8 @@ KVANT_INLINE uint32_t open_pair(const uint8_t *page, int channel, int token, int
     return low | high << 16;
 }
 
-/* Values of tokens first .. first + 15 as operands; those of rows of a codec without chunks still have
- * to be transposed. */
+/* Values of the 16 tokens from `first` on as operands. If the codec has no chunks, the caller still
+ * has to transpose them. */
 template <class C, int D>
 KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, int lane,
                                    uint32_t (&a)[Accumulator<C, D>::TILES][4])
@@ -90,7 +91,8 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
     const uint32_t *from =
         reinterpret_cast<const uint32_t *>(page) + (lane >> 2) * (D / 2) + (lane & 3);
     unrolled_for (int rt = 0; rt < Accumulator<C, D>::TILES; rt++)
-        unrolled_for (int i = 0; i < 4; i++) { /* channels + 8 (i mod 2), tokens + 8 (i / 2) */
+        unrolled_for (int i = 0; i < 4; i++) { /* i mod 2 selects channels 8 further, i / 2 tokens 8
+                                                * further */
             const int token = first + 8 * (i / 2);
             if constexpr (HAS_CHUNKS<C>)
                 a[rt][i] = open_pair<D>(page, value_channel<C, D>(rt, lane >> 2, i % 2),
@@ -102,9 +104,9 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
         }
 }
 
-/* The sums of tile t with 16 tokens of one open page added, from `first` on. before: tokens before the
- * page; valid: tokens that it has. Inlined only where there is one call: sums go through memory
- * otherwise. */
+/* Adds 16 tokens of one exact page, from `first` on, to the sums of tile t. before: tokens before
+ * the page; valid: tokens that the page has. Inlined only where there is one call: sums go through
+ * memory otherwise. */
 template <class C, int D, bool GENERAL, bool MANY, class Q>
 KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen,
                                                   int t, int block, int first, const Pair &pair,

@@ -1,6 +1,5 @@
-/* prefetch.cuh - prefetches: a decode kernel asks for its arguments, tables, queries, numbers of
- * channels and the memory that it will write to before it needs them. This file uses none of the
- * numbers. */
+/* prefetch.cuh - what a decode kernel asks memory for before it needs it: its arguments, tables,
+ * queries, numbers of channels, and where it will write. It does not use the loaded numbers. */
 #pragma once
 
 #include "attention.h"

@@ -28,10 +28,10 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     alignas(16) __half rows[COLUMNS * STRIDE];
     int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
     float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
-    float sum[COLUMNS];                          /* ... + sum of rows * factor * zero point */
+    float sum[COLUMNS];                          /* ... + sum of the row * factor * zero point */
     float bias[COLUMNS];              /* what the keys' centre adds to all of these scores */
     float group_sum[COLUMNS][D / 16]; /* of group_step channels each, for kinds with such groups */
-    /* Of general kernels (scores.cuh). */
+    /* Used by general kernels only (scores.cuh). */
     int position[COLUMNS];
     float slope[COLUMNS];     /* of the head, times log2(e) */
     size_t mask_row[COLUMNS]; /* where the token's row of the mask begins */
@@ -80,19 +80,20 @@ KVANT_INLINE size_t offsets_at(const AttentionArgs &p, const Pair &pair, int pag
     return at * (p.query_tokens * p.heads_a_kv) + pair.first_column;
 }
 
-/* Of column n, to be multiplied by scale_log2; asked for in this place. */
+/* The offset of column n, which the caller multiplies by scale_log2. The load is issued in this
+ * place. */
 KVANT_INLINE float page_offset(const Pair &pair, const float *offsets, int n)
 {
     return n < pair.n_columns ? load_here(offsets + n) : 0;
 }
 
-/* Where the queries through a matrix begin. */
+/* The offset at which the queries through a matrix begin. */
 KVANT_INLINE size_t queries_through(const AttentionArgs &p, int matrix)
 {
     return p.q_ids[matrix] * p.q_matrix_stride;
 }
 
-/* Where the centre of keys is; NULL if there is none. */
+/* The address of the keys' centre; NULL if there is none. */
 KVANT_INLINE const float *center_of(const AttentionArgs &p, int matrix, int kv_head, int d)
 {
     return p.k_center ? p.k_center + ((size_t)matrix * p.kv_heads + kv_head) * d : nullptr;
@@ -108,7 +109,7 @@ KVANT_INLINE Row<D> load_center(const AttentionArgs &p, int matrix, int kv_head,
     return center;
 }
 
-/* What it adds to all scores of a row. */
+/* The number that the centre adds to all scores of a row. */
 template <int D>
 KVANT_INLINE float bias_of(const AttentionArgs &p, const Row<D> &row, const Row<D> &center)
 {
@@ -216,8 +217,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRo
     }
 };
 
-/* The lane's operand registers of one tile of 8 columns. Halves: column lane / 4, channels 2 (lane
- * mod 4), + 1 and + 8, + 9 of each tile. */
+/* The lane's operand registers of one tile of 8 columns. Halves: of column lane / 4, channels 2
+ * (lane mod 4) and the next one of each tile, and the two channels 8 further. */
 template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
 {
     constexpr int STRIDE = D + 8;
@@ -229,8 +230,8 @@ template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D 
     }
 }
 
-/* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t
- * + 1], four in a register, in the order in which the kind's look-ups give them. */
+/* Bytes of two tiles t and t + 1. The lower bytes of their 8 numbers are in q[t], the upper bytes
+ * in q[t + 1], four in a register. Their order is the order of the kind's look-ups. */
 template <class C, int D>
 KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
@@ -260,8 +261,9 @@ KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int
     }
 }
 
-/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's
- * columns, zeros beyond the last channel, so that it does not matter what is looked up there. */
+/* Chunks of channels. A lane's columns of tiles 2i and 2i + 1 have chunk 8i + 2 (lane mod 4) and
+ * the next one. Beyond the last channel they are zeros, so any result of a look-up will do
+ * there. */
 template <class C, int D>
 KVANT_INLINE void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
@@ -277,7 +279,7 @@ KVANT_INLINE void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>(
     }
 }
 
-/* Of columns 8 t to 8 t + 7. */
+/* Loads the operands of the 8 columns from 8 * t on. */
 template <class C, int D, class Q>
 KVANT_INLINE void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {

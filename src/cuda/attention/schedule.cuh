@@ -150,8 +150,8 @@ template <bool GENERAL> struct Piece {
     Cursor<GENERAL> cursor;
 };
 
-/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces
- * but the last have `size` pages. */
+/* The places in the line of a pair's pages, [first, last), and of the block's piece, [begin, end).
+ * All pieces but the last have `size` pages. */
 struct Share {
     int first, last, begin, end, size;
 
@@ -175,9 +175,10 @@ struct Share {
     }
 };
 
-/* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that
- * lets no piece reach over the end of a pair, if such a one is at most a tenth longer. A block that
- * ends one pair and begins another one stops in between, and all others wait for it in the end. */
+/* Returns the length of a piece, at least `size`, of a line whose pairs all have `pages` pages. If
+ * a length at most a tenth longer lets no piece reach over the end of a pair, the function returns
+ * it. A block that ends one pair and begins another one stops in between, and all others wait for
+ * it in the end. */
 KVANT_INLINE int align_piece(int size, int pages)
 {
     if (pages < size) {

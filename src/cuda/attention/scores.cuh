@@ -1,8 +1,8 @@
 /* scores.cuh - changes scores before the softmax: softcap, ALiBi, mask, causality, window.
  *
- * Scores are binary logarithms in the registers of an accumulator (softmax.cuh): lane l holds
- * tokens 16 i + l / 4 (+ 8) of a page and columns 2 (l mod 4) (+ 1) of a tile. A hidden token gets
- * the score -infinity, so its weight is 0. */
+ * Scores are binary logarithms in the registers of an accumulator (softmax.cuh). Lane l holds
+ * tokens 16i + l / 4 of a page and the tokens 8 further. It holds columns 2 (l mod 4) of a tile and
+ * the columns after them. A hidden token gets the score -infinity, so its weight is 0. */
 #pragma once
 
 #include "query.cuh"
@@ -67,7 +67,7 @@ KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int 
     }
 }
 
-/* Of a page, or of 16 N of its tokens. */
+/* Changes the scores of a page, or of 16 N of its tokens. */
 template <class Q, int N>
 KVANT_INLINE void change_scores(const AttentionArgs &p, const Q &tile, const Seen &seen, int t,
                                 int first, int valid, int lane, float (&s)[N][4])

@@ -1,9 +1,9 @@
 /* softmax.cuh - from a warp's MMA accumulators of scores to weights for the values, with a running
  * maximum.
  *
- * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and
- * query heads 2 (l mod 4) (+ 1). A token's key scale acts on its score and its value scale on its
- * weight, so no single number is scaled.
+ * Registers follow the accumulator of mma.m16n8k16. Lane l holds tokens 16i + l / 4 and the tokens
+ * 8 further. It holds query heads 2 (l mod 4) and the heads after them. A token's key scale acts on
+ * its score and its value scale on its weight, so no single number is scaled.
  *
  * The reference of exponents is the running maximum of score + log2(value scale). So weights e^s
  * times value scale are at most 2^SLACK, and their largest is near it, for any scale of the values;
@@ -71,7 +71,7 @@ template <class C, int D> struct Accumulator {
     static constexpr float ROW8 = C::GROUP == KVANT_CUDA_GROUP_TOKENS ? 1 : C::ROW8;
     float weights[4]; /* codebook: sum of weights as rounded, so that the bias cancels exactly */
 
-    /* What a 1 in o is worth; rows r + 8 are too large by ROW8. */
+    /* The amount that a 1 in o stands for; rows r + 8 are too large by ROW8. */
     __device__ static __forceinline__ float unit(float step)
     {
         if constexpr (HAS_CHUNKS<C>)

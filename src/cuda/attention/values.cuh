@@ -12,7 +12,7 @@
 namespace kvant
 {
 
-/* The scores of tokens valid .. 63 of a page become those of tokens that are not there. */
+/* Hides the tokens from `valid` on of a page: their scores become -infinity. */
 template <int N> KVANT_INLINE void hide_tokens(float (&s)[N][4], int valid, int row)
 {
     unrolled_for (int i = 0; i < 2 * N; i++)
@@ -20,9 +20,9 @@ template <int N> KVANT_INLINE void hide_tokens(float (&s)[N][4], int valid, int 
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
 }
 
-/* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be
- * anything, and even 0 times that need not be 0. The caller orders this before the next copy into
- * the page's slot. */
+/* Sets the scales and zero points of absent tokens, or of absent groups of tokens, to 0. They may
+ * hold any bits, and even 0 times such a number need not be 0. The caller orders this before the
+ * next copy into the page's slot. */
 template <class C, int D>
 KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, const GroupPlaces &places,
                                int valid, int lane)
@@ -57,8 +57,8 @@ KVANT_INLINE void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&
     }
 }
 
-/* A power of two above the numbers of 64 tokens in so many arrays, between 2^-13 and 2^14, and its
- * inverse as two halves. */
+/* A power of two above the numbers that 64 tokens have in one or several arrays, between 2^-13 and
+ * 2^14, and its inverse as two halves. */
 struct Size {
     float value, log2;
     uint32_t inverse;
@@ -137,7 +137,7 @@ KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int la
         lost[g] = transpose8x8(
             pack_half2(total[0] * times - __low2float(h), total[1] * times - __high2float(h)));
     }
-    uint32_t mine = 0; /* lane mod 4 has rows 2 (lane mod 4) and + 1 */
+    uint32_t mine = 0; /* lane mod 4 has two rows, from row 2 (lane mod 4) on */
     unrolled_for (int i = 0; i < GROUPS / 2; i++) {
         mine = (lane & 3) == i ? prmt(rounded[2 * i], rounded[2 * i + 1], 0x5410) : mine;
         mine = (lane & 3) == GROUPS / 2 + i ? prmt(lost[2 * i], lost[2 * i + 1], 0x5410) : mine;

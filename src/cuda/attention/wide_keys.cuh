@@ -55,9 +55,9 @@ KVANT_INLINE WideTable wide_table(const uint8_t *table, uint32_t one, int lane)
     return WideTable{ shared_address(table) + 4u * (uint32_t)lane, one << 30, one << 28 };
 }
 
-/* Two registers of an operand from four codes, one in each byte: columns c and c + 8 of a row in
- * the lower bytes, columns c + 1 and c + 9 in the upper ones. A product of bytes (dp4a) makes an
- * address on the multiplier. */
+/* Makes two registers of an operand from four codes, one in each byte. The lower bytes are columns
+ * c and c + 8 of a row. The upper bytes are columns c + 1 and c + 9. A product of bytes (dp4a)
+ * makes an address on the multiplier. */
 KVANT_INLINE void look_up_wide(uint32_t codes, const WideTable &table, uint32_t &near,
                                uint32_t &far)
 {
@@ -70,7 +70,7 @@ KVANT_INLINE void look_up_wide(uint32_t codes, const WideTable &table, uint32_t 
 }
 
 /* The operands of two neighbouring column tiles. low: their words of the plane of 4 bits. top: the
- * word of the plane of 2 bits, whose bytes 0 and 2 belong to the first tile. */
+ * word of the plane of 2 bits. Its even bytes belong to the first tile. */
 KVANT_INLINE void unpack_wide(const uint32_t (&low)[2], uint32_t top, const WideTable &table,
                               uint32_t (&a)[2][4])
 {
