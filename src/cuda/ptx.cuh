@@ -163,9 +163,9 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
     return before;
 }
 
-/* For kernels that launch_early starts before the preceding kernel in the stream has ended.
- * wait_for_prior comes before the first access to memory that others write. begin_next lets the
- * next kernel begin. That kernel then waits itself. */
+/* For kernels that launch_early starts before the preceding kernel in the stream has ended. The
+ * function wait_for_prior comes before the first access to memory that others write. The function
+ * begin_next lets the next kernel begin. That kernel then waits itself. */
 KVANT_INLINE void wait_for_prior()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

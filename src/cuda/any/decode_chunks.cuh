@@ -32,9 +32,10 @@ struct CodePair {
 template <bool KEYS, int PLANES> struct ChunkWords {
     const uint32_t *words[PLANES];
     uint32_t mask[PLANES];
-    int log[PLANES], turn[PLANES],
-        n_chunks; /* turn: bits to rotate to the left; for values, for the lowest bits of a word */
-    bool wide;    /* the first plane has 16 bits */
+    int log[PLANES], n_chunks;
+    /* bits to rotate to the left; for values, for the lowest bits of a word */
+    int rotation[PLANES];
+    bool wide; /* the first plane has 16 bits */
 
     /* token: the lane's token, for keys. */
     KVANT_INLINE ChunkWords(const void *codes, int bits, int n_chunks_, int token = 0)
@@ -48,7 +49,7 @@ template <bool KEYS, int PLANES> struct ChunkWords {
             const Place first = KEYS ? chunk_place(p, n_chunks, true, token, 0) : Place{};
             const uint32_t ones = (1u << p) - 1;
             words[i] = plane + first.word;
-            turn[i] = (shift - first.bit) & 31;
+            rotation[i] = (shift - first.bit) & 31;
             mask[i] = shift < 0 ? 0 : (ones | ones << 16) << shift;
             plane += chunk_plane_words(p, n_chunks, KEYS);
             bits -= p, shift += p;
@@ -59,7 +60,7 @@ template <bool KEYS, int PLANES> struct ChunkWords {
     KVANT_INLINE CodePair chunks(int at) const
     {
         return read([&](int i) { return __ldg(words[i] + (4 * at << log[i])); },
-                    [&](int i) { return turn[i]; });
+                    [&](int i) { return rotation[i]; });
     }
 
     /* For values: tokens t and t + 1 of a chunk; t is even. */
@@ -68,16 +69,16 @@ template <bool KEYS, int PLANES> struct ChunkWords {
         const int k = 8 * (t % 8 / 2) + 4 * (t % 16 / 8) + t / 16; /* the same as in chunk_place */
         return read(
             [&](int i) { return __ldg(words[i] + (n_chunks * (k >> (4 - log[i])) + chunk)); },
-            [&](int i) { return turn[i] - (k << log[i] & 15); });
+            [&](int i) { return rotation[i] - (k << log[i] & 15); });
     }
 
-    template <class W, class T> KVANT_INLINE CodePair read(W &&word, T &&turn_of) const
+    template <class W, class T> KVANT_INLINE CodePair read(W &&word, T &&rotation_of) const
     {
         uint32_t first = 0, rest = 0;
         unrolled_for (int i = 0; i < PLANES; i++) {
             const uint32_t x = word(i);
             first = i == 0 ? x : first;
-            rest |= __funnelshift_l(x, x, turn_of(i)) & mask[i];
+            rest |= __funnelshift_l(x, x, rotation_of(i)) & mask[i];
         }
         return CodePair{ wide ? first : rest, wide ? rest : 0 };
     }

@@ -54,8 +54,8 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         return channel;
     }
 
-    /* The channel of a column: columns 2 pair, + 1, + 8 and + 9 of an operand are four
-     * neighbours. */
+    /* The channel of a column. The four columns that a lane has of an operand are four neighbouring
+     * channels. */
     KVANT_INLINE static int column(int c)
     {
         return 4 * (c >> 1 & 3) + 2 * (c >> 3) + (c & 1);
@@ -79,9 +79,9 @@ template <int HEAD_DIM, int BITS> struct PolarCodes : DirectSums<HEAD_DIM / 16> 
         return look_up_half(angle(list, word, n, list == 3 ? third : second));
     }
 
-    /* Computes a token's numbers as pairs of halves: 4 numbers of each block of 16 channels.
-     * code(list, i, n): the word that has the lane's code i of the list, in nibble n. The numbers
-     * are 16 times too large, so that few of them are subnormal. */
+    /* Computes a token's numbers as pairs of halves, 4 numbers of each block of 16 channels. The
+     * call code(list, i, n) returns the word that has the lane's code i of the list, in nibble n.
+     * The numbers are 16 times too large, so that few of them are subnormal. */
     template <class C, class F> KVANT_INLINE void numbers(C &&code, F &&use) const
     {
         uint32_t r[T / 2] = { 0x4c00u }; /* radii of pairs of nodes; the root is 16 */

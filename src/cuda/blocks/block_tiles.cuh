@@ -27,8 +27,8 @@ struct Q4 {
     static constexpr int BYTES = 18, ZERO = 8;
 };
 
-/* Bytes from one row to the next in shared memory: an odd number of 16, so that pairs of rows are
- * in different banks. */
+/* The stride in shared memory, in bytes. It is an odd number of 16, so that pairs of rows are in
+ * different banks. */
 constexpr int stride_of(int row_bytes)
 {
     return ((row_bytes + 15) / 16 | 1) * 16;

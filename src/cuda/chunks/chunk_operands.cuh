@@ -87,8 +87,8 @@ template <class C, int D> struct ChunkPlaces {
 
     /* Loads words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word, the
      * codes of tokens r and r + 8 and of both chunks begin at bit LEFT (mod 32) and at every eighth
-     * bit from there, in this order. Other bits belong to other codes. With P = 16 a word has row r
-     * + 8 h only, at bits 0 and 16. */
+     * bit from there. This is also their order. Other bits belong to other codes. With P = 16 a
+     * word has row r + 8 h only, at bits 0 and 16. */
     template <int P, int LEFT = 0>
     KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, int h,
                                        uint32_t (&w)[4])

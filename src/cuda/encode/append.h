@@ -15,7 +15,7 @@ struct AppendRole {
     uint8_t *base;
     size_t block_stride, head_stride; /* strides of pages, in bytes */
     const void *rows;
-    size_t token_stride, row_head_stride; /* strides of rows and of kv heads, in elements */
+    size_t token_stride, row_head_stride; /* row and head strides, in elements */
     const float *center, *scale;
     const float *key_transform;     /* for each kv head, as many numbers as codec.weighting says */
     float *exact;                   /* for open pages: see kvant_cuda_kernel_append_args */

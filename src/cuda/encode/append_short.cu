@@ -1,12 +1,12 @@
 /* append_short.cu - appends the few rows of a decode step: a warp takes a row from its numbers to
  * the words of its page.
  *
- * Such a call computes almost nothing. It waits: for arguments, for slots and rows, for the words
- * of pages, and for instructions that no cache holds. So a thread loads its arguments together,
- * before the preceding kernel has ended (Known). It loads a row together with its slot, and it
- * loads the page's words while it works on the row. Two atomics without a result change a word.
- * While slots and rows are loaded, further warps rehearse. Each begins at a different stage (Stage)
- * and executes the remaining stages without stores. So the instructions are cached by then.
+ * An append of a decode step computes almost nothing. It waits: for arguments, for slots and rows,
+ * for the words of pages, and for instructions that no cache holds. So a thread loads its arguments
+ * together, before the preceding kernel has ended (Known). It loads a row together with its slot,
+ * and it loads the page's words while it works on the row. Two atomics without a result change a
+ * word. While slots and rows are loaded, further warps rehearse. Each begins at a different stage
+ * (Stage) and executes the remaining stages without stores. So the instructions are cached by then.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
  * one number of the row. It loads its column of the matrix before anything else. */

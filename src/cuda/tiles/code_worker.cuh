@@ -10,8 +10,8 @@ namespace kvant
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* The factors and summands of scores and weights for the lane's two tokens. Of the 16 rows of a
- * warp, these are row lane / 4 and the row 8 further. */
+/* The factors and summands of scores and weights for the lane's two tokens. These are row lane / 4
+ * of the warp's 16 rows, and the row 8 further. */
 struct LaneTokens {
     float k_scale[2], k_zero[2], v_scale[2], v_zero[2];
 };

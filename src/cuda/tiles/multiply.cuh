@@ -53,8 +53,9 @@ template <int D> struct RowSums {
                 o[i][2 * h] *= shrink[h], o[i][2 * h + 1] *= shrink[h];
     }
 
-    /* Computes weights from the scores s[j] * factor. unit: the logarithm of the values' unit plus
-     * a term that is equal for all scores of a row. inverse: 1 / the values' unit. */
+    /* Computes weights from the scores s[j] * factor. The argument `unit` is the logarithm of the
+     * values' unit plus a term that is equal for all scores of a row. The argument `inverse` is 1 /
+     * the values' unit. */
     KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], const float (&unit)[2],
                             float inverse)
     {

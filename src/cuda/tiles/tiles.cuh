@@ -149,11 +149,10 @@ template <int D, bool KEYS> struct Unpacker {
 };
 
 /* Registers per thread after the split. Their sum must not exceed the registers that the block
- * starts with. A thread starts with 168 registers with 3 warpgroups, and 128 with 4. With a larger
- * sum, the warpgroups that want more wait for ever. Warpgroups that unpack do not take registers
- * back, so finish_tile must fit theirs. For sm_90a it needs 104 of 112 registers with 96 channels.
- * With 128 channels it needs 96 of
- * 104. */
+ * starts with. A thread starts with 168 registers if there are 3 warpgroups. With 4 warpgroups it
+ * starts with 128. With a larger sum, the warpgroups that want more wait for ever. Warpgroups that
+ * unpack do not take registers back, so finish_tile must fit theirs. For sm_90a it needs 104 of 112
+ * registers with 96 channels. With 128 channels it needs 96 of 104. */
 template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
 template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 

@@ -86,8 +86,8 @@ KVANT_INLINE LevelTable<COPIES> level_table(const uint8_t *table, uint32_t one, 
                                one << 31, one << 30, one << 28, one << 16 };
 }
 
-/* The table's entry for the codes of byte I of a word of level numbers. more: with 3-bit codes, a
- * byte whose bits 5 and 6 are the highest bits of both numbers. */
+/* The table's entry for the codes of byte I of a word of level numbers. The argument `more` counts
+ * with 3-bit codes: it has the highest bits of both numbers in bits 5 and 6 of the byte. */
 template <int B, int I, class T>
 KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
 {
