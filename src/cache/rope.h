@@ -5,7 +5,7 @@
 
 #include "tensor.h"
 
-/* Position buckets: the first is [0, 1024), the second [1024, 2048), and each further bucket is
+/* Position buckets. The first is [0, 1024), the second begins at 1024, and each further bucket is
  * twice as long as the bucket before it. A run of buckets (`kvant_bucket_span`) can share a
  * transform. Each bucket of a run counts as much as each other bucket, however long it is. */
 #define KVANT_FIRST_BUCKET 1024u

@@ -4,8 +4,8 @@
  * or decode rows, which fp16_pages.c does.
  *
  * The plan counts positions. A slot does not always tell the position of its row, because the cache
- * of a sliding window uses slots again. So a row's position is the count of rows that the sequence
- * had before, plus the count of first tokens. First tokens have positions from 0 on. */
+ * of a sliding window uses slots again. So a row's position is the sequence's length before the
+ * step, plus the count of first tokens. First tokens have positions from 0 on. */
 #include "../base/attributes.h"
 #include "../store/plan.h"
 #include "shift.h"

@@ -10,8 +10,8 @@
  * error of a piece is at most 4.2e-4 (half of h^2 f" / 8 for the first piece). The roundings of
  * base, slope and product add 1.5 in 8000. Together this is 2.5 of 4095 steps. The roundings of
  * levels, squares and points add at most 1/2 step: they are 1/2, 3/2 and 1 in 10000. Rounding
- * entries to 13 bits adds 1/4 of a step. Rounding lengths to 14 bits adds 1/8 of a step, and
- * rounding the product adds 1/2. The sum is below 4 steps. */
+ * entries to 13 bits adds 1/4 of a step. Rounding lengths to 14 bits adds 1/8 of a step. Rounding
+ * the product adds 1/2. The sum is below 4 steps. */
 #include <math.h>
 
 #include "../base/alloc.h"

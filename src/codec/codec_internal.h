@@ -27,8 +27,8 @@ typedef struct kvant_quantizer {
 } kvant_quantizer;
 
 /* The largest magnitude of a code's integer in attention on codes. Sums are 32 bits wide. So the
- * query or weight that it multiplies keeps 13 bits with 64 columns, and 10 bits with 512 columns. A
- * larger value would take bits from that factor. */
+ * query or weight that it multiplies keeps 13 bits with 64 columns. With 512 columns it keeps 10
+ * bits. A larger value would take bits from that factor. */
 #define KVANT_CODE_VALUE_MAX 4095
 
 /* A line is the scale and the zero point that a group of codes shares. The lines of a page lie band

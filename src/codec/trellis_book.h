@@ -17,8 +17,8 @@ static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec 
     return codec->state;
 }
 
-/* Makes the book for codes of `bits` bits (2 to 4) in a layout. memory is the number of bits of a
- * state, which is 8, 10 or 12. */
+/* Makes the book for codes of `bits` bits (2 to 4) in a layout. A state has `memory` bits, which is
+ * 8, 10 or 12. */
 void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory);
 
 /* Chooses the codes of n numbers y * inverse, whose variance should be about 1, and the indices of

@@ -44,9 +44,9 @@ KVANT_INLINE bool blocks_are_alike(uint32_t states)
              1 << 6);
 }
 
-/* Computes the new metrics of states 2i and 2i + 1, in order. first has the metrics of states i to
- * i + 31, and second has the metrics of the same states of the upper half. The number of the block
- * is i / 32. */
+/* Computes the new metrics of states 2i and 2i + 1, in order. The argument `first` has the metrics
+ * of states i to i + 31. The argument `second` has the metrics of the same states of the upper
+ * half. The number of the block is i / 32. */
 KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint32_t block,
                                 const vh *first, const vh *second, vh next[2 * TRELLIS_VECTORS],
                                 uint32_t *decisions)

@@ -47,6 +47,6 @@ void kvant_lloyd_max_solve(const kvant_density *density, uint32_t n, double *lev
 /* Makes a first guess: n levels that are spread evenly over [0, reach]. */
 void kvant_lloyd_max_spread(uint32_t n, double reach, double *levels);
 
-/* Fills codebook[0] to codebook[2^bits - 1] with increasing, odd-symmetric levels for the
- * coordinates of a vector of norm sqrt(d). d is at least 4, and bits is at least 1, at most 8. */
+/* Fills codebook with 2^bits increasing, odd-symmetric levels for the coordinates of a vector of
+ * norm sqrt(d). The dimension d is at least 4, and bits is 1 to 8. */
 void kvant_lloyd_max(uint32_t d, uint32_t bits, float *codebook);

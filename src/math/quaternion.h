@@ -32,6 +32,6 @@ kvant_quaternion kvant_quaternion_random(uint64_t *state);
 
 /* Finds n quaternions s whose cosets {p s} lie far apart. Each is the best of
  * KVANT_SPREAD_CANDIDATES random ones: the one that is farthest from all cosets before it. Takes 16
- * n^2 steps, which are 3 ms for 96 quaternions. For 1024 quaternions they are 0.3 s. */
+ * n^2 steps. With 96 quaternions they take 3 ms. For 1024 quaternions they are 0.3 s. */
 #define KVANT_SPREAD_CANDIDATES 32
 void kvant_quaternion_spread(uint64_t *state, uint32_t n, kvant_quaternion *s);
