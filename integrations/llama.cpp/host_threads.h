@@ -60,8 +60,8 @@ typedef struct kvp_host_threads {
  * process exports no CPU back end. May be called from several threads. */
 void kvp_host_threads_use(kvp_host_threads *threads);
 
-/* Notes the CPU back end to which llama.cpp has just given a pool on this thread. llama.cpp does so
- * before every graph, and then sets the number of threads of all back ends. Returns the number of
+/* Notes the CPU back end to which llama.cpp has just given a pool on this thread. Before every
+ * graph llama.cpp does so, and then sets the thread count of all back ends. Returns the number of
  * these n threads that kvant should use. */
 uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n);
 

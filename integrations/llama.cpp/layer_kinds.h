@@ -31,8 +31,8 @@ uint32_t kvp_layer_kinds_rank(const kvp_layer_kinds *kinds, uint32_t layer);
 /* Notes a layer with recurrent state. llama.cpp asks for the layers in their order. */
 void kvp_layer_kinds_add_state(kvp_layer_kinds *kinds, uint32_t layer);
 
-/* If layers have recurrent state, prints a line like "12 of 48 layers have a KV cache and are
- * compressed; 36 keep recurrent state, ...". n_layers: the model's number of layers. */
+/* Prints a line like "12 of 48 layers have a KV cache and are compressed; 36 keep recurrent state,
+ * ..." if layers do so. n_layers: the model's number of layers. */
 void kvp_layer_kinds_report(const kvp_layer_kinds *kinds, uint32_t n_layers);
 
 #endif /* KVP_LAYER_KINDS_H */

@@ -269,8 +269,8 @@ static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t
     }
 }
 
-/* Writes NaN for tokens that see the cell of a refused row. llama.cpp's f16 cache gives NaN as
- * well, because its cell holds a NaN. stream: the stream of the tensors. */
+/* Writes NaN for tokens that see the cell of a refused row. In llama.cpp's f16 cache such tokens
+ * get NaN as well, because the cell holds a NaN. stream: the stream of the tensors. */
 static void spoil_outputs(const kvp_kv *k, const kvp_kv *v, size_t stream,
                           const kvant_attention_problem *problem, size_t value_dim)
 {

@@ -47,7 +47,7 @@ typedef struct cu_copy_2d {
     void *to_host;
     cu_address to_device;
     void *to_array;
-    /* bytes between rows of the destination; bytes of a row; the count of rows */
+    /* bytes from one row of the destination to the next; bytes of a row; the row count */
     size_t to_pitch, width, height;
 } cu_copy_2d;
 

@@ -269,8 +269,8 @@ static bool is_among(const kvp_kv *kv, roles of)
     return of == BOTH || (kv->shape.role == KVANT_ROLE_K) == (of == KEYS);
 }
 
-/* Encodes rows of n pages from a page on that were not encoded yet. pages: these, as they were. layer:
- * a tensor of the layer whose rows these are; NULL: of all layers. */
+/* Encodes rows, not encoded yet, of the n pages from page `first` on. pages: the exact pages before
+ * the step. layer: a tensor of the layer whose rows are encoded; NULL: the rows of all layers. */
 static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n,
                        roles of, const kvp_kv *layer, cu_stream stream)
 {

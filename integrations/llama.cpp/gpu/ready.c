@@ -2,8 +2,8 @@
  *
  * Threads learn key transforms from the first rows, and from queries if prompts had some. Then the
  * transforms come in force, a layer per step of few tokens, and threads learn the transforms of
- * further position buckets. Each stage begins when a fixed count of rows has come, so results do
- * not depend on time. hand_over.c stores the rows. */
+ * further position buckets. Each stage begins when the room holds a fixed row count, so results do
+ * not depend on time. The file hand_over.c stores the rows. */
 #include "in_place.h"
 #include "learner.h"
 
@@ -122,7 +122,7 @@ void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 
 /* When */
 
-/* The count of rows at which learning begins. Learning uses at most KVP_ENOUGH_ROWS rows. In a
+/* Learning begins when this many rows have come. Learning uses at most KVP_ENOUGH_ROWS rows. In a
  * large room it begins later, when a third is full, because shorter conversations never need a
  * transform. */
 static size_t begin_of(size_t room)
@@ -145,8 +145,8 @@ static size_t wait_of(const struct kvp_gpu_in_place *in_place_state, bool short_
 }
 
 /* Whether the threads have had enough time. A prompt is over long before its transforms are
- * learned. On an H200 with 16 cores they took 0.35 s. 2400 tokens of a prompt took 0.2 s. So the
- * tokens after a prompt do not wait at once. They wait after as many steps as take longer than
+ * learned. On an H200 with 16 cores they took 0.35 s. The 2400 tokens of a prompt took 0.2 s. So
+ * the tokens after a prompt do not wait at once. They wait after as many steps as take longer than
  * learning, or when the room ends. */
 static bool is_due(const kvp_gpu_cache *cache, size_t n, bool short_step)
 {

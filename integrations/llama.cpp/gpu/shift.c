@@ -118,7 +118,7 @@ static bool is_mixed(const plan *p, uint32_t block, int32_t by)
 }
 
 /* The distance of a block. First tokens matter most and stay for ever, so a block with first tokens
- * does not move. The other keys of such a block are rotated until they are dropped. llama.cpp does
+ * does not move. Further keys of such a block are rotated until they are dropped. llama.cpp does
  * not distinguish a cell without a token from a cell whose key stays. */
 static int32_t shift_of_block(const plan *p, uint32_t block)
 {

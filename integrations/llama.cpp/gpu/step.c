@@ -297,8 +297,8 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
     return ok;
 }
 
-/* llama.cpp goes on when it could not shift the context, and tries again before the next step. Queries
- * would find keys at positions of the past until then. */
+/* llama.cpp goes on when it could not shift the context, and tries again before the next step.
+ * Before that, queries would find keys at old positions. */
 static bool is_shifted(const kvp_gpu_cache *cache)
 {
     if (cache->shift.due)

@@ -14,8 +14,8 @@ typedef struct kvp_gpu_bucket {
 
 /* The id of a transform stands for all steps that the keys of a block went through before they were
  * coded. Ids below KVP_MOST_BUCKETS are the key transforms of position buckets. All other ids
- * belong to keys that a context shift moved (shift.c). Such an id stands for the transform of a
- * bucket and for a distance: the keys moved by it since they were stored. An id with by = 0 is
+ * belong to keys that a context shift moved (shift.c). Each of these ids stands for the transform
+ * of a bucket and for a distance: the keys moved by it since they were stored. An id with by = 0 is
  * free. */
 typedef struct kvp_gpu_lineage {
     uint32_t bucket;
@@ -130,23 +130,32 @@ typedef struct kvp_gpu_learned_transform {
     float *start;
 } kvp_gpu_learned_transform;
 
-/* first_matrix.c. The lock is held for all of these. False: with a message.
+/* first_matrix.c. The caller holds the lock. On false there is a message.
+ *
  * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
- * make matrices, and join if rows have to be sealed. kept: all rows of the step go to open pages
- * alone. changes: of the plan.
- * mark comes after blocks were opened: what was sealed keeps its transform.
- * teach comes before each layer's attention in a graph whose rows are learned from: a thread begins
- * to make the layer's matrix while the GPU computes the other layers.
- * settle does what prepare does, before somebody else seals rows.
- * seal comes before a tensor gets rows in a graph: if the layers of the cache join their threads one
- * by one in this graph, it is done for the tensor's layer, whose blocks are sealed then. finish does
- * so for all layers that are left.
- * affine learns centre and scale of keys that have no matrix yet from n rows in the computer's
- * memory.
+ * make matrices, and join if rows have to be sealed. kept: all rows of the step go to exact pages
+ * only. changes: of the plan.
+ *
+ * mark comes after blocks were opened. Sealed blocks keep their transform.
+ *
+ * teach comes before each layer's attention in a graph from whose rows kvant learns. A thread
+ * begins to make the layer's matrix while the GPU computes further layers.
+ *
+ * settle does the work of prepare, before another caller seals rows.
+ *
+ * seal comes before a tensor gets rows in a graph. If the layers of the cache join their threads
+ * one by one in this graph, the tensor's layer joins now, and its blocks are sealed. The function
+ * `finish` does so for all layers that are left.
+ *
+ * affine learns centre and scale from n rows in the computer's memory, for keys that have no matrix
+ * yet.
+ *
  * join waits for the thread of a tensor, whose matrix comes in force.
+ *
  * end finds out whether keys of the cache learn still.
- * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: of the
- * same tokens, or NULL. */
+ *
+ * in_graph makes the matrix from the rows of a long step, which are sealed at once. values: the
+ * values of the same tokens, or NULL. */
 bool kvp_gpu_first_matrix_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step,
                                   const kvant_plan_changes *changes, bool kept);
 void kvp_gpu_first_matrix_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
