@@ -28,8 +28,9 @@ KVANT_BEGIN_C
  *   D = sum_j e^(s_j - m) + e^(sinks[h] - m)
  *   lse[t][h] = m + ln D
  *
- * The ALiBi slopes are as in Press et al. 2022. With n = 2^floor(log2 n_heads), slope(h) is
- * 2^(-max_bias (h+1) / n) for h < n, and 2^(-max_bias (2 (h-n) + 1) / (2 n)) for the other heads.
+ * The ALiBi slopes are as in Press et al. 2022. Let n = 2^floor(log2 n_heads). Then slope(h) is
+ * 2^(-max_bias (h+1) / n) for h < n. For all further heads slope(h) is 2^(-max_bias (2 (h-n) + 1) /
+ * (2 n)).
  *
  * A query token that sees no token gets zeros, and -infinity as lse when there is no sink. Every
  * slot that a query token sees must have been written: a slot that was never written counts with

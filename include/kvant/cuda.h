@@ -1,9 +1,10 @@
 /* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages.
  *
- * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so: the
- * file that the environment variable KVANT_CUDA_LIBRARY names, otherwise the one in the folder of
- * libkvant.so or in the loader's search path. If there is no such library, or it belongs to another
- * release, the functions return KVANT_ERR_UNSUPPORTED, and kvant_cuda_available says why.
+ * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so. The
+ * environment variable KVANT_CUDA_LIBRARY names this file. Without the variable, it is the file in
+ * the folder of libkvant.so or in the loader's search path. If there is no such library, or it
+ * belongs to another release, the functions return KVANT_ERR_UNSUPPORTED, and kvant_cuda_available
+ * says why.
  *
  * An engine may rely on this header: it keeps the promise of kvant.h about structs and functions.
  * Single kernels, and arguments that only kvant's own doors need, are in cuda_kernels.h, which may

@@ -21,15 +21,15 @@ KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_di
 /* Like kvant_tensor_make_codec, for keys at positions `first` to `last`, with one codec per kv head
  * and with matrices from the rows and queries so far. The positions may exceed the rope's
  * n_positions. The matrices are for all position buckets from the bucket of `first` to the bucket
- * of `last`. The buckets are [0, 1024), [1024, 2048) and so on, each twice as long as the bucket
- * before it. Each bucket counts as much as each other bucket.
+ * of `last`. The first bucket is [0, 1024), the second bucket begins at 1024, and each is twice as
+ * long as the bucket before it. Each bucket counts as much as each other bucket.
  *
  * center_span: 0, or a number of positions. Then every `center_span` positions have their own
  * centre (kvant_tensor_bucket_center) instead of the codecs', because RoPE rotates the mean of
  * keys, too; the matrices are for keys minus these centres.
  *
  * likes and codecs have n_kv_heads elements. The caller frees the codecs; on an error all are NULL.
- * The call counts as a write (see Threads in tensor.h), but changes nothing that is stored. It takes a
+ * The call counts as a write (see Threads in tensor.h), but changes no stored row. It takes a
  * millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED
  * without transform=first or a rope, or while there are too few rows and queries. */
 KVANT_API kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first,
@@ -43,10 +43,11 @@ KVANT_API kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, in
                                                   int32_t last, float *center);
 
 /* Learns from n rows as kvant_tensor_write does, and stores none of them. A GPU keeps the rows of a
- * cache itself; encoding them here would take a third of the time of learning. n is at least 64. The
- * blocks of the slots get the transform that the rows select, for kvant_tensor_get_block and
- * kvant_tensor_make_codec; no other function may be asked of these blocks. Rows are not checked for
- * fp16's range. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY: nothing was learned. */
+ * cache itself; encoding them here would take a third of the time of learning. n is at least 64.
+ * The blocks of the slots get the transform that the rows select, for kvant_tensor_get_block and
+ * kvant_tensor_make_codec. No other function may be called for these blocks. Rows are not checked
+ * for fp16's range. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY: nothing was
+ * learned. */
 KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
                                           const float *rows, size_t stride, uint32_t n_threads);
 
