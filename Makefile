@@ -1,6 +1,6 @@
-# A thin front over CMake: it installs or names what is missing, fetches what is needed, and calls cmake and
-# ctest. Anything finer is CMake's: cmake --preset release, debug, asan or tsan. The library alone needs none of
-# this: cmake -B build && cmake --build build.
+# A thin front over CMake: it installs or names missing tools, fetches models and libraries that a
+# target needs, and calls cmake and ctest. Anything finer is CMake's: cmake --preset release, debug,
+# asan or tsan. The library alone needs none of this: cmake -B build && cmake --build build.
 
 BUILD  ?= build
 PREFIX ?= /usr/local
@@ -11,16 +11,17 @@ FETCH = $(PYTHON) scripts/fetch.py
 RUN_TESTS = $(PYTHON) scripts/run_tests.py
 MAKEFLAGS += --no-print-directory
 
-# The command is compiled against the runtime's headers and opens its libraries by default. Only figures of kvant report want `plot`.
+# The command is compiled against the runtime's headers and opens its libraries by default. Only
+# figures of kvant report want `plot`.
 define configure
 	headers=$$($(FETCH) headers) && runtime=$$($(FETCH) runtime) && plot=$$($(FETCH) plot || true) && \
 	cmake --preset $(1) -B $(2) -DKVANT_LLAMA_SRC="$$headers" -DKVANT_LLAMA_LIB="$$runtime" \
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean test-api3 test-archs test-versions \
-    test-vulkan test-vllm test-lmcache asan tsan format check-format \
-    install dist wheel clean help
+.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean \
+    test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache asan tsan format \
+    check-format install dist wheel clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -45,8 +46,8 @@ pages:
 pictures:
 	$(PYTHON) scripts/figures
 
-# The papers' ablations on three models; TEXT is a file to score, such as WikiText-2's wiki.test.raw. Both targets go on where they
-# were, and append to bench/results.
+# The papers' ablations on three models; TEXT is a file to score, such as WikiText-2's
+# wiki.test.raw. Both targets continue where they were interrupted, and append to bench/results.
 PAPERS = $(PYTHON) bench/papers.py -f "$(TEXT)" -w $(BUILD)/papers --kvant $(BUILD)/bin/kvant
 
 .PHONY: papers papers-long
@@ -54,33 +55,41 @@ papers: all
 	for model in smollm2 qwen gemma; do \
 	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$($(FETCH) model $$model)" || exit; done
 
-# After make cuda, with a PYTHON that has PyTorch for a GPU, transformers and gguf; on CPUs it takes days. All words of Gemma's would
-# not fit the GPU. The second run: calibrations of the first 2048 positions.
+# After make cuda, with a PYTHON that has PyTorch for a GPU, transformers and gguf; on CPUs it takes
+# days. All words of Gemma's vocabulary would not fit the GPU. The second run of long_contexts.py
+# measures calibrations of the first 2048 positions.
 papers-long: all
 	text=$$($(FETCH) text) && \
 	for run in "smollm2 8192 2048,8192 --reading" "gemma 32768 2048,8192,32768 --prune 4000" \
 	    "qwen 32768 8192 --reading --prune 4000 --round 3"; do \
-	    set -- $$run && model=$$($(FETCH) model $$1) && long=$(BUILD)/long/$$(basename "$$model") && ctx=$$2 && needles=$$3 && shift 3 && \
-	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $$ctx --needles $$needles $$* \
-	        -o $(BUILD)/long && export KVANT_LIBRARY=$(BUILD)/lib/libkvant.so && rows="-o bench/results/long_contexts.csv" && \
+	    set -- $$run && model=$$($(FETCH) model $$1) && ctx=$$2 && needles=$$3 && shift 3 && \
+	    long=$(BUILD)/long/$$(basename "$$model") && \
+	    $(PYTHON) bench/long_prepare.py -m "$$model" -f "$(TEXT)" --calibration "$$text" -c $$ctx \
+	        --needles $$needles $$* -o $(BUILD)/long && \
+	    export KVANT_LIBRARY=$(BUILD)/lib/libkvant.so && \
+	    rows="-o bench/results/long_contexts.csv" && \
 	    $(PYTHON) bench/long_contexts.py "$$long" $$rows --needles bench/results/needles.csv && \
-	    $(PYTHON) bench/long_contexts.py "$$long" $$rows --positions 2048 --only "balanced small quality" || exit; done
+	    $(PYTHON) bench/long_contexts.py "$$long" $$rows --positions 2048 \
+	        --only "balanced small quality" || exit; done
 
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
-	$(call configure,release,$(BUILD),-DKVANT_CUDA=ON -DKVANT_CUDA_PAIRS=ALL -UCMAKE_CUDA_ARCHITECTURES)
+	$(call configure,release,$(BUILD),-DKVANT_CUDA=ON -DKVANT_CUDA_PAIRS=ALL \
+	    -UCMAKE_CUDA_ARCHITECTURES)
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_cuda
 
-# Configures and builds everything with tests. $(1): KVANT_CUDA. Kernels for GPUs take nvcc longer than everything else together, so
-# `make test` compiles them only where a GPU will run them.
+# Configures and builds everything with tests. $(1): KVANT_CUDA. Kernels for GPUs take nvcc longer
+# than everything else together, so `make test` compiles them only where a GPU will run them.
 define configure_tests
 	scripts/deps.sh test
-	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && vllm=$$([ -z "$$torch" ] || $(FETCH) vllm || true) && cuda="$(1)" && \
+	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && cuda="$(1)" && \
+	vllm=$$([ -z "$$torch" ] || $(FETCH) vllm || true) && \
 	archs=$$($(FETCH) archs || true) && \
 	if [ -z "$$cuda" ]; then nvidia-smi -L >/dev/null 2>&1 && cuda=AUTO || cuda=OFF; fi && \
-	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_PYTHON="$$torch" \
-	    -DKVANT_TEST_VLLM="$$vllm" -DKVANT_TEST_ARCHS="$$archs" -DKVANT_CUDA=$$cuda -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=ALL)
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
+	    -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_VLLM="$$vllm" -DKVANT_TEST_ARCHS="$$archs" \
+	    -DKVANT_CUDA=$$cuda -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=ALL)
 	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
 endef
@@ -94,7 +103,8 @@ test-fast:
 	$(call configure_tests)
 	$(RUN_TESTS) $(BUILD) -L fast -j $(JOBS)
 
-# Everything else, hours on 2 cores: long tests, clang, sanitizers, llama.cpp's other interface, all kernels for GPUs.
+# Everything else, hours on 2 cores: long tests, clang, sanitizers, llama.cpp's other interface, all
+# kernels for GPUs.
 test-long:
 	$(call configure_tests,AUTO)
 	$(RUN_TESTS) $(BUILD) -L "long|cuda" -j $(JOBS)
@@ -112,8 +122,8 @@ test-long:
 test-clang:
 	scripts/deps.sh test
 	model=$$($(FETCH) model) && \
-	$(call configure,release,$(BUILD)-clang,-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DKVANT_BUILD_TESTS=ON \
-	    -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
+	$(call configure,release,$(BUILD)-clang,-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+	    -DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
 	cmake --build $(BUILD)-clang -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-clang -L fast -j $(JOBS)
 
@@ -121,15 +131,17 @@ test-clang:
 test-arm64:
 	scripts/deps.sh test
 	if [ "$$(uname -m)" = aarch64 ]; then \
-	    cmake --preset release -B $(BUILD) -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF -DKVANT_BUILD_PLUGIN=OFF && \
+	    cmake --preset release -B $(BUILD) -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF \
+	        -DKVANT_BUILD_PLUGIN=OFF && \
 	    cmake --build $(BUILD) -j $(JOBS) && $(RUN_TESTS) $(BUILD) -L fast -j $(JOBS); \
 	else tests/aarch64/run.sh $(abspath $(BUILD))/aarch64; fi
 
-# Kernels for GPUs compile, one of each template, and what can be tested of them without a GPU passes.
+# Kernels for GPUs compile, one of each template, and their tests without a GPU pass.
 test-cuda:
 	scripts/deps.sh test
-	cmake --preset release -B $(BUILD)-cuda -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF -DKVANT_BUILD_PLUGIN=OFF \
-	    -DKVANT_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=FEW
+	cmake --preset release -B $(BUILD)-cuda -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF \
+	    -DKVANT_BUILD_PLUGIN=OFF -DKVANT_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real \
+	    -DKVANT_CUDA_PAIRS=FEW
 	cmake --build $(BUILD)-cuda -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-cuda -L cuda -j $(JOBS)
 
@@ -150,11 +162,12 @@ test-docs:
 	$(PYTHON) tests/docs/test_tables.py
 	$(PYTHON) tests/docs/test_figures.py
 
-# An engine of vLLM on the CPU, and the GPU's backend on the stand-in for a GPU.
+# An engine of vLLM on the CPU, and the GPU's backend on the mock of a GPU.
 test-vllm:
 	scripts/deps.sh test
 	torch=$$($(FETCH) torch) && vllm=$$($(FETCH) vllm) && \
-	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_VLLM="$$vllm")
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" \
+	    -DKVANT_TEST_VLLM="$$vllm")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared kvant_cuda_host
 	$(RUN_TESTS) $(BUILD) -L vllm -E python_vllm_engine
 
@@ -162,7 +175,8 @@ test-vllm:
 test-lmcache:
 	scripts/deps.sh lmcache
 	torch=$$($(FETCH) torch) && lmcache=$$($(FETCH) lmcache || true) && \
-	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" -DKVANT_TEST_LMCACHE="$$lmcache")
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" \
+	    -DKVANT_TEST_LMCACHE="$$lmcache")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared
 	$(RUN_TESTS) $(BUILD) -L lmcache
 
@@ -198,7 +212,8 @@ test-versions:
 test-vulkan:
 	scripts/deps.sh test
 	vulkan=$$($(FETCH) vulkan) && model=$$($(FETCH) model) && \
-	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_VULKAN="$$vulkan")
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
+	    -DKVANT_TEST_VULKAN="$$vulkan")
 	cmake --build $(BUILD) -j $(JOBS)
 	$(RUN_TESTS) $(BUILD) -R vulkan -j 1
 
@@ -206,7 +221,8 @@ test-vulkan:
 test-lean:
 	scripts/deps.sh test
 	model=$$($(FETCH) model) && \
-	$(call configure,release,$(BUILD)-lean,-DKVANT_PAPERS=OFF -DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
+	$(call configure,release,$(BUILD)-lean,-DKVANT_PAPERS=OFF -DKVANT_BUILD_TESTS=ON \
+	    -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
 	cmake --build $(BUILD)-lean -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-lean -LE long -j $(JOBS)
 
@@ -228,13 +244,15 @@ tsan:
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
-# A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder (scripts/check_dist.sh).
+# A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder
+# (scripts/check_dist.sh).
 dist:
 	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
 	JOBS=$(JOBS) scripts/dist.sh $(BUILD)/dist "$$headers" "$$plot" "$$zig"
 
-# A Python wheel for the same systems: library, command, plug-in and package (scripts/check_wheel.sh installs and runs it).
+# A Python wheel for the same systems: library, command, plug-in and package
+# (scripts/check_wheel.sh installs and runs it).
 wheel:
 	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
@@ -245,28 +263,29 @@ clean:
 
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
-	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
+	@echo 'make demo       memory, quality and speed of the caches of llama.cpp and kvant (3 minutes)'
 	@echo 'make pictures   the figures of README and docs, from bench/results'
 	@echo 'make pages      the tables of README and docs, from bench/results'
-	@echo 'make papers     the papers'"'"' ablations on three models (hours); TEXT=wiki.test.raw. make papers-long: contexts to 32768'
+	@echo 'make papers     ablations of papers on three models (hours); TEXT=wiki.test.raw'
+	@echo 'make papers-long  the same with contexts up to 32768 tokens, on a GPU'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (15 minutes on 2 cores)'
 	@echo 'make test-fast  those that need no model (under a minute)'
-	@echo 'make test-long  the long ones, kernels for GPUs, clang, sanitizers and llama.cpp b11434 (hours)'
+	@echo 'make test-long  the long ones, GPU kernels, clang, sanitizers, llama.cpp b11434 (hours)'
 	@echo 'make test-clang a build by clang, and its tests without a model'
 	@echo 'make test-arm64 the library on 64-bit ARM, under qemu elsewhere'
-	@echo 'make test-cuda  kernels for GPUs compile; what can be tested of them without a GPU'
+	@echo 'make test-cuda  kernels for GPUs compile, and their tests without a GPU pass'
 	@echo 'make format     lays out C, CUDA and Python; make check-format fails where it would'
 	@echo 'make test-docs  pages: links, names, tables, figures'
-	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
+	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes)'
 	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'
 	@echo 'make test-vulkan  weights on a GPU of Vulkan, on a software driver (70 MB to download)'
-	@echo 'make test-vllm  an engine of vLLM on the CPU with compressed blocks, and its GPU backend on a stand-in (10 minutes)'
+	@echo 'make test-vllm  vLLM on the CPU with compressed blocks, and its GPU backend on a mock'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
-	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer (2 minutes)'
+	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer'
 	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'
