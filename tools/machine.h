@@ -1,5 +1,6 @@
-/* machine.h - what this machine has to spare: memory and CPUs. kvant_available_cpus() counts the CPUs
- * that this process may use, whether or not other programs keep them busy. */
+/* machine.h - the memory and the CPUs of this machine that no program uses. The function
+ * kvant_available_cpus() counts the CPUs that this process may use, whether or not other programs
+ * keep them busy. */
 #ifndef KVANT_TOOLS_MACHINE_H
 #define KVANT_TOOLS_MACHINE_H
 

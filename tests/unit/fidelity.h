@@ -5,7 +5,7 @@
 
 #include "testing.h"
 
-/* Means of the cosine, of the squared error per number, and of an inner product's absolute error. */
+/* Means of the cosine, the squared error per number, and an inner product's absolute error. */
 typedef struct fidelity {
     double cosine, mse, product;
 } fidelity;

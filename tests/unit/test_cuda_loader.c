@@ -1,7 +1,8 @@
-/* test_cuda_loader.c - how libkvant finds and judges libkvant_cuda.so, with the stand-in of
+/* test_cuda_loader.c - how libkvant finds and judges libkvant_cuda.so, with the mock of
  * tests/cuda/host in its place. Needs no GPU.
  *
- * Argument: the path of the stand-in. A library that was accepted stays: refusals are tested first. */
+ * Argument: the path of the mock. A library that was accepted stays, so refusals are tested
+ * first. */
 #include "testing.h"
 
 #include <dlfcn.h>

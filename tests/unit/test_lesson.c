@@ -1,5 +1,5 @@
-/* test_lesson.c - kvant_tensor_learn (tensor_hooks.h): a tensor that stores no rows learns what a tensor
- * learns that stores them. */
+/* test_lesson.c - kvant_tensor_learn (tensor_hooks.h): a tensor that stores no rows learns the same
+ * transforms as a tensor that stores them. */
 #include "testing.h"
 
 #include <math.h>

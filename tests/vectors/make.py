@@ -78,7 +78,7 @@ PLAIN, SHIFTED, WITH_FILE = 0, 1, 2
 
 
 def rows(dim):
-    """Rows that are exact in binary32: 16-bit integers over powers of two from 2^8 to 2^23. Such
+    """Rows that are exact in binary32: 16-bit integers over powers of two from 2^8 to 2^23. The
     rows have a heavy tail.
 
     Token 5 is zero, token 6 is tiny, token 7 has the same number everywhere.

@@ -21,7 +21,8 @@ typedef struct host_control {
     kvant_code_kind kind; /* kind of the codes of a view */
     const kvant_cuda_codec *codec;
     unsigned char arguments[1024]; /* a copy, zeros behind it */
-    /* The attention that was computed last. A captured call is computed when its graph is launched. */
+    /* The attention that was computed last. A captured call is computed when its graph is
+     * launched. */
     kvant_cuda_kernel_attention_args attention;
     kvant_cuda_stream stream;
     int freed; /* number of freed codecs */
