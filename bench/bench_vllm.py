@@ -12,8 +12,9 @@ wheel). `ids` compares tokens of an exact codec with tokens of vLLM's own cache.
 Caches: a dtype of vLLM's cache, or a name of KVANT_VLLM; CACHE@BACKEND and CACHE@@DTYPE choose a
 backend and the model's dtype. tpot_ms: wall time per step of all requests, from two calls with few
 and many tokens. Their contexts are not computed: vLLM's DecodeBenchConnector fills blocks with
-constants. ttft_ms: time until all prompts of a batch, which are computed, have one token.
-tokens_that_fit: blocks that vLLM counts x tokens per block, without --gib."""
+constants. The column ttft_ms is the time until all prompts of a batch, which are computed, have one
+token. The column tokens_that_fit is the blocks that vLLM counts x tokens per block, without
+--gib."""
 
 import argparse
 import csv
@@ -153,7 +154,7 @@ def cache_options(name):
 
 
 def without_flash_attention_2():
-    """Lets vLLM use FlashAttention 3 for turboquant_* if version 2 is not there. vLLM forces
+    """Lets vLLM use FlashAttention 3 for turboquant_* if its predecessor is not there. vLLM forces
     version 2, but version 3 works as well. The schedule of version 3 would take layers in bf16 for
     quantised layers."""
     from vllm.engine.arg_utils import EngineArgs

@@ -9,8 +9,8 @@ FOLDER gets NAME.gguf and NAME.npz with three things: contexts of the judged tex
 calibrate with, and needles. The option --prune N keeps only rows of the embedding whose tokens are
 used here, and the first N. The rest of the model stays bit for bit. Probabilities are then over the
 tokens that are left. The option --round N also rounds feed-forward and output matrices, as Q8_0
-does, to multiples of a row's root mean square / N. Such a file compresses to about log2(N) + 2 bits
-per weight. Attention stays unchanged.
+does, to multiples of a row's root mean square / N. The file then compresses to about log2(N) + 2
+bits per weight. Attention stays unchanged.
 
 Needles follow RULER and OCTOPUS (its appendix H): sentences "The special magic value of KEY is
 VALUE." between the judged text's tokens. The kind `single` has one key and a number of 5 digits.

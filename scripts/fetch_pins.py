@@ -201,7 +201,8 @@ BESIDE_LMCACHE = """
     opentelemetry-api==1.45.2 opentelemetry-sdk==1.45.2
     opentelemetry-exporter-prometheus==0.66b2 opentelemetry-semantic-conventions==0.66b2
     prometheus-client==0.26.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0 pycparser==3.12
-    pyzmq==27.3.0 redis==8.1.0 sortedcontainers==2.4.0 starlette==1.10.0 uvicorn==0.54.0 yarl==1.25.1
+    pyzmq==27.3.0 redis==8.1.0 sortedcontainers==2.4.0 starlette==1.10.0 uvicorn==0.54.0
+    yarl==1.25.1
 """
 
 # The formatters of `make format`. The versions are exact, because other releases lay code out

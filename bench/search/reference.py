@@ -103,8 +103,8 @@ class RaBitQ(Rotated):
 
     @staticmethod
     def nearest(u, bits):
-        """The vector of largest cosine with each row of u, among all vectors of odd multiples of
-        1/2 below 2^(bits - 1). Growing a scale from 0, coordinate i steps from k - 1/2 to k + 1/2
+        """The vector of largest cosine with each row of u, among all vectors of odd multiples of a
+        half below 2^(bits - 1). Growing a scale from 0, coordinate i steps from k - 1/2 to k + 1/2
         when the scale passes k / |u_i|. A step adds |u_i| to the product and 2 k to the squared
         length, so sums along the sorted steps give every cosine."""
         steps = np.arange(1, 2 ** (bits - 1), dtype=np.float32)

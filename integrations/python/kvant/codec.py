@@ -193,11 +193,11 @@ class Codec(Owned):
         """Encodes rows [n, head_dim] float32, of NumPy or with DLPack on the CPU, into pages: a new
         uint8 array [ceil(n / 64), page_bytes].
 
-        Row i is token i % 64 of page i // 64. When n is not a multiple of 64, the tokens after the
-        last row are zero bytes, as in a page that was never written. n is a multiple of
-        block_tokens. `center` and `scale` are float32 [head_dim]. The codec subtracts center from
-        rows and then divides them by scale. ValueError or TypeError for another shape or dtype;
-        Error of status 50 for a NaN or an infinity, 51 for a row beyond fp16's range."""
+        Row i is token i % 64 of page i // 64. n is a multiple of block_tokens. When n is not a
+        multiple of 64, the tokens after the last row are zero bytes, as in a page that was never
+        written. `center` and `scale` are float32 [head_dim]. The codec subtracts center from rows
+        and then divides them by scale. ValueError or TypeError for another shape or dtype; Error of
+        status 50 for a NaN or an infinity, 51 for a row beyond fp16's range."""
         from . import arrays
 
         rows, stride = arrays.rows(rows, "rows", (None, self.head_dim))

@@ -61,13 +61,13 @@ class Index(Owned):
         index.add(rows)                                  # float32 [n, 384]; nothing is trained
         scores, ids = index.search(queries, 10)          # float32 and int64 [queries, 10]
 
-    Codes have 1 to 8 bits per dimension: spec "turboquant-4" or "trellis-4", which finds more and
-    takes longer to add. "trellis-3:dims=256" keeps 256 principal dimensions,
-    "turboquant-4:lists=128" makes inverted lists; both need train. "rows=int8" also keeps each
-    vector in 8 bits per dimension, for rerank. `metric`: "ip" (inner product) and "cosine", where
-    larger scores are nearer, or "l2", squared distances. `center`: float32 [dim], subtracted before
-    rounding. `centroids`: float32 [lists, dim] instead of k-means. Results depend on neither
-    threads nor batches; equal scores are in the order of ids.
+    Codes have 1 to 8 bits per dimension. The spec "turboquant-4" is the usual one, and "trellis-4"
+    finds more and takes longer to add. The spec "trellis-3:dims=256" keeps 256 principal
+    dimensions. The spec "turboquant-4:lists=128" makes inverted lists. Both need train. The option
+    "rows=int8" also keeps each vector in 8 bits per dimension, for rerank. `metric`: "ip" (inner
+    product) and "cosine", where larger scores are nearer, or "l2", squared distances. `center`:
+    float32 [dim], subtracted before rounding. `centroids`: float32 [lists, dim] instead of k-means.
+    Results depend on neither threads nor batches; equal scores are in the order of ids.
 
     With device="cuda" the index searches on the GPU, with the same results. The first search after
     a change copies the codes there. `k` and `rerank` are then at most 4096, and lists= is refused.

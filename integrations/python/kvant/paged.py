@@ -139,9 +139,9 @@ class PagedCache:
     def learn(self, k, q, rope=None):
         """Learns the centre and the matrix of keys with transform=first, before anything is
         written. It uses keys [n, kv heads, head_dim] and queries [n, heads, head_dim] of a
-        sequence's first tokens, and computes on the CPU. 1024 tokens are enough, and 64 tokens are
-        the fewest. An engine keeps their rows meanwhile. `rope`: a kvant.Rope, for a matrix that
-        fits its n_positions. Later calls need no centre and scale of keys."""
+        sequence's first tokens. It computes on the CPU. It needs at least 64 tokens, and 1024
+        tokens are enough. An engine keeps their rows meanwhile. `rope`: a kvant.Rope, for a matrix
+        that fits its n_positions. Later calls need no centre and scale of keys."""
         checks.tensor(k, "k", (None, self.n_kv_heads, self.head_dim), checks.NUMBERS, self.device)
         checks.tensor(q, "q", (k.shape[0], None, self.head_dim), checks.NUMBERS, self.device)
         if q.shape[1] % self.n_kv_heads or k.shape[0] == 0:

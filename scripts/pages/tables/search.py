@@ -52,7 +52,7 @@ def search_four_bits(results):
 
 
 def search_paper(results):
-    """The experiment of TurboQuant's section 2.4: recall@1 at 2 and at 4 bits on four sets."""
+    """The experiment of TurboQuant's section 2.4: recall@1 at two widths of codes on four sets."""
     names = {
         "TurboQuant mse": "mse-{}",
         "TurboQuant prod": "prod-{}",
