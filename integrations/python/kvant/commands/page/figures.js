@@ -24,26 +24,35 @@ function element(name, attributes = {}, ...children) {
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const show = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : value ?? "–");
 /* Three significant digits where zeros would be all that is left. */
+const per100 = (value) => (isNumber(value) ? (100 * value).toFixed(1) : "–");
+const mib = (value) => (isNumber(value) ? (value / MIB).toFixed(2) : "–");
+const integer = (value) => show(value, 0);
+const NAMES = { key: "name", name: "keys / values", text: true };
 const showSmall = (value) =>
-    !isNumber(value) ? "–" : Math.abs(value) < 1e-5 ? "0" : Math.abs(value) < 0.1 ? value.toPrecision(3) : value.toFixed(3);
+    !isNumber(value) ? "–" : Math.abs(value) < 1e-5 ? "0"
+        : Math.abs(value) < 0.1 ? value.toPrecision(3) : value.toFixed(3);
 const unique = (values) => [...new Set(values)];
 
 /* Rows of a step, or of all steps whose names begin with this name ("needle:512",
  * "needle:1024"). */
 const rowsOf = (name) =>
-    steps.filter((step) => step.name === name || step.name.startsWith(`${name}:`)).flatMap((step) => step.rows ?? []);
+    steps.filter((step) => step.name === name || step.name.startsWith(`${name}:`))
+        .flatMap((step) => step.rows ?? []);
 
 function labelOf(row) {
     const specs = row.k === row.v ? row.k : `${row.k} / ${row.v}`;
-    const name = row.preset ? `preset ${row.preset}` : row.config ? `settings ${row.config}` : specs;
-    const prefix = row.cache === "llama.cpp" ? "llama.cpp " : row.cache === "accel" ? "accel " : row.cache === "kvant fp32" ? "fp32 " : "";
+    const name = row.preset ? `preset ${row.preset}` : row.config ? `settings ${row.config}`
+        : specs;
+    const prefix = row.cache === "llama.cpp" ? "llama.cpp " : row.cache === "accel" ? "accel "
+        : row.cache === "kvant fp32" ? "fp32 " : "";
     const suffix = row.protect > 0 ? `, protect ${row.protect}` : "";
     return prefix + name + suffix;
 }
 
 const isF16 = (row) => row.cache === "llama.cpp" && row.k === "f16" && row.v === "f16";
 const kindOf = (row) =>
-    row.cache === "llama.cpp" || row.cache === "accel" ? "llama.cpp" : row.preset ? "preset" : row.config ? "settings file" : "kvant codec";
+    row.cache === "llama.cpp" || row.cache === "accel" ? "llama.cpp" : row.preset ? "preset"
+        : row.config ? "settings file" : "kvant codec";
 const KINDS = ["kvant codec", "preset", "settings file", "llama.cpp"];
 const SYMBOLS = ["circle", "star", "diamond", "square"];
 
@@ -55,7 +64,8 @@ function makeTable(caption, columns, rows, sortable = true) {
         body.replaceChildren(
             ...sorted.map((row) =>
                 element("tr", {}, ...columns.map((column, i) =>
-                    element(i === 0 ? "th" : "td", { class: column.text ? "text" : null, scope: i === 0 ? "row" : null, "data-name": i === 0 ? null : column.name },
+                    element(i === 0 ? "th" : "td", { class: column.text ? "text" : null,
+                        scope: i === 0 ? "row" : null, "data-name": i === 0 ? null : column.name },
                         String((column.show ?? show)(row[column.key]))))),
             ),
         );
@@ -76,19 +86,23 @@ function makeTable(caption, columns, rows, sortable = true) {
         heading.setAttribute("aria-sort", up ? "ascending" : "descending");
         const order = (a, b) => {
             const [x, y] = [a[column.key], b[column.key]];
-            if (x === null || x === undefined || y === null || y === undefined) return (x ?? null) === null ? ((y ?? null) === null ? 0 : 1) : -1;
-            const step = isNumber(x) && isNumber(y) ? x - y : String(x).localeCompare(String(y), "en", { numeric: true });
+            if (x === null || x === undefined || y === null || y === undefined)
+                return (x ?? null) === null ? ((y ?? null) === null ? 0 : 1) : -1;
+            const step = isNumber(x) && isNumber(y) ? x - y
+                : String(x).localeCompare(String(y), "en", { numeric: true });
             return up ? step : -step;
         };
         fill([...rows].sort(order));
     }
     fill(rows);
     return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-        element("table", {}, element("caption", {}, caption), element("thead", {}, element("tr", {}, ...headings)), body));
+        element("table", {}, element("caption", {}, caption),
+            element("thead", {}, element("tr", {}, ...headings)), body));
 }
 
 function section(id, title, ...children) {
-    const made = element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), ...children);
+    const made = element("section", { id, "aria-labelledby": `${id}-title` },
+        element("h2", { id: `${id}-title` }, title), ...children);
     main.append(made);
     return made;
 }
@@ -101,7 +115,8 @@ function figure(label, draw, legend, table) {
     const holder = element("figure", { role: "group", "aria-label": label }, place, legend ?? null,
         element("details", {}, element("summary", {}, "The numbers of this figure"), table));
     if (!window.Plot) {
-        place.append(element("p", { class: "note" }, "This build of kvant has no plotting library: the numbers are in the table."));
+        place.append(element("p", { class: "note" },
+            "This build of kvant has no plotting library: the numbers are in the table."));
         holder.querySelector("details").open = true;
         return holder;
     }
@@ -129,9 +144,11 @@ const plot = (options) => Plot.plot({ style: STYLE, ...options });
 /* A cache looks the same in every figure. f16 is a solid line in the colour of ink. Seven dashes
  * and nine colours have no common divisor, so 63 further caches all look different, and the first
  * nine have different colours. */
-const palette = unique([...rowsOf("needle"), ...rowsOf("speed"), ...rowsOf("position")].filter((row) => !isF16(row)).map(labelOf));
+const palette = unique([...rowsOf("needle"), ...rowsOf("speed"), ...rowsOf("position")]
+    .filter((row) => !isF16(row)).map(labelOf));
 function lookOf(name, names) {
-    if (name === labelOf({ cache: "llama.cpp", k: "f16", v: "f16" })) return { colour: "var(--ink)", dash: null };
+    if (name === labelOf({ cache: "llama.cpp", k: "f16", v: "f16" }))
+        return { colour: "var(--ink)", dash: null };
     const i = palette.includes(name) ? palette.indexOf(name) : palette.length + names.indexOf(name);
     return { colour: COLOURS[i % COLOURS.length], dash: DASHES[i % DASHES.length] };
 }
@@ -144,7 +161,8 @@ function lineLegend(names) {
         key.setAttribute("aria-hidden", "true");
         key.setAttribute("viewBox", "0 0 26 14");
         const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-        for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5 })) line.setAttribute(k, v);
+        for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5 }))
+            line.setAttribute(k, v);
         line.style.stroke = look.colour;
         if (look.dash) line.setAttribute("stroke-dasharray", look.dash);
         key.append(line);
@@ -157,11 +175,13 @@ function lineLegend(names) {
 function lineMarks(rows, names) {
     return names.flatMap((name) => {
         const { colour, dash } = lookOf(name, names);
-        const own = rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => a.x - b.x);
+        const own = rows.filter((row) => row.name === name && isNumber(row.y))
+            .sort((a, b) => a.x - b.x);
         const look = { x: "x", y: "y", stroke: colour };
         return [
             Plot.line(own, { ...look, strokeWidth: 2, strokeDasharray: dash ?? undefined }),
-            Plot.dot(own, { ...look, fill: "var(--paper)", r: 2.5, title: (d) => `${name}: ${showSmall(d.y)}` }),
+            Plot.dot(own, { ...look, fill: "var(--paper)", r: 2.5,
+                title: (d) => `${name}: ${showSmall(d.y)}` }),
         ];
     });
 }
@@ -169,13 +189,17 @@ function lineMarks(rows, names) {
 /* Names at the ends of lines, moved apart; a phone has no room for them and has the legend. */
 function endLabels(svg, rows, names) {
     const [x, y] = [svg.scale("x"), svg.scale("y")];
-    const ends = names.map((name) => rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => b.x - a.x)[0]).filter(Boolean)
-        .map((row) => ({ name: row.name, x: x.apply(row.x), y: y.apply(row.y) })).sort((a, b) => a.y - b.y);
+    const ends = names.map((name) => rows.filter((row) => row.name === name && isNumber(row.y))
+        .sort((a, b) => b.x - a.x)[0]).filter(Boolean)
+        .map((row) => ({ name: row.name, x: x.apply(row.x), y: y.apply(row.y) }))
+            .sort((a, b) => a.y - b.y);
     ends.forEach((end, i) => { if (i > 0) end.y = Math.max(end.y, ends[i - 1].y + 13); });
     const beyond = ends.length > 0 ? Math.max(0, ends[ends.length - 1].y - y.range[0]) : 0;
     for (const end of ends) {
         const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-        for (const [k, v] of Object.entries({ x: end.x + 8, y: end.y - beyond, dy: "0.32em", "font-size": 11, "text-anchor": "start", class: "end" })) text.setAttribute(k, v);
+        for (const [k, v] of Object.entries({ x: end.x + 8, y: end.y - beyond, dy: "0.32em",
+            "font-size": 11, "text-anchor": "start", class: "end" }))
+            text.setAttribute(k, v);
         text.style.fill = lookOf(end.name, names).colour;
         text.textContent = end.name.replace(/^(llama\.cpp|preset|settings) /, "").slice(0, 24);
         svg.append(text);
