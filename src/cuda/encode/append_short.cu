@@ -1,12 +1,12 @@
 /* append_short.cu - appends the few rows of a decode step: a warp takes a row from its numbers to
  * the words of its page.
  *
- * An append of a decode step computes almost nothing. It waits: for arguments, for slots and rows,
- * for the words of pages, and for instructions that no cache holds. So a thread loads its arguments
- * together, before the preceding kernel has ended (Known). It loads a row together with its slot,
- * and it loads the page's words while it works on the row. Two atomics without a result change a
- * word. While slots and rows are loaded, further warps rehearse. Each begins at a different stage
- * (Stage) and executes the remaining stages without stores. So the instructions are cached by then.
+ * An append of a decode step computes little. It waits for arguments, slots, rows, words of pages,
+ * and instructions that no cache holds. So a thread loads its arguments together, before the
+ * preceding kernel has ended (Known). It loads a row together with its slot, and it loads the
+ * page's words while it works on the row. Two atomics without a result change a word. While slots
+ * and rows are loaded, further warps rehearse. Each begins at a different stage (Stage) and
+ * executes the remaining stages without stores. So the instructions are cached by then.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
  * one number of the row. It loads its column of the matrix before anything else. */
@@ -184,8 +184,7 @@ template <int D> KVANT_INLINE bool is_finite(const Row<D> &row)
     return finite;
 }
 
-/* The pair of the block's centre that each of the first D / 2 threads loads before it has the
- * key. */
+/* The pair of the block's centre that each of the first D / 2 threads loads before the key. */
 struct FewCenter {
     CenterPair pair;
     bool any;
@@ -476,8 +475,7 @@ KVANT_INLINE int64_t slot_when_ready(const int64_t *slots, bool ready)
     if (!ready)
         wait_for_prior();
     const int64_t slot = slots[blockIdx.x];
-    wait_for_prior(); /* for a slot below 0, too: the next kernel may rely on all kernels before
-                       * this one having ended */
+    wait_for_prior(); /* for a slot below 0, too: the next kernel relies on this wait */
     return slot;
 }
 
@@ -489,8 +487,8 @@ KVANT_INLINE void let_next_begin()
     begin_next();
 }
 
-/* MATRIX: some role has a matrix. D threads then work, of which a role without a matrix needs the
- * first 32. Without MATRIX one warp works, and further warps may rehearse. */
+/* MATRIX: some role has a matrix. D threads then work; a role without a matrix needs the first 32.
+ * Without MATRIX one warp works, and further warps may rehearse. */
 template <int D, class Book, bool MATRIX>
 __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     append_short_kernel(const __grid_constant__ FewArgs<Book> args)
