@@ -1,12 +1,11 @@
 /* append_short.cu - appends the few rows of a decode step: a warp takes a row from its numbers to
  * the words of its page.
  *
- * An append of a decode step computes little. It waits for arguments, slots, rows, words of pages,
- * and instructions that no cache holds. So a thread loads its arguments together, before the
- * preceding kernel has ended (Known). It loads a row together with its slot, and it loads the
- * page's words while it works on the row. Two atomics without a result change a word. While slots
- * and rows are loaded, further warps rehearse. Each begins at a different stage (Stage) and
- * executes the remaining stages without stores. So the instructions are cached by then.
+ * The kernel waits for arguments, slots, rows, words of pages, and instructions that no cache
+ * holds. So it loads its arguments together, before the preceding kernel has ended (Known). It
+ * loads a row with its slot, and the page's words while it works on the row. Two atomics without a
+ * result change a word. While rows are loaded, further warps rehearse: each executes the stages
+ * from a different one (Stage) on without stores, so that the instructions are cached.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
  * one number of the row. It loads its column of the matrix before anything else. */
