@@ -3,7 +3,7 @@
  * A row y becomes codes and a factor. <u, y> is estimated by factor <u, levels>, which is right on
  * average and exact for u = y. The levels of turboquant are the integers for which a search over
  * all steps found the smallest error. Their mean squared error for normal numbers is within 0.8 %
- * of the smallest possible error (Lloyd-Max). At 6 bits it is within 2 %, and at 7 bits within 11
+ * of the smallest possible error (Lloyd-Max). At 6 bits it is within 2 %. At 7 bits it is within 11
  * %. */
 #pragma once
 

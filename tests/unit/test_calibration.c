@@ -278,7 +278,7 @@ static void long_texts_are_sampled(void **state)
             assert_true(centroids[i] != centroids[j]);
     }
     /* With 16 clusters of 16 rows, each cluster is a row. Rows are uniform on 0 to 999. So their
-     * mean is 499.5, with an error of at most 3 x 288.7 / 4. */
+     * mean is 499.5. Its error is at most 3 x 288.7 / 4. */
     assert_true(fabs(sum - 499.5) <= 3 * 288.7 / 4);
     kvant_calibration_free(&c);
 }

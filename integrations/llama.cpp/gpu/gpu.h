@@ -6,33 +6,40 @@
  * devices, and weights, activations and recurrent state lie in CUDA's buffers. KVANT is a second
  * name of KVANT0, so a program that asks for KVANT gets the cache in GPU memory.
  *
- *   devices.c   devices and buffer types: which functions are replaced, and who owns a buffer
- *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
- *   graph.c     which caches a graph uses, and their preparation before it
- *   ops.c       the operations as launches of libkvant_cuda
- *   attention.c attention among them
- *   edges.c     removes needless edges from captured graphs
- *   marks.c     cells whose rows were refused
- *   masks.c     which masks need not be read
- *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
- *   rows.c      their rows, read and written without a graph
- *   learn.c     learns centre and scale from first rows
- *   first_matrix.c a layer's first key transform (transform=first): when it is made and comes in
- * force
- *   held.c      exact rows that take it
- *   lesson.c    the keys that it is made from
- *   learner.c   the threads that learn key transforms
- *   load.c      a thread that loads kernels
- *   queries.c   queries of prompts, from which key transforms are learned
- *   buckets.c   a key transform for each further position bucket
- *   shift.c     keys that move to other positions; shift_keys.c moves the keys of a layer
- *   centers.c   centres of blocks of keys
- *   fetch.c     copies in the computer's memory
- *   accel.c     attention on llama.cpp's own cache
- *   size.c      the memory that a cache takes, computed from shapes
- *   in_place.c  caches that fit as fp16; ready.c prepares their compression, hand_over.c does it
- *   fp16_pages.c exact pages, whose rows are fp16
- *   step.c      steps for the plan (src/store/plan.h), which decides which blocks have exact pages
+ * Graphs:
+ *
+ *   devices.c      devices and buffer types: replaced functions, and owners of buffers
+ *   backend.c      back ends: graphs cut at our operations, captured as one CUDA graph, replayed
+ *   graph.c        the caches that a graph uses, and their preparation before the graph
+ *   ops.c          the operations as launches of libkvant_cuda; attention.c launches attention
+ *   edges.c        removes needless edges from captured graphs
+ *   masks.c        the masks that need not be read
+ *   accel.c        attention on llama.cpp's own cache
+ *   load.c         a thread that loads kernels
+ *
+ * Cache tensors:
+ *
+ *   cells.c        cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   rows.c         rows of these tensors, read and written without a graph
+ *   marks.c        cells whose rows were refused
+ *   fetch.c        copies in the computer's memory
+ *   size.c         the memory that a cache takes, computed from shapes
+ *   in_place.c     caches that fit as fp16
+ *   ready.c        prepares the compression of these caches; hand_over.c compresses them
+ *   fp16_pages.c   exact pages, whose rows are fp16
+ *   step.c         steps for the plan (src/store/plan.h), which gives exact pages to blocks
+ *
+ * Transforms:
+ *
+ *   learn.c        learns centre and scale from first rows
+ *   first_matrix.c when a layer's first key transform is made and comes in force (transform=first)
+ *   held.c         exact rows that get this key transform
+ *   lesson.c       the keys from which it is made
+ *   learner.c      the threads that learn key transforms
+ *   queries.c      queries of prompts, from which key transforms are learned
+ *   buckets.c      a key transform for each further position bucket
+ *   centers.c      centres of blocks of keys
+ *   shift.c        keys that move to other positions; shift_keys.c moves the keys of a layer
  *
  * cache.h has caches and their tensors, transforms.h the transforms that they learn, and types.h
  * has types for both. This header has devices, back ends and graphs.

@@ -17,10 +17,14 @@ def read_vectors(
 ) -> Any:
     """Rows first .. first + n - 1 (n None: to the end) of a file: a float32 array [n, dim].
 
-    float32 files are mapped, so that rows are read when they are used, and the array cannot be
-    written; other types are converted. .npy: two dimensions, rows one after another. .fvecs,
-    .bvecs: a length before each row. .fbin, .u8bin, .i8bin, .f16bin: the number of rows and
-    columns, then rows. .hdf5: dataset is a name in the file, such as "train" or "test"; needs h5py.
+    Files of float32 are mapped: rows are read when they are used, and the array cannot be written.
+    Other types are converted.
+
+    .npy                            two dimensions, rows one after another
+    .fvecs, .bvecs                  a length before each row
+    .fbin, .u8bin, .i8bin, .f16bin  the counts of rows and columns, then the rows
+    .hdf5                           `dataset`, such as "train" or "test"; needs h5py
+
     ValueError for a file that is damaged or of another kind."""
     path = pathlib.Path(path)
     if first < 0 or (n is not None and n < 0):

@@ -189,7 +189,7 @@ def papers_timing(results):
         "(32, 64, 8, 128, 16384)": ("32", "64", "8", "128", "16384"),
     }
     first, second = shapes
-    # Where printed; GPU there; shape here; codec here; microseconds there.
+    # The paper's table; its GPU; our shape; our codec; the printed microseconds.
     said = [
         ("OCTOPUS, Table 7", "H200", first, "octopus-4", 660),
         ("OCTOPUS, Table 7", "H200", first, "octopus-2", 520),

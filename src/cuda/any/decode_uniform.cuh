@@ -17,8 +17,8 @@ namespace kvant
 struct ToUnit {
     float scale, zero; /* factors for stored scales, and for stored zero points */
 
-    /* Sets the factors and returns the unit, 2^(e + 9). e is chosen so that 2^e is above the scale
-     * and 2^(e + 23) is above the zero point. */
+    /* Sets the factors and returns the unit, 2^(e + 9). The exponent e is chosen so that 2^e is
+     * above the scale and 2^(e + 23) is above the zero point. */
     KVANT_INLINE float set(float top)
     {
         const int e = max((__float_as_int(top) >> 23) - 126, -24);

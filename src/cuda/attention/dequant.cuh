@@ -117,8 +117,8 @@ struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
 };
 
 struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
-    /* w[0] is the 2-bit plane of the first two column tiles, w[1] of the last two. w[2] is the
-     * 1-bit plane of all four. */
+    /* The word w[0] is the 2-bit plane of the first two column tiles, w[1] of the last two. The
+     * word w[2] is the 1-bit plane of all four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
                                   uint32_t (&a)[TILES][4])
     {
@@ -267,8 +267,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
         odd = bit_select<0x33333333u>(shift_by(low, table.shift2), top);
     }
 
-    /* The third bits of tiles, in the upper two bits of nibbles: tiles 0 and 1 in top[0], tiles 2
-     * and 3 in top[1]. */
+    /* The third bits of tiles, in the upper two bits of nibbles: of the first two tiles in top[0],
+     * of the last two in top[1]. */
     __device__ static void spread_top(uint32_t word, const Bytes &table, uint32_t (&top)[2])
     {
         uint32_t low = spread(word), high = spread(shift_by(word, table.shift16));
@@ -276,8 +276,8 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
         top[1] = prmt(low, high, 0x7632);
     }
 
-    /* w[0] is the 2-bit plane of the first two column tiles, w[1] of the last two. w[2] is the
-     * 1-bit plane of all four. */
+    /* The word w[0] is the 2-bit plane of the first two column tiles, w[1] of the last two. The
+     * word w[2] is the 1-bit plane of all four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table,
                                   uint32_t (&a)[TILES][4])
     {

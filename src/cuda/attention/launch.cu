@@ -158,9 +158,9 @@ kvant_status choose_kernel(const kvant_cuda_kernel_attention_args &args, const D
 }
 
 /* Whether it is faster to unpack a page once for all query rows (tiles/) than once for every 8 or
- * 16 rows. The time of 64 rows in passes of 16, for 8 sequences of 32768 tokens on an H200, is 350
- * us (int-4). It is 457 us with turboquant-4, 749 us with trellis-4 and 815 us with octopus-4.
- * Tiles take as long for 17 rows as for 64. */
+ * 16 rows. The time was measured on an H200, for 8 sequences of 32768 tokens. With int-4 it is 350
+ * us for 64 rows in passes of 16. It is 457 us with turboquant-4, 749 us with trellis-4 and 815 us
+ * with octopus-4. Tiles take as long for 17 rows as for 64. */
 bool prefers_tiles(const kvant_cuda_kernel_attention_args &args)
 {
     const uint32_t few_rows = args.k_codec->params.codes == KVANT_CUDA_CODES_TRIPLETS ? 48 : 32;

@@ -91,8 +91,8 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
     const uint32_t *from =
         reinterpret_cast<const uint32_t *>(page) + (lane >> 2) * (D / 2) + (lane & 3);
     unrolled_for (int rt = 0; rt < Accumulator<C, D>::TILES; rt++)
-        unrolled_for (int i = 0; i < 4; i++) { /* i mod 2 selects channels 8 further, i / 2 tokens 8
-                                                * further */
+        unrolled_for (int i = 0; i < 4; i++) { /* i mod 2 selects the upper channels, i / 2 the
+                                                * upper tokens */
             const int token = first + 8 * (i / 2);
             if constexpr (HAS_CHUNKS<C>)
                 a[rt][i] = open_pair<D>(page, value_channel<C, D>(rt, lane >> 2, i % 2),

@@ -81,8 +81,8 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
     }
 
-    /* The registers of a row tile for column tiles 2 step and 2 step + 1. w: two words, one for row
-     * r and one for row r + 8. */
+    /* The registers of a row tile for column tiles 2 step and 2 step + 1. The array w has two
+     * words, one for row r and one for row r + 8. */
     template <class T>
     KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one,
                                        const T &table, uint32_t (&a)[2][4])

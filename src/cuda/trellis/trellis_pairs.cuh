@@ -97,7 +97,7 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
     return look_up_word(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
-/* Computes operands of 32 codes with 2 or 3 bits per code. a and b are two words of the plane of 2
+/* Computes operands of 32 codes with 2 or 3 bits per code. The words a and b are of the plane of 2
  * bits. Each word has two column tiles. The words third_a and third_b hold the third bits: the
  * lower byte of each half belongs to these codes or, with `upper`, the upper byte. Calls use(a or
  * b, column tile, halves). */
