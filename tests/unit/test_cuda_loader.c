@@ -298,7 +298,7 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_block_args rows = { .size = sizeof rows };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     (void)state;
-    answer(KVANT_ERR_FULL, NULL); /* a status that only this mock returns */
+    answer(KVANT_ERR_FULL, NULL); /* none of these functions returns this by itself */
 #define REACHES(name, call, args)                                                                  \
     assert_int_equal(call, KVANT_ERR_FULL);                                                        \
     assert_string_equal(host->function, "host_" #name);                                            \

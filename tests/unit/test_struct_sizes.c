@@ -1,6 +1,7 @@
 /* test_struct_sizes.c - size fields of structs that cross the library's border. A caller compiled
  * against the first released header or against a newer header is served. A caller that requests a
- * feature that this version does not know is refused. */
+ * feature that this version does not know is refused. The program test_cuda_struct_sizes tests the
+ * functions for GPUs. */
 #include <kvant/block_attention.h>
 #include <kvant/cache.h>
 #include <kvant/calibration.h>
