@@ -4,8 +4,8 @@
  * The kernel waits for arguments, slots, rows, words of pages, and instructions that no cache
  * holds. So it loads its arguments together, before the preceding kernel has ended (Known). It
  * loads a row with its slot, and the page's words while it works on the row. Two atomics without a
- * result change a word. While rows are loaded, further warps rehearse: each executes the stages
- * from a different one (Stage) on without stores, so that the instructions are cached.
+ * result change a word. While rows are loaded, further warps rehearse: each begins at a different
+ * stage (Stage) and stores nothing, so that the instructions are cached in time.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
  * one number of the row. It loads its column of the matrix before anything else. */
