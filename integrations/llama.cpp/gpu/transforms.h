@@ -71,7 +71,8 @@ typedef struct kvp_gpu_buckets {
     size_t n_last, most_last;
 } kvp_gpu_buckets;
 
-/* Exact pages in the order of their blocks, with the transforms and written rows of these blocks. */
+/* Exact pages in the order of their blocks, with the transforms and written rows of these
+ * blocks. */
 typedef struct kvp_gpu_listed {
     uint32_t page;
     uint8_t transform;
