@@ -1,5 +1,5 @@
-/* short_row.cuh - the data of append_short.cu: the arguments of its kernels, and a row on its way from
- * memory to its transformed numbers.
+/* short_row.cuh - the data of append_short.cu: the arguments of its kernels, and a row on its way
+ * from memory to its transformed numbers.
  *
  * Owns how arguments and rows are loaded. append_short.cu owns the kernels and the order of their
  * stages. */
