@@ -8,6 +8,7 @@
  * to the stream that began it. The end of the capture fails (901) if the origin did not wait for
  * work of a stream. */
 #define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,8 @@ typedef struct event {
     unsigned long done;
 } event;
 
+/* Threads of the plug-in create, use and destroy streams of their own at the same time. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static stream *streams[MOST_STREAMS];
 static unsigned long n_launches, n_updates;
 static size_t n_left;
@@ -60,10 +63,13 @@ static atomic_ulong n_unlaunched;
 
 static stream *stream_of(const void *handle)
 {
-    for (int i = 0; i < MOST_STREAMS; i++)
+    stream *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST_STREAMS && !found; i++)
         if (handle && streams[i] == handle)
-            return streams[i];
-    return NULL;
+            found = streams[i];
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 bool host_captures(kvant_cuda_stream handle)
@@ -121,20 +127,28 @@ EXPORT(size_t, host_edges_left, (void))
 
 EXPORT(int, cuStreamCreate, (void **handle, unsigned flags))
 {
-    for (int i = 0; i < MOST_STREAMS; i++)
-        if (!streams[i]) {
-            *handle = streams[i] = calloc(1, sizeof **streams);
-            streams[i]->context = host_context();
-            return flags != 1;
-        }
+    stream *created = calloc(1, sizeof *created);
+    int place = 0;
+    created->context = host_context();
+    pthread_mutex_lock(&lock);
+    while (place < MOST_STREAMS && streams[place])
+        place++;
+    if (place < MOST_STREAMS)
+        *handle = streams[place] = created;
+    pthread_mutex_unlock(&lock);
+    if (place < MOST_STREAMS)
+        return flags != 1;
+    free(created);
     return BAD;
 }
 
 EXPORT(int, cuStreamDestroy_v2, (void *handle))
 {
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST_STREAMS; i++)
         if (streams[i] == handle)
             streams[i] = NULL;
+    pthread_mutex_unlock(&lock);
     free(handle);
     return 0;
 }
@@ -253,6 +267,7 @@ EXPORT(int, cuStreamEndCapture, (void *handle, void **result))
         return handle == NULL;
     }
     graph *g = *result = s->capture;
+    pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST_STREAMS; i++)
         if (streams[i] && streams[i]->capture == g) {
             error =
@@ -260,6 +275,7 @@ EXPORT(int, cuStreamEndCapture, (void *handle, void **result))
             streams[i]->capture = NULL;
             streams[i]->origin = false;
         }
+    pthread_mutex_unlock(&lock);
     add_edges(g);
     return error;
 }
