@@ -57,22 +57,38 @@ bool host_is_wrong(const char *function)
 
 const kvant_codec *host_source(const kvant_cuda_codec *codec)
 {
+    const kvant_codec *source = NULL;
+    pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].codec == codec)
-            return known[i].source;
-    abort();
+            source = known[i].source;
+    pthread_mutex_unlock(&lock);
+    if (!source)
+        abort();
+    return source;
+}
+
+/* Puts a codec in the place of another one; NULL stands for no codec. Threads of the plug-in create
+ * and free codecs at the same time. */
+static void replace(const kvant_cuda_codec *old, const kvant_cuda_codec *codec,
+                    const kvant_codec *source)
+{
+    size_t i = 0;
+    pthread_mutex_lock(&lock);
+    while (i < sizeof known / sizeof *known && known[i].codec != old)
+        i++;
+    if (i < sizeof known / sizeof *known) {
+        known[i].codec = codec;
+        known[i].source = source;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static kvant_status know(kvant_status status, const kvant_cuda_codec *codec,
                          const kvant_codec *source)
 {
-    size_t i = 0;
-    while (known[i].codec)
-        i++;
-    if (status == KVANT_OK) {
-        known[i].codec = codec;
-        known[i].source = source;
-    }
+    if (status == KVANT_OK)
+        replace(NULL, codec, source);
     return status;
 }
 
@@ -124,9 +140,8 @@ kvant_status host_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_c
 
 void host_codec_free(kvant_cuda_codec **codec)
 {
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (known[i].codec == *codec)
-            known[i].codec = NULL;
+    if (*codec)
+        replace(*codec, NULL, NULL);
     kvant_cuda_table_codec_free(codec);
     host.freed++;
 }
