@@ -8,9 +8,10 @@
 #include "cuda_attention.h"
 
 #define MOST_QUERIES 32767u /* query tokens per call of the kernels */
-#define MOST_TURNED 65535u  /* query tokens times matrices in kvant_cuda_kernel_transform_queries */
+#define MOST_PRODUCTS                                                                              \
+    65535u /* query tokens times matrices in kvant_cuda_kernel_transform_queries */
 
-_Static_assert(KVANT_MAX_TRANSFORMS <= KVANT_CUDA_MOST_MATRICES, "a call has all versions");
+_Static_assert(KVANT_MAX_TRANSFORMS <= KVANT_CUDA_MOST_MATRICES, "a call has all transforms");
 
 /* Checks */
 
@@ -65,7 +66,8 @@ static size_t width_of(const attention_call *c)
  * many. */
 static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel_query_args all)
 {
-    const uint32_t n = 1 + all.n_further, at_once = (uint64_t)all.batch * n <= MOST_TURNED ? n : 1;
+    const uint32_t n = 1 + all.n_further,
+                   at_once = (uint64_t)all.batch * n <= MOST_PRODUCTS ? n : 1;
     kvant_cuda_kernel_query_args some = all;
     kvant_status status = KVANT_OK;
     some.n_further = at_once - 1;

@@ -385,8 +385,8 @@ kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const in
 
 /* Learning alone */
 
-/* Blocks get the version of their rows as if these had been stored. */
-static void join_versions(const kvant_write_job *job)
+/* Blocks get the transform of their rows as if these had been stored. */
+static void join_transforms(const kvant_write_job *job)
 {
     kvant_tensor *tensor = job->tensor;
     for (size_t first = 0; first < job->n;) {
@@ -424,7 +424,7 @@ kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size
     if (status == KVANT_OK) {
         kvant_transforms_forget(tensor);
         kvant_choice_publish(tensor, &job.choice);
-        join_versions(&job);
+        join_transforms(&job);
     }
     kvant_learning_written(tensor, slots, status == KVANT_OK ? n : 0);
     return status;

@@ -279,7 +279,7 @@ TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, plain_
 TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_args, further)
 
 /* A call of cuda.h. Its struct is the first part of a struct of cuda_kernels.h, which the table
- * takes. The further members become zeros; next is the first of them. test_cuda_door compares the
+ * takes. The further members become zeros; next is the first of them. test_cuda_loader compares the
  * places of all members of both structs. */
 #define SHORT_CALL(name, type, last, next)                                                         \
     _Static_assert(sizeof(kvant_cuda_##type) == offsetof(kvant_cuda_kernel_##type, next),          \

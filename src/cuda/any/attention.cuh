@@ -197,7 +197,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
     /* Adds the products of queries with the page's own centre to scores. */
     KVANT_INLINE void add_offsets(float (&s)[EIGHTS][N][4], int page) const
     {
-        const float *from = p.page_offsets + offsets_at(p, work.pair, page);
+        const float *from = offsets_of(p, work.pair, page);
         unrolled_for (int t = 0; t < EIGHTS; t++)
             unrolled_for (int h = 0; h < 2; h++) {
                 const float own = page_offset(work.pair, from, 8 * t + row_of(h)) * p.scale_log2;
@@ -280,7 +280,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                       tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
             request(next);
             if (p.page_offsets && lane == 0)
-                prefetch_line(p.page_offsets + offsets_at(p, work.pair, page), 0);
+                prefetch_line(offsets_of(p, work.pair, page), 0);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS && first < tokens; first += TOKENS) {
                 const int at = begin + first, valid = min(tokens - first, TOKENS);

@@ -126,7 +126,7 @@ struct PageOffsets {
     /* Called before the page's scores are computed, which takes longer than the way to memory. */
     KVANT_INLINE void ask(const AttentionArgs &p, const Pair &pair, int page, int t, int lane)
     {
-        const float *from = p.page_offsets ? p.page_offsets + offsets_at(p, pair, page) : nullptr;
+        const float *from = p.page_offsets ? offsets_of(p, pair, page) : nullptr;
         unrolled_for (int h = 0; h < 2; h++)
             x[h] = from ? page_offset(pair, from, 8 * t + 2 * (lane & 3) + h) : 0;
     }

@@ -80,6 +80,12 @@ KVANT_INLINE size_t offsets_at(const AttentionArgs &p, const Pair &pair, int pag
     return at * (p.query_tokens * p.heads_a_kv) + pair.first_column;
 }
 
+/* The same place in memory. Valid if an earlier launch has computed the offsets. */
+KVANT_INLINE const float *offsets_of(const AttentionArgs &p, const Pair &pair, int page)
+{
+    return p.page_offsets + offsets_at(p, pair, page);
+}
+
 /* The offset of column n, which the caller multiplies by scale_log2. The load is issued in this
  * place. */
 KVANT_INLINE float page_offset(const Pair &pair, const float *offsets, int n)

@@ -174,12 +174,10 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         if (!p.page_offsets)
             return;
         if (UNITS_FIRST && page + 1 < work.end_page)
-            prefetch_line(p.page_offsets + offsets_at(p, work.pair, page + 1) +
-                              min(row[0], work.pair.n_columns - 1),
+            prefetch_line(offsets_of(p, work.pair, page + 1) + min(row[0], work.pair.n_columns - 1),
                           0);
         unrolled_for (int h = 0; h < 2; h++)
-            offset[h] =
-                page_offset(work.pair, p.page_offsets + offsets_at(p, work.pair, page), row[h]);
+            offset[h] = page_offset(work.pair, offsets_of(p, work.pair, page), row[h]);
     }
 
     /* Computes weights from scores, without rounding them; true if the sums of values have to be

@@ -1,6 +1,6 @@
 /* host.h - a mock of libkvant_cuda.so and of the NVIDIA driver, whose device is this computer:
  * kernels are loops over the CPU's codecs. It serves the tests of how libkvant finds its library
- * (test_cuda_door), of caches (test_cuda_cache_host) and of `kvant bench cuda`.
+ * (test_cuda_loader), of caches (test_cuda_cache_host) and of `kvant bench cuda`.
  *
  * A test that opens the library itself can make its functions return a status instead of computing,
  * and can read their arguments (host_control_get). */
