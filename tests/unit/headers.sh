@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every public header compiles alone, as C11 and as C++17, without warnings. tools/ and
-# integrations/ include no private header. Folders of src/ include only the folders that the drawing
-# in architecture.md allows; the list of arrows below is that drawing.
+# integrations/ include no private header. Folders of src/ include only the folders that the table
+# in architecture.md allows; tests/docs/test_code.py compares may_use() with that table.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -72,7 +72,7 @@ while read -r from to file; do
     case " $(may_use "$from") " in
     *" $to "*) ;;
     *)
-        echo "src/${file#./}: src/$from may not use src/$to (architecture.md, Layers)" >&2
+        echo "src/${file#./}: src/$from may not use src/$to (architecture.md, Folders)" >&2
         status=1
         ;;
     esac
