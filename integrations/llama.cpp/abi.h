@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Sizes of arrays in ggml's structs. The loader compares them (ggml_tables.c). */
 #define ABI_MAX_DIMS 4
 #define ABI_MAX_SRC 10
 #define ABI_MAX_OP_PARAMS 64

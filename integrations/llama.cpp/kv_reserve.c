@@ -8,8 +8,8 @@
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
-#define GPU_ALIGN 256u /* alignment of fp16 pages */
-#define LEAST_NEWEST 64u
+#define GPU_ALIGN 256u   /* alignment of fp16 pages */
+#define LEAST_NEWEST 64u /* tokens of a sliding window: a block */
 
 static bool is_placed(const kvp_kv_shape *shape)
 {

@@ -79,8 +79,8 @@ bool kvp_find_model(char *model)
 /* Metadata. No length is trusted: a string or an array that is longer than the rest of the file
  * ends the reading. */
 
-#define MOST_KEYS 65536u
-#define MOST_KEY 256u
+#define MOST_KEYS 65536u /* a file with more is damaged: models have some dozens */
+#define MOST_KEY 256u    /* bytes of a key's name; a longer one ends the reading */
 
 enum { GGUF_UINT32 = 4, GGUF_INT32 = 5, GGUF_STRING = 8, GGUF_ARRAY = 9 };
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define KVP_MODEL_PATH 1024u
+#define KVP_MODEL_PATH 1024u /* bytes; a model with a longer path is not found */
 
 /* Writes the path of the file, at most KVP_MODEL_PATH bytes. False when no model is mapped, or when
  * several are, because a context may run any of them. */

@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVP_BLOCK 64u
+#define KVP_BLOCK 64u /* KVANT_PAGE_TOKENS */
 
 typedef struct kvp_placement kvp_placement;
 

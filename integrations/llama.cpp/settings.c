@@ -19,6 +19,8 @@
 
 /* Schemes, which live as long as the process */
 
+/* Bytes of a key. Paths are far shorter in practice. A longer key is cut, and schemes whose keys
+ * are equal up to there count as one. */
 #define MAX_KEY 8192u
 
 struct entry {

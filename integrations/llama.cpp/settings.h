@@ -44,7 +44,7 @@
 
 #include "model_file.h"
 
-#define KVP_MAX_PROTECT 1000
+#define KVP_MAX_PROTECT 1000 /* beyond the layers of any model */
 
 typedef struct kvp_settings {
     kvant_scheme *scheme; /* is never freed */

@@ -10,7 +10,7 @@
 #include "../base/attributes.h"
 #include "../base/half.h"
 
-#define HALF_MINUS_INF 0xfc00u
+#define HALF_MINUS_INF 0xfc00u /* minus infinity as fp16 */
 
 typedef enum visibility { ALL_VISIBLE, ALL_HIDDEN, MIXED } visibility;
 

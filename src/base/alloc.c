@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 64u
+#define ALIGNMENT 64u /* bytes of a cache line and of an AVX-512 register */
 
 bool kvant_mul_size(size_t a, size_t b, size_t *out)
 {

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVANT_FNV_START 0xcbf29ce484222325u
+#define KVANT_FNV_START 0xcbf29ce484222325u /* as FNV-1a defines it */
 
 /* The state after n more bytes; state is KVANT_FNV_START in the beginning. */
 static inline uint64_t kvant_fnv1a(uint64_t state, const void *bytes, size_t n)

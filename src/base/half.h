@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define KVANT_HALF_MAX 65504.0f
+#define KVANT_HALF_MAX 65504.0f /* the largest finite fp16 number */
 
 static inline uint32_t kvant_float_bits(float x)
 {

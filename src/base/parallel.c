@@ -13,6 +13,8 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+/* Bounds the memory of the pool, because each worker has a stack of WORKER_STACK bytes. A loop runs
+ * on at most 256 threads with its caller. */
 #define MAX_WORKERS 255u
 
 /* Kvant's calls fit 64 KiB of stack. The rest is for thread-local storage of the process, which

@@ -11,6 +11,7 @@ typedef struct gather_list {
     const int32_t *from, *to; /* staging */
 } gather_list;
 
+/* One per role, state and transform. */
 #define KVANT_CUDA_MOST_LISTS (2u * 2u * KVANT_MAX_TRANSFORMS)
 
 /* The transforms of the blocks of a call. Arrays are by kvant_role. */

@@ -76,6 +76,7 @@ typedef struct cuda_append {
     int64_t slots[KVANT_CACHE_BATCH];
 } cuda_append;
 
+/* The most blocks that one launch seals. More blocks take several launches. */
 #define KVANT_CUDA_SEAL_TOGETHER 64u
 
 /* The arrays of a call, in the device's memory. The host only takes addresses of members. */

@@ -14,7 +14,7 @@
 #define MOST_ROWS 960u /* of 2048 tokens without sinks, this many rows are accumulated */
 
 /* A matrix gets a transform if it multiplies the squared error of the rows at hand by at most this
- * factor. */
+ * factor. A smaller gain is not worth the memory, nor one more transform of each query. */
 #define WORTH_IT 0.95
 
 /* The error of the candidate divided by the error of another transform, as a mean over heads. */

@@ -15,9 +15,9 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 
-#define MAX_SPEC 256u
+#define MAX_SPEC 256u /* as KVANT_SPEC_MAX_LENGTH, with its end */
 
-#define MAX_PATH 4096u
+#define MAX_PATH 4096u /* as PATH_MAX of Linux */
 
 typedef struct made_codec {
     struct made_codec *next;

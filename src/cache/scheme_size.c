@@ -11,7 +11,9 @@
 #define MIN_HEAD_DIM 16u
 #define HEAD_DIM_STEP 8u
 
-/* More newest tokens hardly lower the error, and prompts come in batches of at most 512. */
+/* The exact part of a sequence: its first 64 tokens, and its newest 64 to 128. More newest tokens
+ * hardly lower the error. A step has 64 to 512 tokens more, because prompts come in batches of at
+ * most 512. */
 #define EXACT_FIRST 64u
 #define EXACT_LEAST (EXACT_FIRST + 64u)
 #define EXACT_OWN (EXACT_FIRST + 128u)

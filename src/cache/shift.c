@@ -14,6 +14,8 @@
 #include "../base/attributes.h"
 #include "../base/error.h"
 
+/* With more, queries of a sequence are prepared for more ids, and the KVANT_MOST_SHIFTS ids suffice
+ * for fewer sequences. */
 #define SHIFTS_OF_A_SEQUENCE 3u
 
 _Static_assert(KVANT_MOST_SHIFTS <= 32, "numbers are bits of 32");

@@ -178,7 +178,7 @@ struct kvant_tensor {
     float *scratch;                  /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };
 
-#define KVANT_SEAL_WORKERS 8u
+#define KVANT_SEAL_WORKERS 8u /* threads that seal at a time; each one has scratch of the tensor */
 
 static inline const kvant_codec_info *kvant_tensor_codec_info(const kvant_tensor *tensor)
 {

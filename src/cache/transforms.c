@@ -16,7 +16,9 @@
 #define SMALLEST_SCALE 0.00390625f
 
 /* Rows get a new transform when the squared error of an old one is more than this many times the
- * squared error of a new one. */
+ * squared error of a new one. With a smaller limit, ordinary text uses up the transforms of a
+ * tensor, and queries are transformed for each of them. With a larger one, text of another kind is
+ * stored with a larger error. */
 #define MOST_EXCESS 1.5f
 /* Statistics alone do not know W, which is worth more than factors per channel. So the limit for
  * transforms with W is this many times higher when the sample cannot decide. */

@@ -11,7 +11,7 @@
 #include "../base/alloc.h"
 
 #define MAGIC "kvantpar"
-#define VERSION 1u
+#define VERSION 1u /* raise it with the gathered state */
 
 typedef kvant_calibrator_slot slot;
 

@@ -9,6 +9,8 @@
 
 #include "../base/file.h"
 
+/* The head of the file, and the largest numbers in it (calibration.md). A reader refuses larger
+ * numbers before it allocates memory. */
 #define KVANT_CALIBRATION_MAGIC "kvantcal"
 #define KVANT_CALIBRATION_VERSION 2u
 #define KVANT_CALIBRATION_ALIGN 64u

@@ -1,7 +1,7 @@
 /* common.c - see common.h. */
 #include "common.h"
 
-#define MAX_KEPT 65536u
+#define MAX_KEPT 65536u /* tokens; a larger number is a mistake, because fp16 rows save nothing */
 
 static const char *const rotate_names[] = { "none", "hadamard", "dense", NULL }; /* kvant_rotate */
 static const char *const sign_names[] = { "none", "seed", NULL };

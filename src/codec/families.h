@@ -5,7 +5,7 @@
 #pragma once
 
 #ifndef KVANT_PAPERS
-#define KVANT_PAPERS 1
+#define KVANT_PAPERS 1 /* the build says 0 for -DKVANT_PAPERS=OFF */
 #endif
 
 #if KVANT_PAPERS

@@ -6,6 +6,8 @@
 
 #include "../base/error.h"
 
+/* A parsed spec is a struct without allocations. Longer specs, and specs with more options, are
+ * refused. */
 #define KVANT_SPEC_MAX_LENGTH 255
 #define KVANT_SPEC_MAX_OPTIONS 16
 

@@ -12,7 +12,7 @@
 #include "../base/half.h"
 #include "trellis_book.h"
 
-#define MIN_HEAD_DIM 4u
+#define MIN_HEAD_DIM 4u /* with fewer, less than a quarter of the 16 steps has a number */
 
 /* Finds the cells of y / scale. Adding and then subtracting `whole` rounds to whole numbers, as
  * rintf does, but without a call per number. */

@@ -25,7 +25,7 @@ static const level_set level_sets[] = {
                34, 36, 39, 42, 44, 47, 51, 54, 58, 62, 67, 72, 79, 89, 102, 125 } },
 };
 
-#define CELLS_PER_DEVIATION 64
+#define CELLS_PER_DEVIATION 64 /* so KVANT_TRELLIS_CELLS reach 4 deviations to both sides */
 #define MAX_COST 8191u /* Largest cost of a step, so that a sum of eight costs fits 16 bits. */
 
 /* Squared distances of a cell to the nearest level of every subset, less the least of them. */

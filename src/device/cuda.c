@@ -20,7 +20,7 @@
 
 #define LIBRARY_FILE "libkvant_cuda.so"
 #define LIBRARY_ENV "KVANT_CUDA_LIBRARY"
-#define MESSAGE_BYTES 512
+#define MESSAGE_BYTES 512 /* a longer message of the library is cut */
 
 static struct {
     pthread_mutex_t mutex; /* held while the library is opened */

@@ -10,7 +10,7 @@ extern "C" {
 
 typedef struct kvant_cuda_index kvant_cuda_index;
 
-#define KVANT_CUDA_INDEX_MOST_K 4096u
+#define KVANT_CUDA_INDEX_MOST_K 4096u /* a list of candidates has at most LONG_LIST places */
 
 /* Packs of 32 vectors (src/kernels/packs.h), on the host. Arrays have 32 elements per pack. */
 typedef struct kvant_cuda_index_args {

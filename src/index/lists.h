@@ -7,7 +7,7 @@
 
 #include "index_internal.h"
 
-#define KVANT_MAX_LISTS 65536u
+#define KVANT_MAX_LISTS 65536u /* with 2^32 vectors a list then has 65536 of them */
 
 struct kvant_list {
     uint32_t *packs; /* pack numbers */

@@ -7,7 +7,7 @@
 #include "../base/parallel.h"
 #include "index_internal.h"
 
-#define LONGEST 0x1p60
+#define LONGEST 0x1p60 /* so that a squared length stays below the largest fp32 number */
 
 static size_t padded(uint32_t n)
 {

@@ -12,8 +12,8 @@
 #include <string.h>
 
 #define MAX_LEVELS KVANT_LLOYD_MAX_LEVELS
-#define LLOYD_STEPS 40
-#define NEWTON_STEPS 60
+#define LLOYD_STEPS 40  /* bring the levels so near that Newton's method converges */
+#define NEWTON_STEPS 60 /* at most; steps end when no level moves by more than 1e-15 */
 
 typedef struct problem {
     const kvant_density *density;

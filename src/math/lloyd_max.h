@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define KVANT_LLOYD_MAX_BITS 8
+#define KVANT_LLOYD_MAX_BITS 8     /* a code is a byte at most */
 #define KVANT_LLOYD_MAX_LEVELS 128 /* on [0, end] */
 
 typedef struct kvant_density kvant_density;

@@ -18,6 +18,8 @@
 #include <math.h>
 #include <stdint.h>
 
+/* Bits of a coordinate and of a norm. The tables of a view (codec/view.h) have room for 256 and 128
+ * numbers. */
 #define KVANT_OCTAHEDRAL_BITS 8
 #define KVANT_TRIPLET_NORM_BITS 7
 

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+/* Bits of an angle. The circle needs two bits for its quadrants (kvant_polar_circle_book). */
 #define KVANT_POLAR_MIN_BITS 2
 #define KVANT_POLAR_MAX_BITS 4
 #define KVANT_POLAR_MAX_LEVELS 16

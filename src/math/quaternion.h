@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define KVANT_HURWITZ_UNITS 24u
+#define KVANT_HURWITZ_UNITS 24u /* all that there are */
 
 /* Components in the order 1, i, j, k. */
 typedef struct kvant_quaternion {

@@ -2,7 +2,7 @@
  * libraries' results differ in the last bits, but tables must be the same everywhere. */
 #pragma once
 
-#define KVANT_HALF_PI 1.5707963267948966
+#define KVANT_HALF_PI 1.5707963267948966 /* pi / 2 */
 
 /* For 0 <= x <= pi / 2. The absolute error is below 1e-15. It takes the Taylor series of x / 16.
  * Then it doubles the angle four times, which loses no digits. It uses the formulas sin 2x = 2 sin

@@ -7,8 +7,8 @@
 
 #include <kvant/codec.h>
 
-#define KVANT_MAX_PLANES 3
-#define KVANT_TILE 16u
+#define KVANT_MAX_PLANES 3                      /* 7 bits are planes of 4, 2 and 1 bits */
+#define KVANT_TILE 16u                          /* rows and columns of a matrix operand of GPUs */
 #define KVANT_MAX_PADDED_DIM KVANT_MAX_HEAD_DIM /* 512 is a multiple of 16 already */
 
 typedef struct kvant_plane {

@@ -6,8 +6,8 @@
 #include "../base/error.h"
 #include "../codec/spec.h"
 
-#define KVANT_SETTINGS_VERSION 1u
-#define KVANT_SETTINGS_MAX_NAME 255u
+#define KVANT_SETTINGS_VERSION 1u    /* of the file (settings.md) */
+#define KVANT_SETTINGS_MAX_NAME 255u /* bytes of a model's name in the file */
 /* The last line begins with this text. After it comes the FNV-1a of all bytes before the line. */
 #define KVANT_SETTINGS_CHECK "check "
 

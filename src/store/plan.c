@@ -4,7 +4,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-#define SLOTS 64u
+#define SLOTS KVANT_PAGE_TOKENS
 
 /* Old blocks give up their pages first, blocks with first tokens last. */
 typedef enum rank { OLD, NEWEST, FIRST } rank;

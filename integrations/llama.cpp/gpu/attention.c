@@ -303,7 +303,7 @@ static size_t offset_bytes(const abi_tensor *node)
     return blocks * rows_of_queries(node->src[0]) * sizeof(float);
 }
 
-#define ROOM_ALIGN 256u
+#define ROOM_ALIGN 256u /* as the driver aligns memory */
 
 static size_t align(size_t bytes)
 {

@@ -18,7 +18,6 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-#define MOST_CAPTURED_TOKENS 16
 /* With more tokens, ggml-cuda's MUL_MAT_ID may wait on the host, which a capture does not allow. */
 #define MOST_CAPTURED_EXPERT_TOKENS 4
 
@@ -229,7 +228,7 @@ static bool may_capture(const abi_graph *graph)
         const abi_tensor *node = graph->nodes[i];
         if (waits_on_host(node) ||
             (node->op == kvp_api.op.flash_attn_ext &&
-             node->src[0]->ne[1] * node->src[0]->ne[3] > MOST_CAPTURED_TOKENS) ||
+             node->src[0]->ne[1] * node->src[0]->ne[3] > KVP_SHORT_STEP_TOKENS) ||
             (kvp_gpu_is_ours(node) && !kvp_gpu_capturable(node)))
             return false;
     }

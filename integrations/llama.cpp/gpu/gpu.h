@@ -83,8 +83,8 @@ typedef struct kvp_gpu_input_copy {
     size_t bytes;
 } kvp_gpu_input_copy;
 
-#define KVP_MOST_STREAMS 256
-#define KVP_MOST_MASKS 8
+#define KVP_MOST_STREAMS 256 /* LLAMA_MAX_SEQ of llama.cpp */
+#define KVP_MOST_MASKS 8     /* of a graph: models have one for each kind of layer */
 
 /* The places for copies of tensors in the computer's memory. */
 typedef enum kvp_fetched { KVP_FETCHED_KEYS, KVP_FETCHED_VALUES, KVP_N_FETCHED } kvp_fetched;

@@ -10,7 +10,7 @@
 
 #include "../log.h"
 
-#define LEARN_THREADS 16u
+#define LEARN_THREADS 16u /* at most; kvant takes no more threads than the process has CPUs */
 
 /* A codec that learns the same from rows and encodes them quickly; NULL: no such codec, or no
  * memory. */

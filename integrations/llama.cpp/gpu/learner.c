@@ -16,8 +16,8 @@
 #include "../log.h"
 #include "../rope.h"
 
-#define MOST_AT_ONCE 7 /* layers: more disturb a GPU's caller that decodes tokens */
-#define LOW_PRIORITY 10
+#define MOST_AT_ONCE 7   /* layers: more disturb a GPU's caller that decodes tokens */
+#define LOW_PRIORITY 10  /* a nice value, so that the program's own threads go first */
 #define LESSON_ROWS 512u /* rows that the tensor learns from at a time */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;

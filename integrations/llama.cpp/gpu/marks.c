@@ -16,7 +16,7 @@
 
 #include "../log.h"
 
-#define WORD_BITS 32u
+#define WORD_BITS 32u /* marks in a word, which kernels set with 32-bit atomics */
 
 static size_t n_cells_of(const kvp_gpu_cache *cache)
 {

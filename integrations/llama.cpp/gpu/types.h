@@ -32,7 +32,9 @@ typedef struct kvp_gpu kvp_gpu;
 struct kvp_gpu_learner_input; /* learner.h */
 
 #define KVP_MOST_PAGES KVP_MOST_OPEN
-#define KVP_SHORT_STEP_TOKENS 16u /* a step of at most 16 tokens may be captured */
+/* A step of at most 16 tokens may be captured as one CUDA graph. Longer steps are mostly parts of
+ * prompts, whose graphs are not computed again. */
+#define KVP_SHORT_STEP_TOKENS 16u
 /* Rows from which a first key transform is learned. More rows are not looked at, because learning
  * from them would take longer. */
 #define KVP_ENOUGH_ROWS 1024u
@@ -40,7 +42,8 @@ struct kvp_gpu_learner_input; /* learner.h */
 #define KVP_KEPT_BATCHES 4u /* batches whose queries are kept at a time */
 
 /* Position buckets with their own key transform, the last one without an end. The id behind them is
- * KVP_PLAIN, for keys that were sealed before their layer had a key transform. */
+ * KVP_PLAIN, for keys that were sealed before their layer had a key transform. The first bucket
+ * ends at 2048: queries of shorter contexts pass through one key transform only. */
 #define KVP_PLAIN 7u
 #define KVP_MOST_BUCKETS (KVP_PLAIN + 1)
 #define KVP_MOST_TRANSFORMS KVANT_CUDA_MOST_MATRICES

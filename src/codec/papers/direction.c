@@ -7,7 +7,7 @@
 #include "../../base/half.h"
 #include "../../math/sums.h"
 
-#define MAX_SLOTS 16u
+#define MAX_SLOTS 16u /* of a token; at head_dim 512 they take 2 bits per number */
 
 /* The chunks of a token that have slots, the largest first. */
 typedef struct token_outliers {

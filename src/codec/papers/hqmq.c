@@ -77,7 +77,7 @@ static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool
     }
 }
 
-#define MAX_SECONDARIES 1024
+#define MAX_SECONDARIES 1024 /* a table of codewords then takes 512 KB */
 
 static const char *const median_names[] = { "token", "page", NULL };
 static const char *const book_names[] = { "random", "spread", NULL };

@@ -16,7 +16,7 @@
 #include "../../math/octahedral.h"
 #include "qjl.h"
 
-#define MAX_BITS 5u
+#define MAX_BITS 5u /* a code then has 3 x 5 + 1 = KVANT_NUMBER_MAX_BITS bits */
 
 typedef struct octopus {
     octopus_book book;

@@ -8,7 +8,7 @@
 #include "../../page/chunks.h"
 #include "polar.h"
 
-#define BLOCK 16u
+#define BLOCK 16u                  /* channels, by four levels of the recursion */
 #define FIRST 8u                   /* angles of the first list */
 #define OTHERS (BLOCK - 1 - FIRST) /* angles of the three further lists */
 

@@ -14,7 +14,7 @@
 #include "../../math/rotation.h"
 #include "../../math/sums.h"
 
-#define SQRT_HALF_PI 1.2533141373155003f
+#define SQRT_HALF_PI 1.2533141373155003f /* sqrt(pi / 2) */
 
 const char *const kvant_sketch_names[] = { "hadamard", "gaussian", NULL };
 

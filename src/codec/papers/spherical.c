@@ -11,7 +11,7 @@
 #include "../../math/quaternion.h"
 #include "direction.h"
 
-#define MAX_SIGNS 8u
+#define MAX_SIGNS 8u /* 2^8 signs times 24 units are 6144 codewords */
 /* Directions from which the length of the remainder is estimated; the estimate is then off by some
  * 0.5 %. */
 #define SAMPLES 4096

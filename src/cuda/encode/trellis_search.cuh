@@ -14,6 +14,8 @@
 namespace kvant
 {
 
+/* As on the CPU (codec/trellis_book.c, kernels/trellis.h, kernels/trellis_path_template.h), because
+ * bytes depend on them. */
 constexpr int CELLS = 512, CELLS_PER_DEVIATION = 64;
 constexpr uint32_t MAX_COST = 8191;
 constexpr int WARM_UP = 32, LOWER_STEPS = 16, PATH_TRIES = 4;
