@@ -2,8 +2,8 @@
  * comes in force.
  *
  * Rows stay in exact pages until other blocks need the pages (step.c), and no row needs a key
- * transform before it is sealed. When two thirds of the pages have blocks, a thread per layer
- * matrix from the keys in these pages and from queries that prompts had (queries.c). A prompt's
+ * transform before it is sealed. When two thirds of the pages have blocks, a thread per layer makes
+ * a matrix from the keys in these pages and from queries that prompts had (queries.c). A prompt's
  * graph begins the thread of a layer as soon as it has enqueued the layer's keys, because the next
  * batch may have to seal rows already. The step that has to seal rows first waits for all threads,
  * and keys in open pages take the matrices. A step that is too long for the pages, and has more

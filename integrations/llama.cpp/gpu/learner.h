@@ -1,6 +1,7 @@
-/* learner.h - what makes first matrices and matrices of ranges: a tensor in the computer's memory,
- * in a thread per layer. It knows neither graphs nor caches: its callers bring a layer's keys and
- * queries to it. first_matrix.c and ready.c say which, and when a matrix comes in force. */
+/* learner.h - makes a layer's first key transform, and the key transforms of further position
+ * buckets. A thread per layer writes keys and queries to a tensor in the computer's memory, which
+ * learns from them. A learner knows neither graphs nor caches. Its callers, first_matrix.c and
+ * ready.c, choose the keys and queries, and decide when a key transform comes in force. */
 #ifndef KVP_CUDA_LEARNER_H
 #define KVP_CUDA_LEARNER_H
 
@@ -26,10 +27,10 @@ typedef struct kvp_gpu_learner_input {
         query_positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS]; /* positions of the queries' tokens */
 } kvp_gpu_learner_input;
 
-/* lesson.c. list_pages finds the pages with rows whose keys have the first range's transform, or no
- * matrix yet. cell_of returns the cell of a row in these pages, or -1 if the row was never written.
- * count_rows counts the rows that are learned from. known says that some rows have positions: rows
- * without a position are left out then. */
+/* lesson.c. list_pages finds the pages with rows whose keys have the transform of the first
+ * position bucket, or none yet. cell_of returns the cell of a row in these pages, or -1 if the row
+ * was never written. count_rows counts the rows that are learned from. known says that some rows
+ * have positions: rows without a position are left out then. */
 kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache);
 int64_t kvp_gpu_cell_of(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, size_t row);
 size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known);
