@@ -159,6 +159,7 @@ check-format:
 test-docs:
 	scripts/deps.sh fetch
 	$(PYTHON) tests/docs/test_pages.py
+	$(PYTHON) tests/docs/test_code.py
 	$(PYTHON) tests/docs/test_tables.py
 	$(PYTHON) tests/docs/test_figures.py
 
