@@ -56,7 +56,9 @@ def draw(theme, results):
     y = max(ends) + 28
     _join(canvas, ends, y)
     wide = WIDTH - 2 * LEFT
-    end = box(canvas, (LEFT, y, wide), "which blocks are exact?", ["store/plan.c"], ("fill", "ours"))
+    end = box(
+        canvas, (LEFT, y, wide), "which blocks are exact?", ["store/plan.c"], ("fill", "ours")
+    )
     for x in MIDDLES:
         arrow(canvas, [(x, end), (x, end + 28)])
     ends = [column(canvas, x, WIDE, end + 28, steps) for x, steps in zip((LEFT, RIGHT), AFTER)]

@@ -51,7 +51,9 @@ def draw(theme, results):
     y = max(ends) + 28
     for x, end in zip(MIDDLES, ends):
         arrow(canvas, [(x, end), (x, y)])
-    end = box(canvas, (LEFT, y, WIDTH - 2 * LEFT), "output, transformed back", ["R, c and s of values"])
+    end = box(
+        canvas, (LEFT, y, WIDTH - 2 * LEFT), "output, transformed back", ["R, c and s of values"]
+    )
     for number, line in enumerate(NOTES):
         canvas.text(LEFT, end + 34 + 22 * number, line, "soft")
     return canvas
