@@ -57,5 +57,5 @@ def _sequence(canvas):
             )
             canvas.text(x + width / 2 - 4, top + 34, "fp16" if exact else "codes", anchor="middle")
         canvas.text(x + width / 2 - 4, top - 12, name, "soft", "middle")
-    canvas.text(LEFT, top + 82, "The first block of keys stays fp16. The newest block", "soft")
-    canvas.text(LEFT, top + 106, "is open: kvant encodes it when it has 64 tokens.", "soft")
+    canvas.text(LEFT, top + 82, "The first block of a sequence stays fp16, and so do its", "soft")
+    canvas.text(LEFT, top + 106, "newest tokens. kvant encodes them when they are older.", "soft")
