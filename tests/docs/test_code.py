@@ -89,7 +89,8 @@ def folders(root):
         yield "headers.sh has no arrows: this test is broken"
     for name in checked:
         if checked[name] != shown.get(name):
-            yield f"src/{name}: headers.sh allows {checked[name]}, architecture.md {shown.get(name)}"
+            uses = f"headers.sh allows {checked[name]}, architecture.md {shown.get(name)}"
+            yield f"src/{name}: {uses}"
 
 
 def length_of_architecture(root):
