@@ -33,7 +33,7 @@ typedef enum kvant_block_type {
 /* The bytes of one row of head_dim channels. Returns 0 when the format is unknown, when head_dim is
  * above KVANT_BLOCK_MAX_HEAD_DIM, or when it is not a multiple of 32 (16 for f32, f16 and bf16). */
 KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim);
-#define KVANT_BLOCK_MAX_HEAD_DIM 512u
+#define KVANT_BLOCK_MAX_HEAD_DIM 512u /* as KVANT_MAX_HEAD_DIM */
 
 /* Keys or values of one layer and sequence, borrowed for the call. The row of (token j, kv head h)
  * starts at data + j * token_stride + h * head_stride. Strides are in bytes; any alignment will do.

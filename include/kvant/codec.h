@@ -48,10 +48,10 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_PAGE_TOKENS 64u
+#define KVANT_PAGE_TOKENS 64u /* fixed by format.md; masks of a block have a bit per token */
 /* page_bytes is a multiple of this number, so that pages can lie one after another. */
 #define KVANT_PAGE_ALIGN 64u
-#define KVANT_MAX_HEAD_DIM 512u
+#define KVANT_MAX_HEAD_DIM 512u /* a row then takes 2 KB of the stack */
 
 typedef enum kvant_role { KVANT_ROLE_K = 0, KVANT_ROLE_V = 1 } kvant_role;
 

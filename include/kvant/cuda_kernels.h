@@ -12,6 +12,8 @@
 
 KVANT_BEGIN_C
 
+/* The most matrices of keys in a call. Each of them is applied to all queries, so a larger limit
+ * slows attention over long contexts. */
 #define KVANT_CUDA_MOST_MATRICES 24u
 
 /* Centres that RoPE rotates with positions, as it rotates keys (kvant_rope.block_centers). A block
@@ -180,7 +182,7 @@ typedef struct kvant_cuda_spread {
     const int64_t *numbers;
 } kvant_cuda_spread;
 
-#define KVANT_CUDA_MOST_SPREAD 8u
+#define KVANT_CUDA_MOST_SPREAD 8u /* caches that a graph writes to: one per kind of layer */
 
 typedef struct kvant_cuda_marked_args {
     size_t size;           /* set by the caller to sizeof(kvant_cuda_marked_args) */

@@ -31,8 +31,8 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_INDEX_MAX_DIM 8192u
-#define KVANT_INDEX_MAX_VECTORS 4294967264u
+#define KVANT_INDEX_MAX_DIM 8192u           /* more than the embeddings of usual models have */
+#define KVANT_INDEX_MAX_VECTORS 4294967264u /* slots are 32-bit numbers, in packs of 32 */
 #define KVANT_INDEX_NO_ID UINT64_MAX /* fills results that were not found; no vector has this id */
 
 /* With inner product and cosine, larger scores are nearer. With L2 the score is the squared

@@ -46,6 +46,7 @@ KVANT_BEGIN_C
 #define KVANT_API
 #endif
 
+/* The release of this header. */
 #define KVANT_VERSION_MAJOR 0
 #define KVANT_VERSION_MINOR 1
 #define KVANT_VERSION_PATCH 0

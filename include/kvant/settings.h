@@ -17,8 +17,8 @@
 KVANT_BEGIN_C
 
 #define KVANT_SETTINGS_MAX_BYTES (4u << 20) /* of a file; a larger file is refused unread */
-#define KVANT_SETTINGS_MAX_LAYERS 4096u
-#define KVANT_SETTINGS_MAX_KV_HEADS 4096u
+#define KVANT_SETTINGS_MAX_LAYERS 4096u     /* models have fewer; a larger number is refused */
+#define KVANT_SETTINGS_MAX_KV_HEADS 4096u   /* the same */
 /* Specs of all layers and roles together. A (layer, role) counts 1 when its kv heads share a spec,
  * and n_kv_heads otherwise. */
 #define KVANT_SETTINGS_MAX_SPECS 16384u

@@ -51,6 +51,9 @@
 
 KVANT_BEGIN_C
 
+/* The most transforms of a tensor. Queries are transformed for each transform that their keys have,
+ * so a larger limit slows attention over long contexts. With a smaller one, more positions share a
+ * transform. */
 #define KVANT_MAX_TRANSFORMS 12u
 
 typedef struct kvant_tensor kvant_tensor;

@@ -114,7 +114,7 @@ FEATURE_MACRO = re.compile(r"^#define _\w+")
 DECIDING = (
     *("src/store", "src/cache", "src/attention", "src/codec", "src/calibration", "src/settings"),
     *("src/base", "src/device", "src/blocks", "src/page", "src/math", "src/index"),
-    "integrations/llama.cpp",
+    *("include", "integrations/llama.cpp"),
 )
 
 
@@ -123,7 +123,9 @@ def has_reason(lines, number):
     part of."""
     if "/*" in lines[number]:
         return True
-    while number > 0 and lines[number - 1].startswith(("#define ", "constexpr ")):
+    while number > 1 and (
+        lines[number - 1].startswith(("#define ", "constexpr ")) or lines[number - 2].endswith("\\")
+    ):
         number -= 1
     return number > 0 and lines[number - 1].rstrip().endswith("*/")
 
@@ -216,7 +218,8 @@ class Rules(unittest.TestCase):
         source = (
             "#define _POSIX_C_SOURCE 200809L\n"
             "#define ONE 1 /* a reason */\n"
-            "/* A reason for two. */\n#define TWO 2u\n#define THREE ((size_t)1 << 3)\n"
+            "/* A reason for two. */\n#define TWO 2u\n#define SUM(x) \\\n    ((x) + 1)\n"
+            "#define THREE ((size_t)1 << 3)\n"
         )
         self.assertEqual(self.found(constants, source=source), 0)
         source = "\n#define ONE 1\n\nenum { TWO = 2 };\n\nconstexpr int THREE = 3;\n"
