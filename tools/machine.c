@@ -42,9 +42,8 @@ static cpu_time read_cpu_time(const cpu_set_t *set)
                    &cpu, &user, &nice, &system, &idle, &iowait, &irq, &softirq, &steal) != 9 ||
             cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, set))
             continue;
-        const double free_time = (double)(nice + idle + iowait);
-        sum.idle += free_time;
-        sum.total += free_time + (double)(user + system + irq + softirq + steal);
+        sum.idle += (double)(idle + iowait);
+        sum.total += (double)(user + nice + system + idle + iowait + irq + softirq + steal);
         sum.n_cpus++;
     }
     if (file != NULL)
