@@ -48,9 +48,9 @@ KVANT_BEGIN_C
 
 /* The release of this header. */
 #define KVANT_VERSION_MAJOR 0
-#define KVANT_VERSION_MINOR 1
+#define KVANT_VERSION_MINOR 2
 #define KVANT_VERSION_PATCH 0
-#define KVANT_VERSION_STRING "0.1.0"
+#define KVANT_VERSION_STRING "0.2.0"
 
 /* Values are part of the ABI and spaced so that a new one can join its group. */
 typedef enum kvant_status {

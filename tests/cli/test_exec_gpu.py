@@ -12,7 +12,7 @@ from testing import PLUGIN, program
 
 CARD = "AMD Radeon RX 7900 XTX (RADV NAVI31)"
 VULKAN = f"Vulkan0: {CARD} (24560 MiB, 24000 MiB free)"
-KVANT = "KVANT: compressed KV cache (kvant 0.1.0) in system memory (64000 MiB, 60000 MiB free)"
+KVANT = "KVANT: compressed KV cache (kvant VERSION) in system memory (64000 MiB, 60000 MiB free)"
 REST = ["-ngl", "99", "-fa", "on"]
 ALL = "blk\\..*=Vulkan0"
 PLACED = ["--device", "KVANT,Vulkan0", "-ts", "29.5,1.5", "-ot", ALL]
