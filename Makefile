@@ -21,7 +21,7 @@ endef
 
 .PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean \
     test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache asan tsan format \
-    check-format install dist wheel clean help
+    check-format install dist wheel release clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -259,6 +259,11 @@ wheel:
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
 	JOBS=$(JOBS) PYTHON=$(PYTHON) scripts/wheel.sh $(BUILD)/wheel "$$headers" "$$plot" "$$zig"
 
+# All files of a release in build/release, and the commands that tag and upload them
+# (scripts/release.py). Refuses a tree with changes, and versions that disagree.
+release:
+	JOBS=$(JOBS) $(PYTHON) scripts/release.py $(BUILD)/release
+
 clean:
 	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-lean $(BUILD)-clang $(BUILD)-cuda
 
@@ -289,4 +294,5 @@ help:
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
 	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer'
 	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
+	@echo 'make release    build/release: source, tarball, wheel, sums and notes (5 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

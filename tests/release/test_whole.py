@@ -1,0 +1,71 @@
+"""`make release` in two clones of this tree with different names and rights: both make the same
+bytes, and the wheel says its version. Takes minutes, and the compiler that scripts/fetch.py zig
+fetches.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+import tree  # finds the modules of scripts
+
+import release
+import version
+
+NUMBER = version.of(tree.ROOT)
+FILES = release.names(NUMBER)
+CACHE = pathlib.Path(os.environ.get("KVANT_CACHE", pathlib.Path.home() / ".cache" / "kvant"))
+
+
+def made(folder, mask):
+    """{name: bytes} of a release of this tree, made in a clone."""
+    old = os.umask(mask)
+    try:
+        changes = (tree.ROOT / "CHANGELOG.md").read_text()
+        head, _, rest = changes.partition("## Unreleased\n")
+        rest = rest[rest.index("## ") :]
+        clone = tree.commit(
+            folder, tree=tree.tracked(), **{"CHANGELOG.md": f"{head}## Unreleased\n\n{rest}"}
+        )
+        done = subprocess.run(
+            ["make", "-C", clone, "release", "JOBS=2", f"PYTHON={sys.executable}"],
+            env=tree.ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    finally:
+        os.umask(old)
+    print(done.stdout)
+    assert done.returncode == 0, "make release failed"
+    out = clone / "build" / "release"
+    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=out, check=True)
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@unittest.skipUnless((tree.ROOT / ".git").exists(), "not a checkout: files are not known")
+@unittest.skipUnless(list(CACHE.glob("zig-*")), "scripts/fetch.py zig has not run")
+class Whole(unittest.TestCase):
+    def test_two_releases_of_one_commit(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            first = made(folder / "first", 0o022)
+            self.assertEqual(set(first), {*FILES.values(), "SHA256SUMS", "RELEASE_NOTES.md"})
+            (folder / "wheel").write_bytes(first[FILES["wheel"]])
+            with zipfile.ZipFile(folder / "wheel") as wheel:
+                info = f"kvant-{NUMBER}.dist-info"
+                metadata = wheel.read(f"{info}/METADATA").decode().splitlines()
+                tags = wheel.read(f"{info}/WHEEL").decode().splitlines()
+            self.assertIn(f"Version: {NUMBER}", metadata)
+            self.assertIn("Tag: py3-none-manylinux_2_28_x86_64", tags)
+            second = made(folder / "another name", 0o077)
+            for file in first:
+                self.assertEqual(first[file], second[file], f"{file} differs")
+
+
+if __name__ == "__main__":
+    unittest.main()
