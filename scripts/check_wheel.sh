@@ -4,6 +4,7 @@
 # and none names a folder of this machine.
 set -eu
 [ $# -ge 1 ] || { echo "usage: scripts/check_wheel.sh WHEEL [GLIBC]" >&2; exit 2; }
+wheel=$1 glibc=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -12,19 +13,19 @@ fail() {
     exit 1
 }
 "${PYTHON:-python3}" -m venv "$work/env"
-"$work/env/bin/python" -m pip install --quiet --disable-pip-version-check "$1"
+# Compiled Python would name this folder, which may be below $HOME.
+"$work/env/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$wheel"
 package=$(find "$work/env/lib" -type d -path '*/site-packages/kvant')
-binaries="$package/bin/kvant $package/lib/libkvant.so $package/lib/libggml-kvant.so"
-for file in $binaries "$package/py.typed" "$work/env/share/man/man1/kvant.1" \
+set -- "$package/bin/kvant" "$package/lib/libkvant.so" "$package/lib/libggml-kvant.so"
+for file in "$@" "$package/py.typed" "$work/env/share/man/man1/kvant.1" \
     "$work/env/share/bash-completion/completions/kvant" \
     "$package"/../kvant-*.dist-info/licenses/LICENSE; do
     [ -e "$file" ] || fail "$file is missing"
 done
 others=$(ls "$package/lib" | grep -vxE 'libkvant\.so|libggml-kvant\.so|libkvant_cuda\.so' || true)
 [ -z "$others" ] || fail "lib has more than libraries: $others"
-if [ $# -gt 1 ]; then
-    # shellcheck disable=SC2086 # three paths
-    "$here/check_elf.sh" "$2" $binaries
+if [ -n "$glibc" ]; then
+    "$here/check_elf.sh" "$glibc" "$@"
     if grep -rlF -e "$(dirname "$here")" -e "${HOME:-/root}/" "$package" >"$work/named"; then
         fail "these files name a folder of this machine: $(tr '\n' ' ' <"$work/named")"
     fi
@@ -57,4 +58,4 @@ sequence = cache.new_sequence()
 cache.append(0, sequence, rows.reshape(100, 2, 64), rows.reshape(100, 2, 64))
 assert numpy.isfinite(cache.attend(0, sequence, rows[:50].reshape(25, 4, 64))).all()
 END
-echo "installs and runs: $(basename "$1")"
+echo "installs and runs: $(basename "$wheel")"

@@ -10,11 +10,10 @@ mkdir -p "$1"
 build=$(cd "$1" && pwd)
 zig_tools "$build/tools"
 
-# No folder of this machine may be in what others get: no default runtime, no paths in the files.
+# No folder of this machine may be in what others get, so there is no default runtime.
 CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib \
     -DCMAKE_AR="$build/tools/ar" -DCMAKE_RANLIB="$build/tools/ranlib" \
-    -DCMAKE_C_FLAGS="-g0 -ffile-prefix-map=$root=." \
     -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF
 cmake --build "$build" -j "${JOBS:-$(nproc)}"
 

@@ -11,11 +11,10 @@ mkdir -p "$1"
 build=$(cd "$1" && pwd)
 zig_tools "$build/tools"
 
-# No folder of this machine may be in what others get.
-export CC="$build/tools/cc" CFLAGS="-g0 -ffile-prefix-map=$root=." KVANT_CUDA=OFF
+export CC="$build/tools/cc" KVANT_CUDA=OFF
 export KVANT_LLAMA_SRC="$headers" KVANT_PLOT_LIB="$plot" \
     CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-$(nproc)}"
-export CMAKE_ARGS="-DCMAKE_AR=$build/tools/ar -DCMAKE_RANLIB=$build/tools/ranlib"
+export CMAKE_ARGS="'-DCMAKE_AR=$build/tools/ar' '-DCMAKE_RANLIB=$build/tools/ranlib'"
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
 rm -f "$build"/*.whl

@@ -1,5 +1,6 @@
 # Sourced by dist.sh and wheel.sh: a compiler whose programs run with glibc 2.28 and newer. zig cc
-# carries the symbol lists of old C libraries, so nothing newer can be linked by mistake.
+# carries the symbol lists of old C libraries, so nothing newer can be linked by mistake. The
+# compiler writes no folder of this machine ($root) into files that others get.
 GLIBC=2.28
 TARGET=x86_64-linux-gnu.$GLIBC
 
@@ -12,7 +13,7 @@ zig_tool() { # folder, name, words that $zig is called with
 
 zig_tools() { # folder
     mkdir -p "$1"
-    zig_tool "$1" cc cc -target $TARGET
+    zig_tool "$1" cc cc -target $TARGET -g0 "'-ffile-prefix-map=$root=.'"
     zig_tool "$1" ar ar
     zig_tool "$1" ranlib ranlib
 }

@@ -210,6 +210,7 @@ class Files(Case):
             old = os.umask(mask)
             self.addCleanup(os.umask, old)
             clone = self.commit(name)
+            tree.git(clone, "config", "tar.umask", "user")
             os.utime(clone / "CITATION.cff", (1, mask))
             release.source_tarball(clone, NUMBER, clone / "source")
             made.append((clone / "source").read_bytes())

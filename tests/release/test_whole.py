@@ -20,6 +20,12 @@ NUMBER = version.of(tree.ROOT)
 FILES = release.names(NUMBER)
 CACHE = pathlib.Path(os.environ.get("KVANT_CACHE", pathlib.Path.home() / ".cache" / "kvant"))
 
+# The clones are below the home folder, as a person's are. Downloads stay where they are.
+PLACES = {
+    "KVANT_CACHE": str(CACHE),
+    "ZIG_GLOBAL_CACHE_DIR": str(pathlib.Path.home() / ".cache" / "zig"),
+}
+
 
 def made(folder, mask):
     """{name: bytes} of a release of this tree, made in a clone."""
@@ -33,7 +39,7 @@ def made(folder, mask):
         )
         done = subprocess.run(
             ["make", "-C", clone, "release", "JOBS=2", f"PYTHON={sys.executable}"],
-            env=tree.ENVIRONMENT,
+            env=tree.ENVIRONMENT | PLACES | {"HOME": str(folder.parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
