@@ -254,6 +254,8 @@ def main():
     what.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     for end in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(end) == signal.SIG_IGN:  # nohup
+            continue
         signal.signal(end, lambda *_: sys.exit("release: ended, nothing was written"))
     try:
         if options.check:

@@ -288,6 +288,8 @@ class Halves(Case):
                     stderr=subprocess.PIPE,
                     text=True,
                     env=tree.ENVIRONMENT | {"PYTHONDONTWRITEBYTECODE": "1"},
+                    # A test in the background ignores SIGINT, and its children would, too.
+                    preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),
                 ) as process:
                     deadline = time.monotonic() + 30
                     while not pid.exists() and time.monotonic() < deadline:

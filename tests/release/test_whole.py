@@ -21,25 +21,24 @@ FILES = release.names(NUMBER)
 CACHE = pathlib.Path(os.environ.get("KVANT_CACHE", pathlib.Path.home() / ".cache" / "kvant"))
 
 
-def made(folder, mask):
-    """{name: bytes} of a release of this tree, made in a clone."""
+def clone(folder):
+    """This tree without changes that are not released, as a repository."""
+    head, _, rest = (tree.ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")
+    changes = f"{head}## Unreleased\n\n{rest[rest.index('## ') :]}"
+    return tree.commit(folder, tree=tree.tracked(), **{"CHANGELOG.md": changes})
+
+
+def made(clone, mask):
+    """{name: bytes} of a release."""
     old = os.umask(mask)
-    try:
-        changes = (tree.ROOT / "CHANGELOG.md").read_text()
-        head, _, rest = changes.partition("## Unreleased\n")
-        rest = rest[rest.index("## ") :]
-        clone = tree.commit(
-            folder, tree=tree.tracked(), **{"CHANGELOG.md": f"{head}## Unreleased\n\n{rest}"}
-        )
-        done = subprocess.run(
-            ["make", "-C", clone, "release", "JOBS=2", f"PYTHON={sys.executable}"],
-            env=tree.ENVIRONMENT | {"HOME": str(folder.parent)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    finally:
-        os.umask(old)
+    done = subprocess.run(
+        ["make", "-C", clone, "release", "JOBS=2", f"PYTHON={sys.executable}"],
+        env=tree.ENVIRONMENT | {"HOME": str(clone.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    os.umask(old)
     print(done.stdout)
     assert done.returncode == 0, "make release failed"
     out = clone / "build" / "release"
@@ -55,7 +54,8 @@ class Whole(unittest.TestCase):
             # The clones and the downloads are below the home folder, as a person's are.
             folder = pathlib.Path(name)
             (folder / ".cache").symlink_to(pathlib.Path.home() / ".cache")
-            first = made(folder / "first", 0o022)
+            clones = clone(folder / "first"), clone(folder / "another name")
+            first = made(clones[0], 0o022)
             self.assertEqual(set(first), {*FILES.values(), "SHA256SUMS", "RELEASE_NOTES.md"})
             (folder / "wheel").write_bytes(first[FILES["wheel"]])
             with zipfile.ZipFile(folder / "wheel") as wheel:
@@ -64,7 +64,7 @@ class Whole(unittest.TestCase):
                 tags = wheel.read(f"{info}/WHEEL").decode().splitlines()
             self.assertIn(f"Version: {NUMBER}", metadata)
             self.assertIn("Tag: py3-none-manylinux_2_28_x86_64", tags)
-            second = made(folder / "another name", 0o077)
+            second = made(clones[1], 0o077)
             for file in first:
                 self.assertEqual(first[file], second[file], f"{file} differs")
 
