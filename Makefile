@@ -294,5 +294,5 @@ help:
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
 	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer'
 	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
-	@echo 'make release    build/release: source, tarball, wheel, sums and notes (5 minutes)'
+	@echo 'make release    build/release: source, tarball, wheel, sums and notes (3 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'
