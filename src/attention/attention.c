@@ -230,9 +230,10 @@ static void run_item(void *context, size_t index, uint32_t worker)
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)
 {
     if (!workspace || (uintptr_t)workspace % 64 || bytes / sizeof(float) < plan->total)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "attention: the workspace has %zu bytes of %zu or is not aligned to 64",
-                          bytes, plan->total * sizeof(float));
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "attention: the workspace has %zu of %zu bytes, or is NULL or not aligned to 64 bytes",
+            bytes, plan->total * sizeof(float));
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
     if (plan->centered)
         plan->reader->phases(plan, j.workspace + plan->phases);

@@ -153,9 +153,9 @@ static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows 
 {
     if (!KVANT_ACCEPT_STRUCT(kvant_block_rows, &source->k, k, head_stride) ||
         !KVANT_ACCEPT_STRUCT(kvant_block_rows, &source->v, v, head_stride))
-        return invalid("k or v is missing or its size field is not set");
+        return invalid("k or v is NULL, or its size field is not set to sizeof(kvant_block_rows)");
     if (!source->k.n_kv_heads || source->k.n_kv_heads != source->v.n_kv_heads)
-        return invalid("k and v have different numbers of kv heads, or none");
+        return invalid("k and v differ in n_kv_heads, or n_kv_heads is 0");
     *plan = (kvant_attention_plan){ .reader = &reader,
                                     .source = source,
                                     .k_views.n = 1,
@@ -167,9 +167,11 @@ static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows 
         return invalid("rows have no blocks: block_table must be NULL and first_block 0");
     if (!rows_fit(&source->k, plan->problem.n_tokens) ||
         !rows_fit(&source->v, plan->problem.n_tokens))
-        return invalid(
-            "a format or head_dim is not supported, or rows lie beyond the readable bytes");
-    return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
+        return invalid("the format or head_dim of k or v is not supported, or its rows end after "
+                       "its readable bytes");
+    return kvant_attention_cut(plan) ? KVANT_OK
+                                     : invalid("the workspace would be larger than memory can be: "
+                                               "choose fewer tokens or threads");
 }
 
 kvant_status kvant_block_attention_workspace(const kvant_block_rows *k, const kvant_block_rows *v,

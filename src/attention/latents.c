@@ -197,16 +197,19 @@ static kvant_status invalid(const char *what)
 static kvant_status check_rows(const kvant_tensor *rows, uint32_t value_dim)
 {
     if (!rows || kvant_tensor_codec_info(rows)->role != KVANT_ROLE_V)
-        return invalid("rows is missing, or not of the role of values");
+        return invalid("rows is NULL, or a tensor of keys: latents are stored with KVANT_ROLE_V");
     if (rows->head_dim % KVANT_TILE || rows->codecs[0]->layout.padded_dim != rows->head_dim)
-        return invalid("head_dim is not a multiple of 16");
+        return invalid("the head_dim of rows is not a multiple of 16");
     if (!value_dim || value_dim % rows->head_dim || value_dim / rows->head_dim > rows->n_kv_heads)
-        return invalid("value_dim is no number of whole parts");
+        return invalid(
+            "value_dim is 0, not a multiple of the head_dim of rows, or larger than a row");
     if (rows->learns || rows->learning || rows->device || rows->shifts)
-        return invalid("codecs that learn, shifted keys and pages on a GPU are not supported");
+        return invalid(
+            "rows must be in the computer's memory, without shifts and without codecs that learn");
     for (uint32_t part = 0; part < rows->n_kv_heads; part++)
         if (rows->codecs[part]->file_center || rows->codecs[part]->file_scale)
-            return invalid("a codec has a centre or a scale of a calibration");
+            return invalid("a codec of rows takes its centre or scale from a calibration: use one "
+                           "without center=file and norm=file");
     return KVANT_OK;
 }
 
@@ -225,7 +228,9 @@ static kvant_status make_plan(const kvant_tensor *rows, uint32_t value_dim,
     plan->own_per_row = plan->k_dim + (size_t)KVANT_PAGE_TOKENS;
     KVANT_FORWARD(kvant_attention_accept_problem(plan, problem, 1));
     KVANT_FORWARD(kvant_attention_check_blocks(plan, rows->n_blocks));
-    return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
+    return kvant_attention_cut(plan) ? KVANT_OK
+                                     : invalid("the workspace would be larger than memory can be: "
+                                               "choose fewer tokens or threads");
 }
 
 kvant_status kvant_latent_attention_workspace(const kvant_tensor *rows, uint32_t value_dim,

@@ -37,13 +37,14 @@ kvant_status kvant_attention_accept_problem(kvant_attention_plan *plan,
 {
     kvant_attention_problem *p = &plan->problem;
     if (!KVANT_ACCEPT_STRUCT(kvant_attention_problem, p, problem, exact))
-        return invalid("the problem is missing or its size field is not set");
+        return invalid(
+            "problem is NULL, or its size field is not set to sizeof(kvant_attention_problem)");
     if (!p->q || !p->out || !p->n_threads || !p->n_queries)
         return invalid("q, out, n_threads and n_queries must be set");
     if (!p->n_heads || p->n_heads % n_kv_heads)
-        return invalid("n_heads is not a multiple of the kv heads");
+        return invalid("n_heads is 0, or not a multiple of the number of kv heads");
     if (p->causal && p->n_queries > p->n_tokens)
-        return invalid("causal with more query tokens than tokens");
+        return invalid("causal is set, but n_queries is larger than n_tokens");
     plan->n_kv_heads = n_kv_heads;
     plan->n_pages = p->n_tokens / KVANT_PAGE_TOKENS + (p->n_tokens % KVANT_PAGE_TOKENS != 0);
     return KVANT_OK;
@@ -53,10 +54,11 @@ kvant_status kvant_attention_check_blocks(const kvant_attention_plan *plan, uint
 {
     const int32_t *table = plan->problem.block_table;
     if (!table && (uint64_t)plan->problem.first_block + plan->n_pages > n)
-        return invalid("more tokens than the tensors have blocks for");
+        return invalid("first_block and n_tokens name more blocks than the tensors have");
     for (uint32_t page = 0; table && page < plan->n_pages; page++)
         if (table[page] >= (int64_t)n)
-            return invalid("a block table entry is beyond the tensors' blocks");
+            return invalid(
+                "block_table has an entry that is larger than the last block of the tensors");
     return KVANT_OK;
 }
 

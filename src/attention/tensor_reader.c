@@ -540,9 +540,9 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
     *plan = (kvant_attention_plan){ .reader = &reader, .k = k, .v = v };
     if (!k || !v || kvant_tensor_codec_info(k)->role != KVANT_ROLE_K ||
         kvant_tensor_codec_info(v)->role != KVANT_ROLE_V)
-        return invalid("k or v is missing, or not of its role");
+        return invalid("k or v is NULL, or k is not a tensor of keys or v not one of values");
     if (k->n_kv_heads != v->n_kv_heads)
-        return invalid("k and v have different numbers of kv heads");
+        return invalid("k and v differ in n_kv_heads");
     KVANT_FORWARD(kvant_attention_accept_problem(plan, problem, k->n_kv_heads));
     const uint32_t n_blocks = k->n_blocks < v->n_blocks ? k->n_blocks : v->n_blocks;
     KVANT_FORWARD(kvant_attention_check_blocks(plan, n_blocks));
@@ -552,7 +552,9 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
     plan->v_transforms = find_transforms(plan, v);
     for (uint32_t i = 0; i < plan->k_views.n; i++)
         plan->centered |= kvant_tensor_transform_centers(k, plan->k_views.transform_id[i]) != NULL;
-    return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
+    return kvant_attention_cut(plan) ? KVANT_OK
+                                     : invalid("the workspace would be larger than memory can be: "
+                                               "choose fewer tokens or threads");
 }
 
 kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,

@@ -41,8 +41,9 @@ static kvant_status read_head(int fd, const char *path, kvant_check_head_fn *che
     if (fstat(fd, &st) != 0)
         return system_error(error, "read", path);
     if (!S_ISREG(st.st_mode) || (uintmax_t)st.st_size > SIZE_MAX - KVANT_FILE_HEAD)
-        return kvant_fail(error, KVANT_ERR_IO,
-                          "cannot read %s: it is not a regular file that fits memory", path);
+        return kvant_fail(
+            error, KVANT_ERR_IO,
+            "cannot read %s: it is not a regular file, or it is larger than memory can be", path);
     *n = (size_t)st.st_size;
     if (!read_all(fd, head, *n < KVANT_FILE_HEAD ? *n : KVANT_FILE_HEAD))
         return system_error(error, "read", path);
@@ -56,7 +57,8 @@ static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *
     KVANT_FORWARD(read_head(fd, path, check, head, n, error));
     *bytes = kvant_alloc(*n, 1);
     if (!*bytes)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the %zu bytes of %s", *n, path);
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for the %zu bytes of %s", *n,
+                          path);
     memcpy(*bytes, head, sizeof head);
     if (!read_all(fd, *bytes + sizeof head, *n - sizeof head))
         return system_error(error, "read", path);
@@ -66,7 +68,7 @@ static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *
 static kvant_status open_file(const char *path, int *fd, const kvant_error *error)
 {
     if (!path)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "no path");
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is NULL");
     *fd = open(path, O_RDONLY | O_CLOEXEC);
     return *fd < 0 ? system_error(error, "open", path) : KVANT_OK;
 }

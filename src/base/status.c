@@ -10,12 +10,12 @@ const char *kvant_strerror(kvant_status status)
     switch (status) {
     case KVANT_OK: return "success";
     case KVANT_ERR_ARGUMENT: return "invalid argument";
-    case KVANT_ERR_SPEC: return "codec spec not understood";
+    case KVANT_ERR_SPEC: return "the codec spec cannot be read";
     case KVANT_ERR_UNSUPPORTED: return "not supported";
     case KVANT_ERR_MEMORY: return "out of memory";
     case KVANT_ERR_NONFINITE: return "input holds a NaN or an infinity";
-    case KVANT_ERR_RANGE: return "input too large for an fp16 scale";
-    case KVANT_ERR_FULL: return "pool of pages is full";
+    case KVANT_ERR_RANGE: return "input is too large for an fp16 scale";
+    case KVANT_ERR_FULL: return "the pool of pages is full";
     case KVANT_ERR_FORMAT: return "bytes do not follow the kvant format";
     case KVANT_ERR_IO: return "a file could not be read or written";
     case KVANT_ERR_CUDA: return "the CUDA runtime reported an error";

@@ -31,7 +31,7 @@ static kvant_status resolve(kvant_cache_params *p)
     if (p->n_heads % p->n_kv_heads)
         return invalid("n_heads is not a multiple of n_kv_heads");
     if (p->max_tokens > INT32_MAX - KVANT_PAGE_TOKENS)
-        return invalid("max_tokens is too large");
+        return invalid("max_tokens is not below 2^31 - 64");
     p->v_head_dim = p->v_head_dim ? p->v_head_dim : p->head_dim;
     p->max_sequences = p->max_sequences ? p->max_sequences : 1;
     p->n_threads = p->n_threads ? p->n_threads : default_threads();
@@ -63,8 +63,8 @@ static kvant_status open_scheme(kvant_cache *cache)
                                    .settings = p->settings,
                                    .calibration = p->calibration };
     if (p->scheme && (p->preset || p->k || p->v || p->settings || p->calibration))
-        return invalid(
-            "a scheme says what the cache is stored with: give it or what one is made of");
+        return invalid("scheme is given, and so is preset, k, v, settings or calibration: give a "
+                       "scheme or its parts");
     if (!p->scheme)
         KVANT_FORWARD(kvant_scheme_create(&params, &cache->own_scheme));
     cache->scheme = p->scheme ? p->scheme : cache->own_scheme;
@@ -90,12 +90,12 @@ static kvant_status accept_layers(kvant_cache *cache)
     const kvant_cache_params *p = &cache->params;
     for (uint32_t i = 0; p->layers && i < p->n_layers; i++)
         if (p->layers[i] >= p->n_model_layers)
-            return invalid("layers has one that the model lacks");
+            return invalid("layers names a layer that is not below n_model_layers");
     if (!p->layers)
         return KVANT_OK;
     cache->layers = kvant_alloc(p->n_layers, sizeof *cache->layers);
     KVANT_RETURN_IF(!cache->layers,
-                    kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables"));
+                    kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for its tables"));
     memcpy(cache->layers, p->layers, p->n_layers * sizeof *cache->layers);
     return KVANT_OK;
 }
@@ -110,7 +110,7 @@ static kvant_status fill(kvant_cache *cache)
     cache->pending = kvant_alloc(cache->params.n_layers, sizeof *cache->pending);
     if (!cache->slots || !cache->tensors || !cache->pending ||
         kvant_sequences_create(cache) != KVANT_OK)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for its tables");
     return cache->device->create(cache);
 }
 
@@ -120,12 +120,12 @@ kvant_status kvant_cache_create(const kvant_cache_params *params, kvant_cache **
     *out = NULL;
     kvant_cache *cache = kvant_alloc(1, sizeof *cache);
     if (!cache)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a cache");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "out of memory for a cache");
     kvant_status status =
         KVANT_ACCEPT_STRUCT(kvant_cache_params, &cache->params, params, logit_softcap)
             ? resolve(&cache->params)
             : invalid(
-                  "params is missing or its size field is not set: begin with KVANT_CACHE_PARAMS");
+                  "params is NULL, or its size field is not set: begin with KVANT_CACHE_PARAMS");
     if (status == KVANT_OK) {
         /* Every sequence may need one more block, for its last tokens. */
         cache->n_blocks = (cache->params.max_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS +
@@ -184,7 +184,8 @@ kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const 
 {
     if (!cache || layer >= cache->params.n_layers || !k || !v || !sequences ||
         (n && n_sequences > UINT32_MAX / n))
-        return invalid("no such layer, too many rows, or k, v or sequences is missing");
+        return invalid("layer is not below n_layers, k, v or sequences is NULL, or there are 2^32 "
+                       "rows or more");
     const uint32_t total = n_sequences * n;
     size_t k_width = (size_t)cache->params.n_kv_heads * cache->params.head_dim,
            v_width = (size_t)cache->params.n_kv_heads * cache->params.v_head_dim;
@@ -229,7 +230,8 @@ kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer,
     kvant_queries all;
     if (!cache || layer >= cache->params.n_layers ||
         !KVANT_ACCEPT_STRUCT(kvant_queries, &all, queries, n_heads) || !all.q)
-        return invalid("no such layer, or the queries are missing or their size field is not set");
+        return invalid("layer is not below n_layers, or queries or its q is NULL, or its size "
+                       "field is not set to sizeof(kvant_queries)");
     if (!cache->device->note_queries)
         return KVANT_OK;
     cache->pending[layer] = KVANT_PENDING_NEXT;
@@ -251,7 +253,8 @@ kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvan
     kvant_rope r;
     if (!cache || layer >= cache->params.n_layers ||
         (rope && !KVANT_ACCEPT_STRUCT(kvant_rope, &r, rope, n_position_transforms)))
-        return invalid("no such layer, or the rope's size field is not set");
+        return invalid("layer is not below n_layers, or the size field of rope is not set to "
+                       "sizeof(kvant_rope)");
     if (rope && !r.n_positions)
         r.n_positions = cache->params.max_tokens;
     return kvant_tensor_set_rope(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), rope ? &r : NULL);
@@ -270,7 +273,8 @@ kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t 
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     if (layer >= cache->params.n_layers || !k || !v || first > s->lengths[layer] ||
         n > s->lengths[layer] - first)
-        return invalid("no such layer or tokens, or k or v is missing");
+        return invalid("layer is not below n_layers, k or v is NULL, or the sequence has fewer "
+                       "tokens in this layer");
     return cache->device->read(cache, layer, sequence, first, n, k, v);
 }
 
@@ -308,7 +312,8 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
     kvant_attention_problem p;
     if (layer >= cache->params.n_layers ||
         !KVANT_ACCEPT_STRUCT(kvant_attention_problem, &p, problem, exact))
-        return invalid("no such layer, or the problem is missing or its size field is not set");
+        return invalid("layer is not below n_layers, or problem is NULL or its size field is not "
+                       "set to sizeof(kvant_attention_problem)");
     p.first_block = 0;
     p.n_threads = cache->params.n_threads;
     p.n_heads = p.n_heads ? p.n_heads : cache->params.n_heads;
@@ -355,7 +360,9 @@ kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequ
 
 static kvant_status no_steps(const kvant_cache *cache)
 {
-    return cache ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache: there are no steps on the CPU")
+    return cache ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                              "cache: steps need a cache on cuda: on the CPU call "
+                              "kvant_cache_append and kvant_cache_attend")
                  : KVANT_ERR_ARGUMENT;
 }
 
@@ -368,7 +375,8 @@ kvant_status kvant_steps_begin(kvant_cache *cache, const int32_t *sequences, uin
     for (uint32_t i = 0; i < n; i++)
         KVANT_RETURN_IF(!sequences || !kvant_sequence_of(cache, sequences[i]), KVANT_ERR_ARGUMENT);
     if (!n || !info || info->size < KVANT_END_OF(kvant_steps_info, floats))
-        return invalid("no sequences, or info is missing or its size field is not set");
+        return invalid(
+            "n is 0, or info is NULL or its size field is not set to sizeof(kvant_steps_info)");
     KVANT_FORWARD(cache->device->steps_begin(cache, sequences, n, &full));
     return KVANT_RETURN_STRUCT(kvant_steps_info, info, &full, floats) ? KVANT_OK
                                                                       : KVANT_ERR_ARGUMENT;
@@ -386,7 +394,8 @@ kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_st
         return no_steps(cache);
     if (layer >= cache->params.n_layers || !KVANT_ACCEPT_STRUCT(kvant_step, &s, step, sinks) ||
         !s.q || !s.k || !s.v || !s.out)
-        return invalid("no such layer, or something of the step is missing");
+        return invalid("layer is not below n_layers, or step or its q, k, v or out is NULL, or its "
+                       "size field is not set");
     s.scale = s.scale > 0 ? s.scale : cache->params.scale;
     s.logit_softcap = s.logit_softcap > 0 ? s.logit_softcap : cache->params.logit_softcap;
     return cache->device->step(cache, layer, &s);

@@ -22,7 +22,8 @@ static kvant_status invalid(const char *what)
 
 static kvant_status unsupported(const char *what)
 {
-    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: attention has no %s", what);
+    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: attention does not support %s",
+                      what);
 }
 
 static kvant_status check_problem(const attention_call *c)
@@ -32,14 +33,14 @@ static kvant_status check_problem(const attention_call *c)
     if (!p->q || !p->out || !p->n_queries)
         return invalid("q, out and n_queries must be set");
     if (p->n_heads % cache->params.n_kv_heads)
-        return invalid("n_heads is not a multiple of the kv heads");
+        return invalid("n_heads is not a multiple of the number of kv heads");
     if (p->n_queries > MOST_QUERIES)
-        return unsupported("more than 32767 query tokens per call");
+        return unsupported("more than 32767 query tokens in a call: split them");
     if (p->exact)
-        return unsupported("exact");
+        return unsupported("exact: it is for caches on the CPU");
     for (uint32_t i = 0; i < c->batch; i++)
         if (p->causal && p->n_queries > sequence_of(c, i)->lengths[c->number])
-            return invalid("causal with more query tokens than tokens");
+            return invalid("causal is set, but n_queries is larger than the length of a sequence");
     return KVANT_OK;
 }
 
@@ -110,7 +111,7 @@ static kvant_status use_matrix_queries(const attention_call *c,
     args->q_batch_stride = args->query_tokens * width_of(c);
     args->q_head_stride = c->head_dim;
     args->q_matrix_stride = c->batch * args->q_batch_stride;
-    return kvant_cuda_report_error(transform_queries(c, queries), "queries");
+    return kvant_cuda_report_error(transform_queries(c, queries), "copying queries");
 }
 
 /* Gives the call the transforms of keys. The kernels' matrix number is the transform id. */
@@ -140,7 +141,8 @@ static kvant_status rotate_outputs(const attention_call *c,
     rotation.head_stride = rotation.out_head_stride = args->out_head_stride;
     rotation.n_tokens = c->batch * args->query_tokens, rotation.n_heads = args->n_heads,
     rotation.after = scale;
-    return kvant_cuda_report_error(kvant_cuda_rotate_rows(&rotation, c->memory->stream), "outputs");
+    return kvant_cuda_report_error(kvant_cuda_rotate_rows(&rotation, c->memory->stream),
+                                   "copying outputs");
 }
 
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
@@ -215,7 +217,7 @@ static void find_scratch(attention_call *c, kvant_cuda_kernel_attention_args *ar
                          1024,
                  bytes = c->memory->workspace_bytes +
                          (pages < KVANT_CUDA_SCRATCH_BYTES ? pages : KVANT_CUDA_SCRATCH_BYTES);
-    if (kvant_cuda_grow(scratch, bytes, "memory for unpacked pages") != KVANT_OK)
+    if (kvant_cuda_grow(scratch, bytes, "allocating unpacked pages") != KVANT_OK)
         return;
     args->workspace = scratch->at;
     args->workspace_bytes = scratch->bytes;
@@ -231,7 +233,7 @@ kvant_status kvant_cuda_call_room(const attention_call *c)
             n++;
         }
     return kvant_cuda_grow(&c->memory->queries, n * rows * width_of(c) * sizeof(float),
-                           "memory for queries");
+                           "allocating queries");
 }
 
 kvant_status kvant_cuda_call_run(attention_call *c)

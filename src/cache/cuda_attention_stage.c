@@ -68,10 +68,10 @@ static kvant_status find_room(attention_call *c)
         memory->staging_words = memory->staging ? words : 0;
         memory->n_copied = 0;
         KVANT_RETURN_IF(!memory->staging,
-                        kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for tables"));
+                        kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for tables"));
     }
     return kvant_cuda_grow(&memory->tables, memory->staging_words * sizeof(int32_t),
-                           "memory for tables");
+                           "allocating tables");
 }
 
 /* Writes lengths and blocks to the beginning of staging. */
@@ -139,7 +139,8 @@ static kvant_status find_transforms(attention_call *c)
     c->transforms.through |= has_several(c, KVANT_ROLE_K) && c->transforms.scaled[KVANT_ROLE_K];
     return has_several(c, KVANT_ROLE_V) && c->transforms.scaled[KVANT_ROLE_V]
                ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                            "cache on cuda: attention has no several scales of values in a call")
+                            "cache on cuda: blocks of values have several scales, which attention "
+                            "does not support: use a cache on the CPU")
                : KVANT_OK;
 }
 
@@ -271,7 +272,7 @@ static kvant_status stage(attention_call *c)
     memory->n_copied = 0;
     KVANT_FORWARD(kvant_cuda_report_error(
         kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes, memory->stream),
-        "tables"));
+        "copying tables"));
     memory->n_copied = n;
     return KVANT_OK;
 }
@@ -316,7 +317,8 @@ static kvant_status decode(const attention_call *c, const gather_list *list)
         .to = staged(c, list->to),
         .transformed = 1
     };
-    return kvant_cuda_report_error(kvant_cuda_decode(&args, c->memory->stream), "open pages");
+    return kvant_cuda_report_error(kvant_cuda_decode(&args, c->memory->stream),
+                                   "filling exact pages");
 }
 
 static kvant_status gather_pages(attention_call *c)
@@ -325,7 +327,7 @@ static kvant_status gather_pages(attention_call *c)
                  n = c->n_gathered ? c->n_gathered : 1;
     if (c->any_open)
         KVANT_FORWARD(
-            kvant_cuda_grow(c->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
+            kvant_cuda_grow(c->gathered, 2 * c->n_kv_heads * n * page, "allocating exact pages"));
     for (uint32_t i = 0; i < c->n_lists; i++)
         KVANT_FORWARD(decode(c, &c->lists[i]));
     return KVANT_OK;

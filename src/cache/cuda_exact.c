@@ -122,7 +122,7 @@ kvant_status kvant_cuda_exact_create(kvant_cache *cache)
         KVANT_FORWARD(place_pages(cache, i, &any_searches));
     const kvant_plan_params params = plan_params(cache, &part, any_searches);
     if (params.n_pages && create_plan(cache, &params) != KVANT_OK)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for its tables");
     return KVANT_OK;
 }
 

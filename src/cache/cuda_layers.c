@@ -8,7 +8,7 @@
 #include "../base/attributes.h"
 
 #define MEMORY_ALIGN 256u /* alignment of a part's arrays, like the driver's allocations */
-#define WORKS_ANYWAY "the presets work, and k = v = \"turboquant-4\" or \"int-4\""
+#define WORKS_ANYWAY "use a preset, turboquant-4 or int-4, or a cache on the CPU"
 
 static kvant_status unsupported(uint32_t layer, kvant_role role, const char *what)
 {
@@ -25,9 +25,10 @@ static kvant_status check_codecs(const kvant_tensor_params *params, uint32_t lay
         text[0] = 0;
         if (strcmp(first, spec) == 0)
             continue;
-        kvant_append(text, sizeof text,
-                     "kv heads have different codecs (%s, %s), which only the CPU has", first,
-                     spec);
+        kvant_append(
+            text, sizeof text,
+            "kv heads have different codecs (%s, %s), which only a cache on the CPU supports",
+            first, spec);
         return unsupported(layer, role, text);
     }
     return KVANT_OK;
@@ -45,7 +46,8 @@ static kvant_status check_scheme(const kvant_cache *cache)
     }
     if (p->v_head_dim != p->head_dim)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "cache on cuda: v_head_dim %u differs from head_dim %u",
+                          "cache on cuda: v_head_dim %u differs from head_dim %u, which only a "
+                          "cache on the CPU supports",
                           (unsigned)p->v_head_dim, (unsigned)p->head_dim);
     return KVANT_OK;
 }
@@ -55,10 +57,13 @@ static kvant_status check_device(const kvant_cache *cache)
     const char *name = cache->params.device;
     int current = 0;
     KVANT_FORWARD(kvant_cuda_available(NULL, 0));
-    KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_device_current(&current), "the current GPU"));
+    KVANT_FORWARD(
+        kvant_cuda_report_error(kvant_cuda_device_current(&current), "asking for the current GPU"));
     if (strcmp(name, "cuda:0") == 0 && current != 0)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "cache on cuda:0: the thread's current GPU is %d", current);
+                          "cache on cuda:0: the thread's current GPU is %d: call cudaSetDevice(0), "
+                          "or use cuda for the current GPU",
+                          current);
     return KVANT_OK;
 }
 
@@ -83,7 +88,7 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source,
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, part->role, text) : status;
     return kvant_cuda_report_error(kvant_cuda_codec_create_open(part->codec, &part->open_codec),
-                                   "a codec of open pages");
+                                   "creating the codec of exact pages");
 }
 
 /* Coefficients */
@@ -103,16 +108,17 @@ static kvant_status create_feedback(cuda_part *part)
     void *memory = NULL;
     if (n)
         KVANT_FORWARD(kvant_cuda_report_error(
-            kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
+            kvant_cuda_memory_new(&memory, n * (columns + pivots)), "allocating feedback"));
     part->feedback = memory;
     for (uint32_t head = 0; head < n; head++) {
         const kvant_cuda_tables tables = kvant_cuda_tables_of(part, head);
         float *at = part->feedback + head * (d + d * d);
         KVANT_FORWARD(kvant_cuda_report_error(
-            kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
+            kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream),
+            "copying feedback"));
         KVANT_FORWARD(kvant_cuda_report_error(
             kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream),
-            "feedback"));
+            "copying feedback"));
     }
     return KVANT_OK;
 }
@@ -124,14 +130,14 @@ static kvant_status create_centroids(cuda_part *part)
     void *memory = NULL;
     if (n)
         KVANT_FORWARD(kvant_cuda_report_error(
-            kvant_cuda_memory_new(&memory, heads * n * sizeof(float)), "memory for centroids"));
+            kvant_cuda_memory_new(&memory, heads * n * sizeof(float)), "allocating centroids"));
     part->centroids = memory;
     for (uint32_t head = 0; head < heads; head++)
         KVANT_FORWARD(kvant_cuda_report_error(
             kvant_cuda_memory_copy(part->centroids + head * n,
                                    kvant_cuda_tables_of(part, head).centroids, n * sizeof(float),
                                    part->memory->stream),
-            "centroids"));
+            "copying centroids"));
     return KVANT_OK;
 }
 
@@ -157,7 +163,8 @@ static kvant_status create_matrix(cuda_part *part)
         return KVANT_OK;
     const uint32_t heads = count_matrices(part, n * sizeof(float));
     float *both = kvant_alloc(2 * n * heads, sizeof *both);
-    KVANT_RETURN_IF(!both, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for a rotation"));
+    KVANT_RETURN_IF(!both,
+                    kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for a rotation"));
     for (size_t head = 0; head < heads; head++)
         for (size_t i = 0; i < n; i++)
             both[2 * n * head + i % d * d + i / d] = both[2 * n * head + n + i] =
@@ -169,7 +176,7 @@ static kvant_status create_matrix(cuda_part *part)
         status = kvant_cuda_memory_copy(memory, both, 2 * n * heads * sizeof *both,
                                         part->memory->stream);
     kvant_free(both);
-    return kvant_cuda_report_error(status, "a rotation");
+    return kvant_cuda_report_error(status, "copying a rotation");
 }
 
 kvant_cuda_rotate_rows_args kvant_cuda_rotation_of(const cuda_part *part, bool back)
@@ -262,7 +269,7 @@ static kvant_status create_pages(kvant_cache *cache)
         sum += bytes;
     }
     KVANT_FORWARD(
-        kvant_cuda_report_error(kvant_cuda_memory_new(&memory->pages, sum), "memory for pages"));
+        kvant_cuda_report_error(kvant_cuda_memory_new(&memory->pages, sum), "allocating pages"));
     uint8_t *at = memory->pages;
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++, at += bytes) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
@@ -280,7 +287,7 @@ static kvant_status create_statistics(cuda_part *part)
         return KVANT_OK;
     KVANT_FORWARD(kvant_cuda_report_error(
         kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
-        "memory for statistics"));
+        "allocating statistics"));
     part->statistics = memory;
     kvant_transforms_set_memory(part->tensor, part->statistics);
     return KVANT_OK;
@@ -330,25 +337,27 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
     void *arguments, *workspace, *refused = NULL;
     memory->transform_values = kvant_alloc(4 * width, sizeof *memory->transform_values);
     if (!memory->transform_values)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for its tables");
     KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)),
-                                          "memory for arguments"));
+                                          "allocating arguments"));
     memory->arguments = arguments;
     for (uint32_t i = 0; i < KVANT_CACHE_BATCH; i++)
         memory->planned.slots[i] = i; /* there is no plan yet */
     KVANT_FORWARD(kvant_cuda_report_error(
         kvant_cuda_memory_copy(memory->arguments->rows, memory->planned.slots,
                                sizeof memory->arguments->rows, memory->stream),
-        "arguments"));
+        "copying arguments"));
     if (cache->params.asynchronous)
         KVANT_FORWARD(kvant_cuda_report_error(
-            kvant_cuda_host_new(&refused, sizeof *memory->refused), "memory for arguments"));
+            kvant_cuda_host_new(&refused, sizeof *memory->refused), "allocating arguments"));
     memory->refused = refused;
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
-    KVANT_RETURN_IF(!memory->workspace_bytes,
-                    kvant_cuda_report_error(KVANT_ERR_CUDA, "the workspace of attention"));
-    KVANT_FORWARD(kvant_cuda_report_error(
-        kvant_cuda_memory_new(&workspace, memory->workspace_bytes), "the workspace of attention"));
+    KVANT_RETURN_IF(
+        !memory->workspace_bytes,
+        kvant_cuda_report_error(KVANT_ERR_CUDA, "allocating the workspace of attention"));
+    KVANT_FORWARD(
+        kvant_cuda_report_error(kvant_cuda_memory_new(&workspace, memory->workspace_bytes),
+                                "allocating the workspace of attention"));
     memory->workspace = workspace;
     return KVANT_OK;
 }
@@ -361,7 +370,7 @@ kvant_status kvant_cuda_layers_create(kvant_cache *cache)
     if (memory)
         memory->layers = kvant_alloc(cache->params.n_layers, sizeof *memory->layers);
     if (!memory || !memory->layers)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its layers");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for its layers");
     memory->n_layers = cache->params.n_layers;
     memory->stream = cache->params.stream;
     KVANT_FORWARD(create_workspace(cache, memory));

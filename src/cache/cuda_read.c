@@ -36,7 +36,8 @@ static kvant_status decode(const reading *r, uint32_t transform_id, bool open)
     const int32_t *at = memory->tables.at;
     memory->n_copied = 0;
     KVANT_FORWARD(kvant_cuda_report_error(
-        kvant_cuda_memory_copy(memory->tables.at, lists, sizeof lists, memory->stream), "tables"));
+        kvant_cuda_memory_copy(memory->tables.at, lists, sizeof lists, memory->stream),
+        "copying tables"));
     const kvant_cuda_decode_args args = { .size = sizeof args,
                                           .codec = open ? v.open_codec : v.codec,
                                           .pages = kvant_cuda_pages_of(r->part, open),
@@ -102,10 +103,10 @@ kvant_status kvant_cuda_layers_read(const kvant_cache *cache, uint32_t layer, in
     const size_t width = kvant_tensor_width(l->parts[0].tensor);
     KVANT_FORWARD(kvant_cuda_refused(memory));
     KVANT_FORWARD(
-        kvant_cuda_grow(&memory->tables, 2 * TOGETHER * sizeof(int32_t), "memory for tables"));
+        kvant_cuda_grow(&memory->tables, 2 * TOGETHER * sizeof(int32_t), "allocating tables"));
     KVANT_FORWARD(kvant_cuda_grow(&memory->gathered,
                                   TOGETHER * KVANT_PAGE_TOKENS * width * sizeof(float),
-                                  "memory for rows"));
+                                  "allocating rows"));
     for (uint32_t done = 0, here; done < n; done += here) {
         const uint32_t offset = (first + done) % KVANT_PAGE_TOKENS,
                        most = TOGETHER * KVANT_PAGE_TOKENS - offset;

@@ -32,12 +32,15 @@ struct cuda_steps {
 
 static kvant_status no_memory(void)
 {
-    return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for steps");
+    return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for steps");
 }
 
 static kvant_status unsupported(const char *why)
 {
-    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: no steps: %s", why);
+    return kvant_fail(
+        NULL, KVANT_ERR_UNSUPPORTED,
+        "cache on cuda: steps cannot begin: %s: use kvant_cache_append and kvant_cache_attend",
+        why);
 }
 
 /* Memory */
@@ -84,7 +87,7 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
         KVANT_RETURN_IF(!steps->layers[i].rows, no_memory());
     }
     KVANT_FORWARD(kvant_cuda_grow(&steps->on_device, 2 * (size_t)n * sizeof *steps->state,
-                                  "memory for steps"));
+                                  "allocating steps"));
     steps->most = n; /* set last, when all memory is there; a later begin allocates no more */
     return KVANT_OK;
 }
@@ -106,12 +109,13 @@ static kvant_status check_sequence(const kvant_cache *cache, const kvant_sequenc
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++) {
         const cuda_layer *l = kvant_cuda_layer(cache, layer);
         if (!length || (s->lengths[layer] != length && s->lengths[layer]))
-            return unsupported("layers of a sequence have different lengths, or none has tokens");
+            return unsupported(
+                "layers of a sequence have different lengths, or no layer has tokens");
         if (!s->lengths[layer])
             continue;
         if (kvant_transforms_pending(l->parts[0].tensor) ||
             kvant_transforms_pending(l->parts[1].tensor))
-            return unsupported("centres and scales are learnt from the first 64 tokens");
+            return unsupported("centres and scales are still learned from the first 64 tokens");
     }
     const uint32_t last = (length - 1) / KVANT_PAGE_TOKENS;
     return s->table[last] < 0 ? unsupported("the last block was dropped") : KVANT_OK;
@@ -124,7 +128,7 @@ static kvant_status check_layers(const kvant_cache *cache, const cuda_steps *ste
         for (uint32_t i = 1; i < steps->batch; i++) {
             const kvant_sequence *first = &cache->sequences[steps->sequences[0]];
             if (!cache->sequences[steps->sequences[i]].lengths[layer] != !first->lengths[layer])
-                return unsupported("a layer has tokens of some of the sequences only");
+                return unsupported("a layer has tokens of only some of the sequences");
         }
     return KVANT_OK;
 }
@@ -226,7 +230,7 @@ static kvant_status make_room(attention_call *c)
     if (!k->matrix && !v->matrix)
         return KVANT_OK;
     return kvant_cuda_grow(&c->memory->rotated, 2 * KVANT_CACHE_BATCH * rows * sizeof(float),
-                           "memory for rows");
+                           "allocating rows");
 }
 
 static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t number,
@@ -247,13 +251,14 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
     c.gathered = &layer->pages;
     KVANT_FORWARD(kvant_cuda_call_stage(&c));
     if (kvant_cuda_call_centers_back(&c, KVANT_ROLE_V))
-        return unsupported("values have several centres");
+        return unsupported("imported blocks brought values of several centres");
     find_transforms(&c, layer);
     layer->transforms = c.transforms;
     const size_t bytes = kvant_cuda_call_words(&c) * sizeof *c.table;
-    KVANT_FORWARD(kvant_cuda_grow(&layer->tables, bytes, "memory for tables"));
+    KVANT_FORWARD(kvant_cuda_grow(&layer->tables, bytes, "allocating tables"));
     KVANT_FORWARD(kvant_cuda_report_error(
-        kvant_cuda_memory_copy(layer->tables.at, c.table, bytes, c.memory->stream), "tables"));
+        kvant_cuda_memory_copy(layer->tables.at, c.table, bytes, c.memory->stream),
+        "copying tables"));
     info->floats |= is_dense(&c);
     return make_room(&c);
 }
@@ -340,8 +345,9 @@ kvant_status kvant_cuda_steps_next(kvant_cache *cache)
     cuda_steps *steps = memory->steps;
     KVANT_FORWARD(kvant_cuda_refused(memory));
     if (!steps || steps->taken == steps->n_left)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "steps: none is left: append the rows and begin again");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "steps: all steps are used: append the rows, then call kvant_steps_begin again");
     int32_t *lengths = (int32_t *)(steps->state + steps->batch);
     for (uint32_t i = 0; i < steps->batch; i++) {
         steps->state[i]++;
@@ -352,7 +358,7 @@ kvant_status kvant_cuda_steps_next(kvant_cache *cache)
         kvant_cuda_memory_copy(steps->on_device.at, steps->state,
                                steps->batch * (sizeof *steps->state + sizeof *lengths),
                                memory->stream),
-        "steps");
+        "copying steps");
 }
 
 /* Appends the rows of sequences first to first + n - 1, which have the same transform. */
@@ -385,13 +391,14 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
             kvant_cuda_append_args alone = args;
             alone.transformed = 1;
             *(role == KVANT_ROLE_K ? &alone.v : &alone.k) = (kvant_cuda_rows){ 0 };
-            KVANT_FORWARD(
-                kvant_cuda_report_error(kvant_cuda_append(&alone, c->memory->stream), "steps"));
+            KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_append(&alone, c->memory->stream),
+                                                  "copying steps"));
             *rows = (kvant_cuda_rows){ 0 };
         }
     }
     return args.k.codec || args.v.codec
-               ? kvant_cuda_report_error(kvant_cuda_append(&args, c->memory->stream), "steps")
+               ? kvant_cuda_report_error(kvant_cuda_append(&args, c->memory->stream),
+                                         "copying steps")
                : KVANT_OK;
 }
 
@@ -429,9 +436,11 @@ static attention_call call_of(kvant_cache *cache, uint32_t number, const kvant_s
 static kvant_status run(attention_call *c, const kvant_step *step)
 {
     if (kvant_cuda_call_centers_back(c, KVANT_ROLE_K))
-        return unsupported("keys have a centre, and scores a softcap");
+        return unsupported("keys have a centre and scores have a softcap");
     if (step->type != KVANT_CUDA_F32 && is_dense(c))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: KVANT_CUDA_F32 is needed here");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "steps: type must be KVANT_CUDA_F32 here, as floats of kvant_steps_info says");
     KVANT_FORWARD(append_all(c, step));
     return kvant_cuda_call_run(c);
 }
@@ -442,7 +451,9 @@ kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_ste
     const kvant_cuda_stream stream = memory->stream;
     if (!memory->steps || !memory->steps->n_left ||
         !memory->steps->layers[layer].transforms.used[KVANT_ROLE_K])
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: begin first");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "steps: no steps are left, or the layer takes no part in them: call kvant_steps_begin");
     kvant_attention_problem p = problem_of(cache);
     p.q = step->q, p.out = step->out, p.window = step->window, p.scale = step->scale;
     p.logit_softcap = step->logit_softcap, p.sinks = step->sinks;

@@ -41,7 +41,7 @@ kvant_status kvant_cuda_transforms_create(cuda_part *part)
                  of_versions = KINDS * KVANT_MAX_TRANSFORMS * kvant_tensor_width(tensor),
                  bytes = (2 * n + of_versions) * sizeof(float);
     KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_memory_new(&memory, bytes),
-                                          "memory for centres and scales"));
+                                          "allocating centres and scales"));
     part->numbers = memory;
     for (uint32_t head = 0; n && head < tensor->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvant_cuda_tables_of(part, head);
@@ -50,11 +50,11 @@ kvant_status kvant_cuda_transforms_create(cuda_part *part)
         KVANT_FORWARD(
             kvant_cuda_report_error(kvant_cuda_memory_copy(part->numbers + at, tables.key_transform,
                                                            size, part->memory->stream),
-                                    "weights"));
+                                    "copying key transforms"));
         KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_memory_copy(part->numbers + n + at,
                                                                      tables.inverse_key_transform,
                                                                      size, part->memory->stream),
-                                              "weights"));
+                                              "copying key transforms"));
     }
     return KVANT_OK;
 }
@@ -271,11 +271,11 @@ kvant_status kvant_cuda_make_query_matrix(cuda_part *part, uint32_t transform_id
 {
     const bool file = part->key_transform_size > part->tensor->head_dim;
     if (!file && !part->full)
-        KVANT_FORWARD(kvant_cuda_report_error(create_full(part), "a codec of queries"));
+        KVANT_FORWARD(kvant_cuda_report_error(create_full(part), "creating the codec of queries"));
     if (kvant_cuda_transform(part, transform_id).full ||
         part->query_generations[transform_id] == part->tensor->transforms[transform_id].generation)
         return KVANT_OK;
-    return kvant_cuda_report_error(make_queries(part, transform_id), "matrices of queries");
+    return kvant_cuda_report_error(make_queries(part, transform_id), "copying matrices of queries");
 }
 
 const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t transform_id)

@@ -35,7 +35,8 @@ static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role
     KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
     void *pages = lazy_memory(bytes, &memory->pages[2 * layer + (uint32_t)role]);
     if (!pages)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for layer %u", bytes,
+        return kvant_fail(NULL, KVANT_ERR_MEMORY,
+                          "cache: out of memory for the %zu bytes of layer %u", bytes,
                           (unsigned)layer);
     return kvant_tensor_create(&params, pages, kvant_cache_tensor(cache, layer, role));
 }
@@ -53,8 +54,8 @@ static kvant_status create_steps(kvant_cache *cache)
                      bytes = rows * width * sizeof(uint16_t);
         void *pages = lazy_memory(bytes, &memory->step_pages[role]);
         if (!pages)
-            return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for the rows of a step",
-                              bytes);
+            return kvant_fail(NULL, KVANT_ERR_MEMORY,
+                              "cache: out of memory for %zu bytes of rows of a step", bytes);
         memory->steps[role] = (kvant_step_pages){ sizeof memory->steps[role], pages, bytes, NULL };
     }
     return KVANT_OK;
@@ -66,7 +67,7 @@ static kvant_status create(kvant_cache *cache)
     if (memory)
         memory->pages = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *memory->pages);
     if (!memory || !memory->pages)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its layers");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: out of memory for its layers");
     cache->exact.size = sizeof cache->exact;
     KVANT_FORWARD(kvant_scheme_exact(cache->scheme, cache->params.max_tokens,
                                      cache->params.max_sequences, &cache->exact));
@@ -107,9 +108,11 @@ static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)
     kvant_free(memory->workspace);
     memory->workspace = kvant_alloc(bytes, 1);
     memory->workspace_bytes = memory->workspace ? bytes : 0;
-    return memory->workspace ? KVANT_OK
-                             : kvant_fail(NULL, KVANT_ERR_MEMORY,
-                                          "cache: no %zu bytes of workspace for attention", bytes);
+    return memory->workspace
+               ? KVANT_OK
+               : kvant_fail(NULL, KVANT_ERR_MEMORY,
+                            "cache: out of memory for the %zu bytes of the workspace of attention",
+                            bytes);
 }
 
 static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)

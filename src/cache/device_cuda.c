@@ -23,7 +23,7 @@ static void rotate_rows(const cuda_append *a, kvant_cuda_rows *rows)
     const size_t width = kvant_tensor_width(a->part->tensor), d = a->part->tensor->head_dim,
                  floats = KVANT_CACHE_BATCH * width;
     const kvant_status room =
-        kvant_cuda_grow(&memory->rotated, 2 * floats * sizeof(float), "memory for rows");
+        kvant_cuda_grow(&memory->rotated, 2 * floats * sizeof(float), "allocating rows");
     kvant_cuda_rotate_rows_args args = kvant_cuda_rotation_of(a->part, false);
     args.rows = rows->rows, args.token_stride = rows->token_stride,
     args.head_stride = rows->head_stride;
@@ -95,7 +95,7 @@ static kvant_status make_scratch(const cuda_layer *layer)
 {
     const cuda_part *part = &layer->parts[rounds(&layer->parts[0]) ? 0 : 1];
     const size_t bytes = 2 * part->tensor->n_kv_heads * scratch_of(part).head_stride;
-    return rounds(part) ? kvant_cuda_grow(&part->memory->gathered, bytes, "memory for rows")
+    return rounds(part) ? kvant_cuda_grow(&part->memory->gathered, bytes, "allocating rows")
                         : KVANT_OK;
 }
 
@@ -450,10 +450,10 @@ kvant_status kvant_cuda_refused(cuda_memory *memory)
     if (!refused)
         return KVANT_OK;
     *memory->refused = 0;
-    return kvant_fail(NULL,
-                      refused & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE,
-                      "cache on cuda: rows of an earlier append were refused, and count as zeros "
-                      "or as what was there before");
+    return kvant_fail(
+        NULL, refused & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE,
+        "cache on cuda: rows of an earlier append held a NaN, an infinity or a number beyond fp16, "
+        "and were not written: their slots hold zeros or older rows");
 }
 
 static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
@@ -474,7 +474,7 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
     cuda_memory *memory = cache->memory;
     kvant_status status;
     host.q = kvant_cuda_read_back(memory, &memory->queries_read, queries->q, n, &status);
-    KVANT_FORWARD(kvant_cuda_report_error(status, "queries"));
+    KVANT_FORWARD(kvant_cuda_report_error(status, "copying queries"));
     return kvant_tensor_note_queries(keys, &host, cache->params.n_threads);
 }
 

@@ -55,12 +55,12 @@ kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim)
 {
     if (!rope->frequencies || !rope->n_dims || rope->n_dims % 2 || rope->n_dims > head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "rope: frequencies are missing, or n_dims is odd, 0 or above head_dim");
+                          "rope: frequencies is NULL, or n_dims is odd, 0 or larger than head_dim");
     for (uint32_t i = 0; i < rope->n_dims / 2; i++) {
         if (!(fabsf(rope->frequencies[i]) <= MOST_FREQUENCY))
             return kvant_fail(
                 NULL, isfinite(rope->frequencies[i]) ? KVANT_ERR_ARGUMENT : KVANT_ERR_NONFINITE,
-                "rope: frequency %u is no number, or above 1024", i);
+                "rope: frequency %u is not finite, or its magnitude is larger than 1024", i);
     }
     return KVANT_OK;
 }
@@ -187,13 +187,14 @@ kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope)
     kvant_rope r;
     kvant_status status = KVANT_OK;
     if (!tensor || (rope && !KVANT_ACCEPT_STRUCT(kvant_rope, &r, rope, n_position_transforms)))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "rope: no tensor, or its size field is not set");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "rope: tensor is NULL, or the size field of rope is not set to sizeof(kvant_rope)");
     if (rope)
         KVANT_FORWARD(kvant_rope_check(&r, tensor->head_dim));
     if (rope && r.block_centers && tensor->device)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "rope: blocks on a GPU have no centres of their own");
+                          "rope: block_centers needs a tensor in the computer's memory");
     kvant_learning *l = tensor->learning;
     if (!l || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V)
         return KVANT_OK;

@@ -139,7 +139,8 @@ static kvant_status read_calibration(kvant_scheme *scheme, const char *path,
     char err[512] = "";
     if (strlen(path) >= MAX_PATH)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
+                          "the path of the calibration is longer than %u bytes: use a shorter one",
+                          MAX_PATH - 1);
     memcpy(scheme->calibration_path, path, strlen(path) + 1);
     if (like && strcmp(like->calibration_path, path) == 0 && borrow(scheme, like))
         return KVANT_OK;
@@ -241,8 +242,8 @@ static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
         (p->settings && (p->protect || p->protect_codec)))
         return kvant_fail(
             NULL, KVANT_ERR_ARGUMENT,
-            "preset, specs and a settings file each choose the codecs: give one of them%s",
-            p->settings ? "; a settings file says what its protected layers have" : "");
+            "preset, specs (k, v) and settings each choose the codecs: give one of them%s",
+            p->settings ? ", and neither protect nor protect_codec with settings" : "");
     if (p->calibration)
         KVANT_FORWARD(read_calibration(scheme, p->calibration, p->like));
     return p->settings ? read_settings(scheme, p->settings, p->like) : read_specs(scheme, p);
@@ -254,11 +255,12 @@ kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme
     KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
     *out = NULL;
     if (!KVANT_ACCEPT_STRUCT(kvant_scheme_params, &p, params, seed))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "scheme: params is missing or its size field is not set");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "scheme: params is NULL, or its size field is not set to sizeof(kvant_scheme_params)");
     kvant_scheme *scheme = kvant_alloc(1, sizeof *scheme);
     if (!scheme)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a scheme");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "out of memory for a scheme");
     pthread_mutex_init(&scheme->lock, NULL);
     kvant_status status = fill(scheme, &p);
     if (status != KVANT_OK)
@@ -320,7 +322,7 @@ static kvant_status make(kvant_scheme *scheme, const char *spec,
 {
     made_codec *m = kvant_alloc(1, sizeof *m);
     if (!m)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a codec");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "out of memory for a codec");
     kvant_status status = create_at(scheme, spec, location, kv_head, NULL, &m->codec);
     m->anywhere = status == KVANT_OK;
     if (status == KVANT_ERR_UNSUPPORTED && scheme->calibration)
@@ -370,13 +372,14 @@ static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_locati
             KVANT_OK ||
         (location->n_layers && location->n_layers != info.n_layers))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the settings file is for a model of %u layers (%s), this one has %s%u",
+                          "the settings file is for a model of %u layers (%s), but this model has "
+                          "%s%u: make one with kvant tune",
                           info.n_layers, info.model, location->n_layers ? "" : "at least ",
                           location->n_layers ? location->n_layers : location->layer + 1);
     if (layer->n_kv_heads != location->n_kv_heads || layer->head_dim != location->head_dim)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the settings file is for a model with %u kv heads of %u numbers (%s), "
-                          "this one has %u of %u",
+                          "the settings file is for a model with %u kv heads of head_dim %u (%s), "
+                          "but this model has %u of %u: make one with kvant tune",
                           layer->n_kv_heads, layer->head_dim, info.model, location->n_kv_heads,
                           location->head_dim);
     return KVANT_OK;
@@ -408,10 +411,10 @@ static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_locatio
     size_t bytes;
     if (!kvant_mul_size(location->n_kv_heads, sizeof(kvant_codec *), &bytes) ||
         bytes > SIZE_MAX / 2)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "too many kv heads");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: n_kv_heads is too large");
     made_list *list = kvant_alloc(1, sizeof *list + bytes);
     if (!list)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for codecs");
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "out of memory for codecs");
     list->location = *location;
     kvant_status status = fill_list(scheme, layer, list);
     if (status != KVANT_OK) {
@@ -441,11 +444,12 @@ static kvant_status accept_location(const kvant_scheme *scheme,
                                     const kvant_scheme_location *location, kvant_scheme_location *p)
 {
     if (!scheme || !KVANT_ACCEPT_STRUCT(kvant_scheme_location, p, location, head_dim))
-        return kvant_fail(
-            NULL, KVANT_ERR_ARGUMENT,
-            "scheme: the scheme or the place is missing, or its size field is not set");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: scheme or location is NULL, or the size field of location is "
+                          "not set to sizeof(kvant_scheme_location)");
     if (p->role != KVANT_ROLE_K && p->role != KVANT_ROLE_V)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: a role that is neither K nor V");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: role is neither KVANT_ROLE_K nor KVANT_ROLE_V");
     return KVANT_OK;
 }
 
@@ -455,7 +459,8 @@ kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_locati
     kvant_scheme_location p;
     KVANT_FORWARD(accept_location(scheme, location, &p));
     if (!codecs || !p.n_kv_heads || !p.head_dim)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: n_kv_heads and head_dim must be set");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: codecs is NULL, or n_kv_heads or head_dim is 0");
     pthread_mutex_lock(&scheme->lock);
     kvant_status status = codecs_at(scheme, &p, codecs);
     pthread_mutex_unlock(&scheme->lock);
@@ -498,12 +503,12 @@ static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_m
     if (info.n_layers == model->n_layers && first.n_kv_heads == model->n_kv_heads && found[0] &&
         found[1])
         return KVANT_OK;
-    return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                      "the settings file is for another model: for %s with %u layers, %u kv heads "
-                      "of %u; this one has %u, %u of %u",
-                      info.model[0] ? info.model : "one with no name", info.n_layers,
-                      first.n_kv_heads, first.head_dim, model->n_layers, model->n_kv_heads,
-                      model->head_dim[KVANT_ROLE_K]);
+    return kvant_fail(
+        NULL, KVANT_ERR_ARGUMENT,
+        "the settings file is for another model: for %s with %u layers of %u kv heads of head_dim "
+        "%u; this model has %u layers of %u of %u: make one with kvant tune",
+        info.model[0] ? info.model : "a model without a name", info.n_layers, first.n_kv_heads,
+        first.head_dim, model->n_layers, model->n_kv_heads, model->head_dim[KVANT_ROLE_K]);
 }
 
 /* The bits of a spec. They do not depend on layer and kv head, so one codec stands for all. */
@@ -550,9 +555,9 @@ kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_mod
     double sum = 0, numbers = 0;
     if (!scheme || !bits || !KVANT_ACCEPT_STRUCT(kvant_scheme_model, &m, model, head_dim) ||
         !m.n_layers || !m.n_kv_heads)
-        return kvant_fail(
-            NULL, KVANT_ERR_ARGUMENT,
-            "scheme: the model is missing, has no layers, or its size field is not set");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: scheme, model or bits is NULL, n_layers or n_kv_heads is 0, or "
+                          "the size field of model is not set to sizeof(kvant_scheme_model)");
     kvant_status status = check_model(scheme, &m);
     pthread_mutex_lock(&scheme->lock);
     for (uint32_t i = 0; i < 2 * m.n_layers && status == KVANT_OK; i++) {

@@ -57,13 +57,15 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_lo
     kvant_status status = KVANT_OK;
     if (!scheme || !KVANT_ACCEPT_STRUCT(kvant_scheme_location, &p, location, head_dim))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "scheme: the scheme or the place is missing, or its size field is not "
-                          "set");
+                          "scheme: scheme or location is NULL, or the size field of location is "
+                          "not set to sizeof(kvant_scheme_location)");
     if (p.role != KVANT_ROLE_K && p.role != KVANT_ROLE_V)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: a role that is neither K nor V");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "scheme: role is neither KVANT_ROLE_K nor KVANT_ROLE_V");
     if (!bytes || !row_dim || !KVANT_ACCEPT_STRUCT(kvant_tensor_params, &t, params, n_open_blocks))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "scheme: params or row_dim is missing, or a size field is not set");
+                          "scheme: params or bytes is NULL, row_dim is 0, or the size field of "
+                          "params is not set to sizeof(kvant_tensor_params)");
     if (!p.head_dim)
         KVANT_FORWARD(kvant_scheme_head_dim(scheme, p.layer, p.role, &p.head_dim));
     const uint32_t first = p.head_dim ? p.head_dim : MIN_HEAD_DIM,
@@ -79,8 +81,8 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_lo
         return status; /* every head_dim that divides the row failed; this is the last error */
     if (!most)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "no head_dim up to %u divides rows of %u numbers", KVANT_MAX_HEAD_DIM,
-                          row_dim);
+                          "no head_dim up to %u divides row_dim %u: set head_dim",
+                          KVANT_MAX_HEAD_DIM, row_dim);
     *bytes = most;
     return KVANT_OK;
 }

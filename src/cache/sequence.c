@@ -39,7 +39,8 @@ kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence)
     if (cache && sequence >= 0 && (uint32_t)sequence < cache->params.max_sequences &&
         cache->sequences[sequence].alive)
         return &cache->sequences[sequence];
-    kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no sequence %d", (int)sequence);
+    kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no sequence %d: kvant_sequence_create makes one",
+               (int)sequence);
     return NULL;
 }
 
@@ -59,7 +60,9 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
 {
     uint32_t block = 0;
     if (!cache->n_free)
-        return kvant_fail(NULL, KVANT_ERR_FULL, "all %u blocks of 64 tokens are in use",
+        return kvant_fail(NULL, KVANT_ERR_FULL,
+                          "all %u blocks of 64 tokens are in use: remove a sequence, or set a "
+                          "larger max_tokens or max_sequences",
                           (unsigned)cache->n_blocks);
     while (cache->references[block])
         block++;
@@ -128,14 +131,16 @@ kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32
 {
     kvant_sequence *s = &cache->sequences[sequence];
     if (n > cache->params.max_tokens || first > cache->params.max_tokens - n)
-        return kvant_fail(NULL, KVANT_ERR_FULL, "the sequence would have more than max_tokens, %u",
+        return kvant_fail(NULL, KVANT_ERR_FULL, "the sequence would be longer than max_tokens, %u",
                           (unsigned)cache->params.max_tokens);
     for (uint32_t index = first / KVANT_PAGE_TOKENS; index <= (first + n - 1) / KVANT_PAGE_TOKENS;
          index++) {
         if (index < s->n_blocks) {
             if (s->table[index] == KVANT_NO_BLOCK)
-                return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the block at token %u was dropped",
-                                  index * KVANT_PAGE_TOKENS);
+                return kvant_fail(
+                    NULL, KVANT_ERR_ARGUMENT,
+                    "the block at token %u was dropped, so no row can be stored there",
+                    index * KVANT_PAGE_TOKENS);
             if (cache->references[s->table[index]] > 1)
                 KVANT_FORWARD(unshare(cache, sequence, index));
         } else {
@@ -153,7 +158,8 @@ static int32_t free_sequence(const kvant_cache *cache)
     for (uint32_t i = 0; cache && i < cache->params.max_sequences; i++)
         if (!cache->sequences[i].alive)
             return (int32_t)i;
-    kvant_fail(NULL, KVANT_ERR_FULL, "all sequences are in use: set max_sequences");
+    kvant_fail(NULL, KVANT_ERR_FULL,
+               "all sequences are in use: remove one, or set a larger max_sequences");
     return -1;
 }
 
@@ -250,9 +256,11 @@ static kvant_status tokens_of(const kvant_cache *cache, const kvant_sequence *s,
     for (uint32_t layer = 1; layer < cache->params.n_layers; layer++)
         if (s->lengths[layer] != length)
             return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                              "layers of the sequence have different lengths");
+                              "layers of the sequence have different lengths: append the same "
+                              "tokens to all layers");
     if (index >= s->n_blocks || s->table[index] == KVANT_NO_BLOCK || length <= first)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the sequence has no block %u",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "the sequence has no block %u: it was dropped, or no token is that far",
                           (unsigned)index);
     *tokens = length - first < KVANT_PAGE_TOKENS ? length - first : KVANT_PAGE_TOKENS;
     return KVANT_OK;
@@ -267,7 +275,9 @@ kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, u
     KVANT_FORWARD(tokens_of(cache, s, index, &tokens));
     if (bytes < kvant_cache_export_size(cache))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "%zu bytes are less than kvant_cache_export_size", bytes);
+                          "%zu bytes are too few for an exported block: kvant_cache_export_size "
+                          "says how many it takes",
+                          bytes);
     uint8_t *at = data;
     uint64_t count = tokens;
     memcpy(at, &count, sizeof count);
@@ -317,7 +327,8 @@ kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const v
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
         if (s->lengths[layer] != s->n_blocks * KVANT_PAGE_TOKENS)
             return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                              "the sequence does not end with a whole block");
+                              "the sequence does not end with a whole block of 64 tokens, so no "
+                              "block can be imported after it");
     if (bytes < sizeof tokens)
         return damaged();
     memcpy(&tokens, data, sizeof tokens);

@@ -84,7 +84,7 @@ kvant_status kvant_shifts_create(kvant_tensor *tensor, const kvant_rope *rope)
         !kvant_rope_pairs(rope, tensor->head_dim, shifts->pairs)) {
         free_shifts(shifts);
         return enough ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                                   "shift: a channel turns with no other one")
+                                   "shift: the RoPE rotates a channel that is not part of a pair")
                       : KVANT_ERR_MEMORY;
     }
     set_phase(shifts, 0);
@@ -350,10 +350,12 @@ static kvant_status check(const kvant_tensor *tensor, const kvant_rope *given, k
         (n && !by) || !n_threads || n > tensor->n_blocks * (size_t)KVANT_PAGE_TOKENS ||
         kvant_tensor_codec_info(tensor)->role != KVANT_ROLE_K)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "shift: no keys, no rope, or more slots than there are");
+                          "shift: tensor or by is NULL or not of keys, the size field of rope is "
+                          "not set, n_threads is 0, or there are more slots than the tensor has");
     if (tensor->device)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "shift: keys on a GPU are to be read, rotated and written");
+        return kvant_fail(
+            NULL, KVANT_ERR_UNSUPPORTED,
+            "shift: the tensor is on a GPU: read its keys, rotate them and write them");
     for (size_t i = 0; i < n; i++)
         if (by[i] != KVANT_ANY_SHIFT &&
             (by[i] > KVANT_LARGEST_SHIFT || by[i] < -KVANT_LARGEST_SHIFT))
@@ -387,8 +389,8 @@ kvant_status kvant_tensor_shift(kvant_tensor *tensor, const kvant_rope *rope, co
     if (status != KVANT_OK)
         return kvant_fail(NULL, status,
                           status == KVANT_ERR_FULL
-                              ? "shift: more than 31 different ones in one call"
-                              : "shift: a key would move by more than 2^30 in all");
+                              ? "shift: a call has more than 31 different shifts: split it"
+                              : "shift: a key would have moved by more than 2^30 in all");
     apply(&m);
     return KVANT_OK;
 }

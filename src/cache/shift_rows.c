@@ -153,14 +153,15 @@ bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots
 
 static kvant_status other_rope(void)
 {
-    return kvant_fail(NULL, KVANT_ERR_FULL,
-                      "the tensor's keys were shifted by another RoPE than the block's");
+    return kvant_fail(
+        NULL, KVANT_ERR_FULL,
+        "the keys of the tensor were shifted with another RoPE than the keys of the block");
 }
 
 static kvant_status too_many(void)
 {
     return kvant_fail(NULL, KVANT_ERR_FULL,
-                      "the tensor's keys have as many different shifts as they can");
+                      "the tensor already has 31 different shifts, the most that it can have");
 }
 
 /* Makes the tensor's table for a RoPE, or checks that the existing one is for the same RoPE. */
@@ -262,15 +263,16 @@ kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uin
                               .interleaved = header.interleaved,
                               .frequencies = frequencies };
     if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
-        return damaged("no keys turn as it says");
+        return damaged("a number of its RoPE is out of range");
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
         if (by[slot] > KVANT_LARGEST_SHIFT || by[slot] < -KVANT_LARGEST_SHIFT ||
             (by[slot] && !(written >> slot & 1)))
-            return damaged("a slot has a shift that none can have");
+            return damaged("the shift of a slot is out of range");
     const kvant_status status = use_rope(tensor, &rope);
     if (status != KVANT_OK)
-        return status == KVANT_ERR_UNSUPPORTED ? damaged("a channel does not turn with another one")
-                                               : status;
+        return status == KVANT_ERR_UNSUPPORTED
+                   ? damaged("its RoPE rotates a channel without a pair")
+                   : status;
     uint32_t used = kvant_shifts_used(tensor);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
         if (kvant_shifts_id(tensor, by[slot], &used, &ids[slot]) != KVANT_OK)

@@ -32,7 +32,9 @@ static kvant_status invalid(const char *what)
 
 static kvant_status too_large(void)
 {
-    return kvant_fail(NULL, KVANT_ERR_MEMORY, "tensor: its size overflows");
+    return kvant_fail(
+        NULL, KVANT_ERR_MEMORY,
+        "tensor: it would be larger than memory can be: choose fewer blocks or kv heads");
 }
 
 static kvant_status check_params(const kvant_tensor_params *p)
@@ -41,20 +43,20 @@ static kvant_status check_params(const kvant_tensor_params *p)
         return invalid("codecs, n_kv_heads, n_sequences and n_blocks must be set");
     kvant_step_pages steps;
     if (p->steps && !KVANT_ACCEPT_STRUCT(kvant_step_pages, &steps, p->steps, owner))
-        return invalid("the size field of steps is not set");
+        return invalid("the size field of steps is not set to sizeof(kvant_step_pages)");
     if (p->n_blocks > INT32_MAX / 2)
-        return invalid("more than 2^30 blocks");
+        return invalid("n_blocks is larger than 2^30");
     if (p->blocks_per_sequence && (uint64_t)p->blocks_per_sequence * p->n_sequences < p->n_blocks)
         return invalid("blocks_per_sequence x n_sequences is less than n_blocks");
     for (uint32_t head = 0; head < p->n_kv_heads; head++) {
         if (!p->codecs[head])
-            return invalid("a kv head has no codec");
+            return invalid("codecs has a NULL for a kv head");
         if (!kvant_codecs_fit_together(&p->codecs[0]->info, &p->codecs[head]->info))
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                              "the codecs of kv heads 0 and %u differ in role, head_dim, sink, "
-                              "recent, tokens per group or "
-                              "in whether the first rows give a centre or scale (%s, %s)",
-                              (unsigned)head, p->codecs[0]->info.spec, p->codecs[head]->info.spec);
+            return kvant_fail(
+                NULL, KVANT_ERR_ARGUMENT,
+                "the codecs of kv heads 0 and %u differ in role, head_dim, sink, recent, tokens "
+                "per group, or in whether centre or scale come from the first rows (%s, %s)",
+                (unsigned)head, p->codecs[0]->info.spec, p->codecs[head]->info.spec);
     }
     return KVANT_OK;
 }
@@ -87,12 +89,11 @@ static kvant_status accept_exact(const kvant_tensor_params *p, kvant_exact_part 
     if (!p->exact)
         return KVANT_OK;
     if (!KVANT_ACCEPT_STRUCT(kvant_exact_part, exact, p->exact, step))
-        return invalid("the exact part's size field is not set");
+        return invalid("the size field of exact is not set to sizeof(kvant_exact_part)");
     if (exact->first % KVANT_PAGE_TOKENS || (uint64_t)exact->first + exact->newest > exact->total ||
         (exact->total && !exact->step))
-        return invalid(
-            "the exact part has a first part of broken blocks, no step, or less in total "
-            "than for one sequence");
+        return invalid("exact: first is not a multiple of 64, total is less than first + newest, "
+                       "or step is 0");
     if (stores_fp16(p))
         *exact = (kvant_exact_part){ 0 };
     return KVANT_OK;
@@ -195,9 +196,10 @@ static kvant_status span_blocks(const kvant_tensor_params *p, sizes *s)
 {
     s->block_stride = p->block_stride ? p->block_stride : s->block_bytes;
     if (s->block_stride % KVANT_PAGE_ALIGN || s->block_stride < s->block_bytes)
-        return invalid("block_stride is less than a block's pages, or not a multiple of 64");
+        return invalid(
+            "block_stride is smaller than the pages of a block, or not a multiple of 64");
     if (p->block_stride && s->n_pool + s->n_sink_pages)
-        return invalid("block_stride is for codecs that keep no fp16 rows");
+        return invalid("block_stride must be 0 for codecs that keep fp16 rows (sink, recent)");
     if (!kvant_mul_size(p->n_blocks - 1, s->block_stride, &s->sealed_bytes) ||
         s->sealed_bytes > SIZE_MAX - s->block_bytes)
         return too_large();
@@ -229,7 +231,8 @@ kvant_status kvant_tensor_size(const kvant_tensor_params *params, size_t *bytes)
     sizes s;
     KVANT_RETURN_IF(!bytes, KVANT_ERR_ARGUMENT);
     if (!KVANT_ACCEPT_STRUCT(kvant_tensor_params, &p, params, n_open_blocks))
-        return invalid("params is missing or its size field is not set");
+        return invalid(
+            "params is NULL, or its size field is not set to sizeof(kvant_tensor_params)");
     KVANT_FORWARD(compute_sizes(&p, &s));
     *bytes = s.total;
     return KVANT_OK;
@@ -327,16 +330,16 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
     KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
     *out = NULL;
     if (!KVANT_ACCEPT_STRUCT(kvant_tensor_params, &p, params, n_open_blocks))
-        return invalid("params is missing or its size field is not set");
+        return invalid(
+            "params is NULL, or its size field is not set to sizeof(kvant_tensor_params)");
     KVANT_FORWARD(compute_sizes(&p, &s));
     if (!memory || (uintptr_t)memory % KVANT_PAGE_ALIGN)
-        return invalid("memory is missing or not aligned to KVANT_PAGE_ALIGN");
+        return invalid("memory is NULL, or not aligned to KVANT_PAGE_ALIGN");
     if (s.n_step_pages &&
         (device || !p.steps->memory || (uintptr_t)p.steps->memory % KVANT_PAGE_ALIGN))
-        return invalid(
-            "steps is for the computer's memory, and has to be aligned to KVANT_PAGE_ALIGN");
+        return invalid("steps: memory is NULL, on a GPU, or not aligned to KVANT_PAGE_ALIGN");
     kvant_tensor *tensor = kvant_alloc(1, sizeof *tensor);
-    KVANT_RETURN_IF(!tensor, kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a tensor"));
+    KVANT_RETURN_IF(!tensor, kvant_fail(NULL, KVANT_ERR_MEMORY, "out of memory for a tensor"));
     describe(tensor, &p, &s, memory);
     tensor->device = device;
     tensor->device_context = context;
@@ -345,10 +348,10 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
         kvant_tensor_free(&tensor);
     *out = tensor;
     if (status == KVANT_ERR_UNSUPPORTED)
-        return kvant_fail(
-            NULL, status,
-            "a codec takes its centre or scale from a calibration and was created without one");
-    return status == KVANT_OK ? status : kvant_fail(NULL, status, "no memory for a tensor");
+        return kvant_fail(NULL, status,
+                          "a codec takes its centre or scale from a calibration and was created "
+                          "without one: use kvant_codec_create_calibrated");
+    return status == KVANT_OK ? status : kvant_fail(NULL, status, "out of memory for a tensor");
 }
 
 void kvant_tensor_free(kvant_tensor **tensor)

@@ -22,12 +22,13 @@ static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
 static kvant_status no_transform(void)
 {
     return kvant_fail(NULL, KVANT_ERR_FULL,
-                      "the tensor holds blocks of as many versions as it can");
+                      "the tensor has no free transform id: clear blocks of it");
 }
 
 static kvant_status no_page(void)
 {
-    return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor has no open pages for these blocks");
+    return kvant_fail(NULL, KVANT_ERR_FULL,
+                      "the tensor has no free exact pages: set a larger n_open_blocks");
 }
 
 /* Finds or makes the target's transforms for the transforms that the source's blocks use. */
@@ -387,27 +388,27 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     memcpy(header, data, sizeof *header);
     if (header->magic != BLOCK_MAGIC || header->open > (OPEN_PAGES | SHIFTED) ||
         header->learned > LEARNT_CENTERS)
-        return damaged("it is none, or of another version of kvant");
+        return damaged("these bytes are not one, or another version of kvant made it");
     if (header->scheme != scheme_of(tensor))
-        return damaged("it was made with other codecs, another shape or another seed");
+        return damaged("it was made with other codecs, another shape of heads or another seed");
     if (header->learned == LEARNT_CENTERS && tensor->device)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "exported block: it has a centre of its own, which only tensors in the "
-                          "computer's memory can have");
+                          "exported block: it has its own centre, which only tensors in the "
+                          "computer's memory support");
     if (header->learned >= LEARNT_MATRICES && !tensor->learning)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: it has matrices of transform=first, which only tensors "
-                          "in the computer's memory can have");
+                          "in the computer's memory support");
     if (header->open & SHIFTED &&
         (tensor->device || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V))
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: its keys were shifted, which only keys in the "
-                          "computer's memory can be");
+                          "computer's memory support");
     if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learned))
-        return damaged("its size is wrong");
+        return damaged("its size does not match its head");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
     if (checksum != kvant_fnv1a(KVANT_FNV_START, data, bytes - sizeof checksum))
-        return damaged("its checksum is wrong");
+        return damaged("its checksum does not match");
     return KVANT_OK;
 }
 
@@ -415,7 +416,7 @@ static kvant_status check_numbers(const float *center, const float *scale, size_
 {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(center[i]) || !isfinite(scale[i]) || !(scale[i] > 0))
-            return damaged("its centre or scale is not finite");
+            return damaged("its centre or scale is not finite, or its scale not above 0");
     return KVANT_OK;
 }
 
@@ -433,7 +434,7 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
                    tensor->head_dim * sizeof *half);
             kvant_codec_decode_open(tensor->codecs[head], kernels, half, 0, 1, y);
             if (!kvant_codec_fits_open(tensor->codecs[head], kernels, y))
-                return damaged("a row does not fit its codec");
+                return damaged("a row cannot be encoded by its codec");
         }
     return KVANT_OK;
 }
@@ -450,11 +451,11 @@ static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *da
                               .interleaved = header.interleaved,
                               .frequencies = frequencies };
     if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
-        return damaged("no keys turn as it says");
+        return damaged("a number of its RoPE is out of range");
     const kvant_status status = kvant_centers_create(tensor, &rope, centers);
     if (status != KVANT_OK)
         return status == KVANT_ERR_MEMORY ? status
-                                          : damaged("a channel does not turn with another one");
+                                          : damaged("its RoPE rotates a channel without a pair");
     memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor),
            kvant_tensor_width(tensor) * sizeof(float));
     for (size_t i = 0; i < kvant_tensor_width(tensor); i++)
@@ -509,7 +510,7 @@ static kvant_status import_transform(kvant_tensor *tensor, const uint8_t *data,
     kvant_free(centers);
     KVANT_FORWARD(fit);
     return status == KVANT_ERR_FULL     ? no_transform()
-           : status == KVANT_ERR_FORMAT ? damaged("a matrix has no good inverse")
+           : status == KVANT_ERR_FORMAT ? damaged("the inverse of a matrix is not accurate enough")
                                         : status;
 }
 
@@ -574,7 +575,7 @@ static kvant_status check_affine(const kvant_tensor *tensor, const kvant_affine 
     size_t n = kvant_tensor_width(tensor);
     if ((affine->center && !uses(tensor, false)) || (affine->scale && !uses(tensor, true)))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "no codec of the tensor has a centre, or a scale, to set (%s)",
+                          "the codec %s has no centre, or no scale, that can be set",
                           kvant_tensor_codec_info(tensor)->spec);
     for (size_t i = 0; i < n; i++) {
         float center = affine->center ? affine->center[i] : 0,

@@ -87,8 +87,7 @@ static kvant_status check_header(const uint8_t *bytes, size_t n, const kvant_err
     if (header.version != KVANT_CALIBRATION_VERSION)
         return kvant_fail(error, KVANT_ERR_FORMAT,
                           "the calibration file has version %" PRIu32
-                          ", this library reads version %u; make it anew "
-                          "with kvant calibrate",
+                          ", this library reads version %u: make it again with kvant calibrate",
                           header.version, KVANT_CALIBRATION_VERSION);
     if (header.bytes != n)
         return kvant_fail(error, KVANT_ERR_FORMAT,
@@ -112,17 +111,17 @@ static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
     if (header->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS ||
         header->name_bytes > KVANT_CALIBRATION_MAX_NAME || c->n_locations == 0 ||
         c->n_locations > 2 * KVANT_CALIBRATION_MAX_LAYERS)
-        return damaged(error, "its head counts more than there can be");
+        return damaged(error, "a count in its head is larger than the format allows");
     if (kvant_calibration_arrays_start(header->n_codebooks, header->name_bytes, c->n_locations) >
         info->bytes)
-        return damaged(error, "its table does not fit");
+        return damaged(error, "its table is longer than the file");
     info->n_codebooks = header->n_codebooks;
     memcpy(info->clusters, at, info->n_codebooks * sizeof *info->clusters);
     if (!kvant_calibration_valid_clusters(info->clusters, info->n_codebooks))
-        return damaged(error, "its numbers of clusters are not valid");
+        return damaged(error, "its numbers of clusters are not in increasing order from 2 on");
     memcpy(c->model, at + info->n_codebooks * sizeof *info->clusters, header->name_bytes);
     if (memchr(c->model, 0, header->name_bytes))
-        return damaged(error, "its model's name holds a zero");
+        return damaged(error, "the name of its model holds a zero byte");
     info->model = c->model;
     info->model_fingerprint = header->fingerprint;
     info->checksum = header->checksum;
@@ -143,9 +142,11 @@ static kvant_status read_location(kvant_calibration *c, uint32_t i,
         location->n_kv_heads == 0 || location->n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS ||
         location->head_dim == 0 || location->head_dim > KVANT_MAX_HEAD_DIM || line->zeros[0] ||
         line->zeros[1])
-        return damaged(error, "an entry of its table is not valid");
+        return damaged(
+            error,
+            "an entry of its table has a layer, role or size that the format does not allow");
     if (i > 0 && 2 * location->layer + location->role <= 2 * location[-1].layer + location[-1].role)
-        return damaged(error, "its table is not in order");
+        return damaged(error, "the entries of its table are not in order");
     kvant_calibration_set_offsets(location, &c->info);
     return KVANT_OK;
 }
@@ -172,10 +173,11 @@ static kvant_status read_locations(kvant_calibration *c, const kvant_error *erro
         extend_info(&c->info, &c->locations[i]);
         c->locations[i].offset = offset;
         if (c->locations[i].bytes > c->info.bytes - offset)
-            return damaged(error, "its arrays do not fit");
+            return damaged(error, "its arrays are longer than the file");
         offset += c->locations[i].bytes;
     }
-    return offset == c->info.bytes ? KVANT_OK : damaged(error, "there is more than its table says");
+    return offset == c->info.bytes ? KVANT_OK
+                                   : damaged(error, "the file is longer than its table says");
 }
 
 static bool all_finite(const float *numbers, size_t n)
@@ -214,9 +216,9 @@ static kvant_status check_numbers(const kvant_calibration *c, const kvant_error 
         size_t behind = before + (n_halves + 1) / 2;
         if (!all_finite(arrays, before) || !finite_halves(halves, n_halves) ||
             !all_finite(arrays + behind, location->bytes / sizeof(float) - behind))
-            return damaged(error, "it holds numbers that are not finite");
+            return damaged(error, "it holds a NaN or an infinity");
         if (!valid_factors(arrays + location->diagonal, location->matrix - location->diagonal))
-            return damaged(error, "its factors are not above 0");
+            return damaged(error, "a factor of a channel is not larger than 0");
     }
     return KVANT_OK;
 }
@@ -229,7 +231,7 @@ static kvant_status parse(kvant_calibration *c, const kvant_error *error)
     KVANT_FORWARD(read_info(c, error));
     c->locations = kvant_alloc(c->n_locations, sizeof *c->locations);
     if (!c->locations)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a calibration");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for a calibration");
     KVANT_FORWARD(read_locations(c, error));
     return check_numbers(c, error);
 }
@@ -240,7 +242,7 @@ kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration
     *out = NULL;
     kvant_calibration *c = kvant_alloc(1, sizeof *c);
     if (!c)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a calibration");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for a calibration");
     c->bytes = bytes;
     c->info = (kvant_calibration_info){ .size = sizeof c->info, .bytes = n };
     kvant_status status = parse(c, error);
@@ -311,7 +313,8 @@ kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, c
 {
     kvant_error error = { err, errlen };
     if (!out)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the calibration is NULL");
     *out = NULL;
     uint8_t *bytes;
     size_t n;
@@ -327,7 +330,7 @@ kvant_status kvant_calibration_save(const kvant_calibration *calibration, const 
 {
     kvant_error error = { err, errlen };
     if (!calibration || !path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibration, or no path");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "calibration or path is NULL");
     return kvant_write_file(path, calibration->bytes, calibration->info.bytes, &error);
 }
 

@@ -18,21 +18,24 @@ typedef kvant_calibrator_slot slot;
 static kvant_status check_config(const kvant_calibrator_config *config, const kvant_error *error)
 {
     if (config->model && strlen(config->model) > KVANT_CALIBRATION_MAX_NAME)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the model's name is longer than %u bytes",
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "the name of the model is longer than %u bytes",
                           KVANT_CALIBRATION_MAX_NAME);
     if (config->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS ||
         (config->n_codebooks && !config->clusters))
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "there can be %u sets of centroids",
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "clusters is NULL, or there are more than %u sets of centroids",
                           KVANT_CALIBRATION_MAX_CODEBOOKS);
     if (!kvant_calibration_valid_clusters(config->clusters, config->n_codebooks))
         return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                          "numbers of clusters are from 2 to %u, different and in increasing order",
+                          "clusters must be from 2 to %u and in increasing order",
                           KVANT_CALIBRATION_MAX_CLUSTERS);
     if (config->n_codebooks && config->sample_rows &&
         config->sample_rows < config->clusters[config->n_codebooks - 1])
-        return kvant_fail(
-            error, KVANT_ERR_ARGUMENT, "%u clusters need a sample of as many rows, not of %u",
-            (unsigned)config->clusters[config->n_codebooks - 1], (unsigned)config->sample_rows);
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "%u clusters need a sample of at least that many rows, not of %u",
+                          (unsigned)config->clusters[config->n_codebooks - 1],
+                          (unsigned)config->sample_rows);
     return KVANT_OK;
 }
 
@@ -43,15 +46,17 @@ kvant_status kvant_calibrator_create(const kvant_calibrator_config *given, kvant
     kvant_calibrator_config taken;
     const kvant_calibrator_config *config = &taken;
     if (!out)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibrator");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the calibrator is NULL");
     *out = NULL;
     if (!KVANT_ACCEPT_STRUCT(kvant_calibrator_config, &taken, given, n_threads))
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
-                          "no configuration, or one of another version");
+        return kvant_fail(
+            &error, KVANT_ERR_ARGUMENT,
+            "config is NULL, or its size field is not set to sizeof(kvant_calibrator_config)");
     KVANT_FORWARD(check_config(config, &error));
     kvant_calibrator *c = kvant_alloc(1, sizeof *c);
     if (!c)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a calibrator");
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for a calibrator");
     if (config->model)
         memcpy(c->model, config->model, strlen(config->model));
     c->info = (kvant_calibration_info){ .model_fingerprint = config->model_fingerprint,

@@ -81,12 +81,12 @@ kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint
 {
     kvant_error error = { err, errlen };
     if (!c || !path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibrator, or no path");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "calibrator or path is NULL");
     head h = make_head(c, key, position);
     uint8_t *bytes = kvant_alloc(h.bytes, 1), *at = bytes + sizeof h;
     if (!bytes)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for %zu bytes of a checkpoint",
-                          (size_t)h.bytes);
+        return kvant_fail(&error, KVANT_ERR_MEMORY,
+                          "out of memory for the %zu bytes of a checkpoint", (size_t)h.bytes);
     memcpy(bytes, &h, sizeof h);
     for (uint32_t i = 0; i < 2 * c->n_layers; i++)
         if (c->slots[i].head_dim) {
@@ -113,7 +113,8 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
     } h;
     memcpy(&h, bytes, sizeof h);
     if (n < KVANT_FILE_HEAD || memcmp(h.magic, MAGIC, sizeof h.magic) != 0 || h.version != VERSION)
-        return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a checkpoint of this version");
+        return kvant_fail(error, KVANT_ERR_FORMAT,
+                          "this is not a checkpoint of kvant, or another version of kvant made it");
     return h.bytes == n && n >= sizeof(head) ? KVANT_OK : damaged(error);
 }
 
@@ -171,7 +172,7 @@ static kvant_status parse(kvant_calibrator *c, const uint8_t *bytes, size_t n, u
     own.n_slots = h.n_slots;
     if (memcmp(&own, &h, sizeof h) != 0)
         return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                          "the checkpoint is of other work: another text, model or option");
+                          "the checkpoint belongs to another text, model or option");
     const uint8_t *at = bytes + sizeof h, *end = bytes + n;
     for (uint64_t i = 0; i < h.n_slots; i++)
         KVANT_FORWARD(get_slot(c, &at, end, error));
@@ -186,8 +187,9 @@ kvant_status kvant_calibrator_restore(kvant_calibrator *c, uint64_t key, const c
 {
     kvant_error error = { err, errlen };
     if (!c || !path || !position || c->n_layers)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
-                          "no fresh calibrator, no path, or no place for the position");
+        return kvant_fail(
+            &error, KVANT_ERR_ARGUMENT,
+            "calibrator, path or position is NULL, or the calibrator already has rows");
     uint8_t *bytes;
     size_t n;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));

@@ -104,8 +104,9 @@ static kvant_status invert(uint32_t n, const double *w, double *inverse, const k
     KVANT_RETURN_IF(status == KVANT_ERR_MEMORY, status);
     if (status != KVANT_OK ||
         !(kvant_frobenius(n, w) * kvant_frobenius(n, inverse) <= MAX_CONDITION))
-        return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the calibration file is damaged: its matrix has no good inverse");
+        return kvant_fail(
+            error, KVANT_ERR_FORMAT,
+            "the calibration file is damaged: the inverse of a matrix is not accurate enough");
     return KVANT_OK;
 }
 
@@ -139,10 +140,11 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
                                    const kvant_error *error)
 {
     if (feedback && kind != KVANT_WEIGHTING_FILE)
-        return kvant_fail(error, KVANT_ERR_SPEC, "feedback needs transform=file beside it");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "feedback needs transform=file: add it to the spec");
     if (feedback && codec->info.role == KVANT_ROLE_K && !codec->accepts_feedback)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "feedback is there for turboquant of whole bits without qjl");
+                          "feedback is an option of turboquant with 1 to 8 bits and without qjl");
     return KVANT_OK;
 }
 
@@ -155,8 +157,9 @@ static kvant_status set_first(kvant_codec *codec, const kvant_common *common,
     const bool centred = keys || common->center != KVANT_OPTION_ABSENT;
     if ((common->norm != KVANT_OPTION_ABSENT && common->norm != KVANT_NORM_FIRST) ||
         (common->center != KVANT_OPTION_ABSENT && common->center != KVANT_CENTER_FIRST))
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "transform=first brings center=first and norm=first: leave them out");
+        return kvant_fail(
+            error, KVANT_ERR_SPEC,
+            "transform=first sets center=first and norm=first: leave center and norm out");
     codec->info.center = centred ? KVANT_CENTER_FIRST : KVANT_CENTER_NONE;
     codec->info.norm = KVANT_NORM_FIRST;
     codec->info.learns_transform = 1;
@@ -177,7 +180,7 @@ kvant_status kvant_calibrated_transform(kvant_codec *codec, const kvant_common *
         return set_first(codec, common, error);
     if (common->norm != KVANT_OPTION_ABSENT)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "transform=%s takes the place of norm: leave one of them out",
+                          "transform=%s replaces norm: leave one of them out",
                           kind == KVANT_WEIGHTING_FILE ? "file" : "diagonal");
     bool keys = codec->info.role == KVANT_ROLE_K;
     if (keys ||

@@ -66,7 +66,8 @@ kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, in
     const kvant_location location = { .missed = &missed };
     const kvant_error error = { err, errlen };
     if (!needed)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the answer");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the answer is NULL");
     KVANT_FORWARD(try_some(spec, role, usual, N_USUAL, &location, &error));
     *needed = missed;
     return KVANT_OK;

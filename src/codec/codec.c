@@ -103,18 +103,20 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
                                    const kvant_error *error)
 {
     if (!out)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "no place for the codec");
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the codec is NULL");
     *out = NULL;
     if (!text || (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "no spec, or a role that is neither K nor V");
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "spec is NULL, or role is neither KVANT_ROLE_K nor KVANT_ROLE_V");
     if (head_dim < 1 || head_dim > KVANT_MAX_HEAD_DIM)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "head_dim %u is not in 1 .. %u",
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "head_dim %u is not from 1 to %u",
                           (unsigned)head_dim, KVANT_MAX_HEAD_DIM);
     kvant_spec spec;
     KVANT_FORWARD(kvant_spec_parse(text, &spec, error));
     kvant_codec *codec = kvant_alloc(1, sizeof *codec);
     if (!codec)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for a codec");
     codec->info = (kvant_codec_info){ .size = sizeof codec->info,
                                       .spec = codec->spec,
                                       .head_dim = head_dim,
@@ -132,7 +134,7 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
         kvant_codec_free(&codec);
     *out = codec;
     if (status == KVANT_ERR_MEMORY && error->text && error->size && !error->text[0])
-        return kvant_fail(error, status, "no memory for a codec");
+        return kvant_fail(error, status, "out of memory for a codec");
     return status;
 }
 

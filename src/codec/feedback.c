@@ -123,7 +123,8 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
     if (status == KVANT_OK || status == KVANT_ERR_MEMORY)
         return status;
     return kvant_fail(error, KVANT_ERR_FORMAT,
-                      "the calibration file has no queries to steer errors by");
+                      "the second moments of queries in the calibration file cannot be used for "
+                      "feedback: make it again with kvant calibrate");
 }
 
 float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book,

@@ -21,7 +21,8 @@ static kvant_status choose_mode(int_options *o, kvant_uniform_mode *mode, const 
 {
     bool hybrid = o->hybrid != KVANT_OPTION_ABSENT;
     if (o->sym + o->asym + hybrid > 1)
-        return kvant_fail(error, KVANT_ERR_SPEC, "sym, asym and hybrid exclude each other");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "sym, asym and hybrid exclude each other: give one of them");
     o->asym = !o->sym && !hybrid;
     *mode = o->sym   ? KVANT_UNIFORM_SYM
             : hybrid ? kvant_uniform_hybrid(o->hybrid)

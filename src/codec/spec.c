@@ -35,7 +35,7 @@ static kvant_status parse_name(kvant_spec *spec, char *name, const kvant_error *
         *dash++ = 0;
     if (!is_word(name) || (dash && !is_word(dash)))
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "'%s%s%s' is not a codec: a spec reads name-bits:key=value,...", name,
+                          "'%s%s%s' is not a codec: write name-bits:key=value,...", name,
                           dash ? "-" : "", dash ? dash : "");
     spec->name = name;
     spec->variant = dash;
@@ -48,13 +48,16 @@ static kvant_status parse_option(kvant_spec *spec, char *text, const kvant_error
     if (value)
         *value++ = 0;
     if (!is_word(text) || (value && !is_word(value)))
-        return kvant_fail(error, KVANT_ERR_SPEC, "option '%s%s%s' does not read key or key=value",
-                          text, value ? "=" : "", value ? value : "");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "option '%s%s%s' is not of the form key or key=value", text,
+                          value ? "=" : "", value ? value : "");
     for (uint32_t i = 0; i < spec->n_options; i++)
         if (strcmp(spec->options[i].key, text) == 0)
-            return kvant_fail(error, KVANT_ERR_SPEC, "option '%s' is given twice", text);
+            return kvant_fail(error, KVANT_ERR_SPEC,
+                              "option '%s' is given twice: leave one of them out", text);
     if (spec->n_options == KVANT_SPEC_MAX_OPTIONS)
-        return kvant_fail(error, KVANT_ERR_SPEC, "more than %d options", KVANT_SPEC_MAX_OPTIONS);
+        return kvant_fail(error, KVANT_ERR_SPEC, "the codec spec has more than %d options",
+                          KVANT_SPEC_MAX_OPTIONS);
     spec->options[spec->n_options++] = (kvant_spec_option){ .key = text, .value = value };
     return KVANT_OK;
 }
@@ -64,7 +67,8 @@ kvant_status kvant_spec_parse(const char *text, kvant_spec *spec, const kvant_er
     *spec = (kvant_spec){ .name = NULL };
     size_t length = strlen(text);
     if (length == 0)
-        return kvant_fail(error, KVANT_ERR_SPEC, "the codec spec is empty; try turboquant-4");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "the codec spec is empty: write a codec, for example turboquant-4");
     if (length > KVANT_SPEC_MAX_LENGTH)
         return kvant_fail(error, KVANT_ERR_SPEC, "the codec spec is longer than %d bytes",
                           KVANT_SPEC_MAX_LENGTH);

@@ -27,13 +27,13 @@ static kvant_status set_block(kvant_transform *transform, int32_t wanted, uint32
 {
     uint32_t asked = wanted == KVANT_OPTION_ABSENT ? 0 : (uint32_t)wanted;
     if (asked && transform->rotate != KVANT_ROTATE_HADAMARD)
-        return kvant_fail(error, KVANT_ERR_SPEC, "block=%u needs rotate=hadamard", (unsigned)asked);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "block=%u needs rotate=hadamard: add it to the spec", (unsigned)asked);
     if (asked && (!is_power_of_two(asked) || transform->head_dim % asked != 0))
-        return kvant_fail(
-            error, KVANT_ERR_SPEC,
-            "block=%u must be a power of two that divides head_dim %u (the largest is %u)",
-            (unsigned)asked, (unsigned)transform->head_dim,
-            (unsigned)largest_block(transform->head_dim, KVANT_MAX_HEAD_DIM));
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "block=%u is not a power of two that divides head_dim %u: use at most %u",
+                          (unsigned)asked, (unsigned)transform->head_dim,
+                          (unsigned)largest_block(transform->head_dim, KVANT_MAX_HEAD_DIM));
     if (transform->rotate == KVANT_ROTATE_HADAMARD)
         transform->block = asked ? asked : largest_block(transform->head_dim, max_block);
     return KVANT_OK;

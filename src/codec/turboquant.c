@@ -140,8 +140,8 @@ static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const 
 {
     kvant_sketch sketch;
     if (v->tiers && o->qjl)
-        return kvant_fail(error, KVANT_ERR_SPEC, "turboquant-%u.5 has no qjl; whole bits have",
-                          (unsigned)v->bits);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "turboquant-%u.5 has no option 'qjl': use whole bits", (unsigned)v->bits);
     KVANT_FORWARD(kvant_qjl_resolve(o->qjl, &o->sketch, &o->scale, &sketch, error));
     v->sketch = (int)sketch;
     return KVANT_OK;
@@ -163,7 +163,7 @@ static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const 
     (void)o;
     if (v->tiers)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "turboquant-%u.5 is not in this build (KVANT_PAPERS=OFF)",
+                          "turboquant-%u.5 is not in this build: build with -DKVANT_PAPERS=ON",
                           (unsigned)v->bits);
     return KVANT_OK;
 }

@@ -253,11 +253,11 @@ static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_er
         u->group = group && group < d ? group : d;
     if (u->per_channel && u->group != 16 && u->group != 32 && u->group != 64)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "group=%u: with axis=channel a group is 16, 32 or 64 tokens",
+                          "group=%u is not valid with axis=channel: use 16, 32 or 64 tokens",
                           (unsigned)group);
     if (!u->per_channel && u->group % 8 != 0 && u->group != d)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "group=%u must be a multiple of 8, or head_dim %u or more",
+                          "group=%u is not valid: use a multiple of 8, or head_dim %u or more",
                           (unsigned)group, (unsigned)d);
     u->n_groups = u->per_channel ? KVANT_PAGE_TOKENS / u->group : (d + u->group - 1) / u->group;
     codec->info.block_tokens = u->per_channel ? u->group : 1;

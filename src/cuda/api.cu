@@ -288,7 +288,7 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
     if (error == cudaSuccess && count > 0)
         return KVANT_OK;
     return kvant_cuda_refuse(&message, from_cuda(error == cudaSuccess ? cudaErrorNoDevice : error),
-                             "no NVIDIA driver or no GPU that can be used: %s",
+                             "no NVIDIA driver, or no GPU that can be used: %s",
                              cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error));
 }
 

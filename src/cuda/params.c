@@ -260,15 +260,17 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
                                        .metadata_offset = (uint32_t)info->metadata_offset,
                                        .page_bytes = (uint32_t)info->page_bytes };
     if (d == 0 || d % 16 != 0 || d > KVANT_CUDA_MOST_DIM)
-        return kvant_cuda_refuse(
-            error, KVANT_ERR_UNSUPPORTED,
-            "not on the GPU: head_dim %u; there are the multiples of 16 up to 512", (unsigned)d);
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: head_dim %u is not a multiple of 16 up to 512",
+                                 (unsigned)d);
     init_transform(out, view);
     const bool general = kvant_cuda_general_init(out, view);
     if (!init_codes(out, view)) {
         if (!general)
-            return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s",
-                                     info->spec);
+            return kvant_cuda_refuse(
+                error, KVANT_ERR_UNSUPPORTED,
+                "not on the GPU: %s has no kernel there: use another codec, or the CPU",
+                info->spec);
         out->params.codes = KVANT_CUDA_CODES_GENERAL;
         out->params.kind = KVANT_CUDA_GENERAL;
         out->params.grouping =
@@ -285,7 +287,7 @@ kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_c
     *out = NULL;
     kvant_cuda_codec *codec = calloc(1, sizeof *codec + spec_bytes);
     if (!codec)
-        return kvant_cuda_refuse(&error, KVANT_ERR_MEMORY, "no memory for a codec");
+        return kvant_cuda_refuse(&error, KVANT_ERR_MEMORY, "out of memory for a codec");
     kvant_status status = kvant_cuda_params_init(codec, view, &error);
     if (status != KVANT_OK) {
         free(codec);

@@ -31,7 +31,8 @@ static kvant_status check_table(const kvant_cuda_table *table, const char *file,
                                 const kvant_error *error)
 {
     if (!table)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "%s gives no table: it is damaged", file);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "%s is damaged: it returns no table of GPU functions", file);
     if (table->version != KVANT_CUDA_TABLE_VERSION)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                           "%s has version %u of the table of GPU functions, and this libkvant "
@@ -57,7 +58,7 @@ static const kvant_cuda_table *request_table(void *library, const char *file,
     if (!get) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                    "%s has no " KVANT_CUDA_TABLE_FUNCTION
-                   ": it is no libkvant_cuda of this release",
+                   ": it is not a libkvant_cuda of this release",
                    file);
         return NULL;
     }
@@ -73,7 +74,7 @@ static const kvant_cuda_table *open_library(const kvant_error *error)
     if (!library) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                    "cannot load the library for GPUs (%s); " LIBRARY_ENV
-                   " names it where it is elsewhere",
+                   " names the file if it is elsewhere",
                    dlerror());
         return NULL;
     }
@@ -126,11 +127,10 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
         (!transform->key_transform || transform->diagonal)) {
         if (codec)
             *codec = NULL;
-        return kvant_fail(
-            &error, KVANT_ERR_UNSUPPORTED,
-            "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when "
-            "head_dim is no "
-            "power of two), but in a cache (kvant/cache.h); use rotate=hadamard or rotate=none");
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU outside of a cache (kvant/cache.h): rotate=dense, the "
+                          "default of turboquant, octopus and trellis if head_dim is not a power "
+                          "of two: use rotate=hadamard or rotate=none");
     }
     return kvant_cuda_codec_unrotated(source, codec, err, errlen);
 }
@@ -148,14 +148,15 @@ kvant_status kvant_cuda_codec_unrotated(const kvant_codec *source, kvant_cuda_co
     const kvant_error error = { err, errlen };
     char text[MESSAGE_BYTES] = "";
     if (!codec)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the codec is NULL");
     *codec = NULL;
     if (!source)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no codec");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the codec is NULL");
     if (scales_behind_order(kvant_codec_get_view(source)))
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: order= together with norm=; leave one of them out, "
-                          "or use the CPU");
+        return kvant_fail(
+            &error, KVANT_ERR_UNSUPPORTED,
+            "not on the GPU: order= with norm=: leave one of them out, or use the CPU");
     const kvant_cuda_table *table = load_table(&error);
     KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
     return set_message(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text),
@@ -169,7 +170,8 @@ kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_
     const kvant_error error = { err, errlen };
     kvant_codec *source = NULL;
     if (!codec)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the codec is NULL");
     *codec = NULL;
     KVANT_FORWARD(kvant_codec_create(spec, head_dim, role, seed, &source, err, errlen));
     kvant_status status = kvant_cuda_codec_from(source, codec, err, errlen);

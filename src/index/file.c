@@ -130,12 +130,13 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
     const kvant_error error = { errlen ? err : NULL, errlen };
     layout l;
     if (!index || !path || index->needs_training)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
-                          "the index or the path is NULL, or the index needs training");
+        return kvant_fail(
+            &error, KVANT_ERR_ARGUMENT,
+            "index or path is NULL, or the index is not trained: call kvant_index_train first");
     head h = head_of(index, &l);
     uint32_t *lists = list_section(index);
     if (!lists)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory to write lists");
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for writing the lists");
     const void *const sections[N_SECTIONS] = {
         &h,         index->center,  index->projection, index->centroids,   lists,
         index->ids, index->factors, index->offsets,    index->row_factors, index->codes,
@@ -160,7 +161,7 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
 
 static kvant_status damaged(const kvant_error *error, const char *what)
 {
-    return kvant_fail(error, KVANT_ERR_FORMAT, "not a usable index file: %s", what);
+    return kvant_fail(error, KVANT_ERR_FORMAT, "the index file cannot be used: %s", what);
 }
 
 static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
@@ -172,9 +173,10 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
     if (memcmp(h.magic, MAGIC, sizeof h.magic) != 0)
         return damaged(error, "it does not begin with " MAGIC);
     if (h.version != VERSION)
-        return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "index file of version %u; this library reads version %u",
-                          (unsigned)h.version, VERSION);
+        return kvant_fail(
+            error, KVANT_ERR_FORMAT,
+            "the index file has version %u, this library reads version %u: build the index again",
+            (unsigned)h.version, VERSION);
     if (h.bytes != n || n < sizeof h)
         return damaged(error, "it is cut short, or too long");
     return KVANT_OK;
@@ -251,7 +253,7 @@ static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
         return index->next_id == index->n || index->n == 0 ? KVANT_OK
                                                            : damaged(error, "its ids are damaged");
     if (kvant_id_table_reserve(&index->table, index->ids, index->n) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the ids of %zu vectors",
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for the ids of %zu vectors",
                           index->n);
     for (size_t i = 0; !index->n_lists && i < index->n; i++)
         if (!enter_id(index, i))
@@ -273,7 +275,7 @@ static kvant_status enter_lists(kvant_index *index, const uint32_t *numbers,
     size_t left = index->n_packs, n = index->n;
     index->owners = kvant_alloc(index->n_packs + 1, sizeof *index->owners);
     if (!index->owners || kvant_lists_set(index, index->centroids) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for %u lists",
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for %u lists",
                           (unsigned)index->n_lists);
     memset(index->owners, 0xff, index->n_packs * sizeof *index->owners);
     for (uint32_t l = 0; l < index->n_lists; l++) {
@@ -286,7 +288,7 @@ static kvant_status enter_lists(kvant_index *index, const uint32_t *numbers,
             index->owners[packs[i]] = l;
         }
         if (kvant_lists_enter(index, l, packs, numbers[l]) != KVANT_OK)
-            return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for lists");
+            return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for lists");
         packs += used;
         left -= used;
         n -= numbers[l];
@@ -371,11 +373,12 @@ kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, 
     *index = NULL;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
     kvant_status status =
-        checksum_fits(bytes, n) ? KVANT_OK : damaged(&error, "its checksum is wrong");
+        checksum_fits(bytes, n) ? KVANT_OK : damaged(&error, "its checksum does not match");
     if (status == KVANT_OK)
         status = kvant_index_parse(bytes, n, index, &error);
     if (status == KVANT_OK && copy_arrays(*index, bytes) != KVANT_OK)
-        status = kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for the %zu bytes of %s", n, path);
+        status =
+            kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for the %zu bytes of %s", n, path);
     if (status != KVANT_OK)
         kvant_index_drop(index);
     kvant_free(bytes);
@@ -401,7 +404,7 @@ kvant_status kvant_index_verify(const kvant_index *index)
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     if (!index->mapped || checksum_fits(index->mapped, index->mapped_bytes))
         return KVANT_OK;
-    return damaged(NULL, "its checksum is wrong");
+    return damaged(NULL, "its checksum does not match");
 }
 
 /* ---- Information ---- */

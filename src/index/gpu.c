@@ -63,12 +63,13 @@ kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **
     if (gpu)
         *gpu = NULL;
     if (!index || !gpu)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no index, or no place for the copy");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "index or gpu is NULL");
     if (index->n_lists)
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED, "not on the GPU: lists=");
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: an index with lists=: search it on the CPU");
     kvant_index_gpu *made = kvant_alloc(1, sizeof *made);
     if (!made)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory");
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for the copy of an index");
     made->index = index;
     made->changes = index->changes;
     const kvant_status status = copy_codes(index, made, &error);
@@ -94,6 +95,7 @@ kvant_status kvant_index_gpu_search(const kvant_index_gpu *gpu, const kvant_inde
     KVANT_RETURN_IF(!gpu, KVANT_ERR_ARGUMENT);
     if (gpu->changes != gpu->index->changes)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the index has changed since it was copied to the GPU");
+                          "the index has changed since it was copied to the GPU: call "
+                          "kvant_index_gpu_create again");
     return kvant_index_search_on(gpu->codes, gpu->index, query, scores, ids);
 }

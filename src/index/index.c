@@ -44,9 +44,10 @@ static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uin
     for (uint32_t i = 0; i < spec->n_options; i++) {
         for (const kvant_option *option = kvant_common_options_ordered; option->key; option++)
             if (!spec->options[i].used && strcmp(spec->options[i].key, option->key) == 0)
-                return kvant_fail(error, KVANT_ERR_SPEC,
-                                  "%s= is no option of an index, which rotates by itself",
-                                  option->key);
+                return kvant_fail(
+                    error, KVANT_ERR_SPEC,
+                    "%s= is not an option of an index, which rotates vectors itself: leave it out",
+                    option->key);
         if (!spec->options[i].used)
             kvant_append(codec, size, "%c%s%s%s", strchr(codec, ':') ? ',' : ':',
                          spec->options[i].key, spec->options[i].value ? "=" : "",
@@ -54,7 +55,7 @@ static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uin
     }
     if (strlen(codec) == size - 1)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "a codec of an index is named in at most %zu letters", size - 2);
+                          "the codec of an index is longer than %zu characters", size - 2);
     for (uint32_t i = 0;
          !strchr(codec, ':') && i < sizeof kvant_book_names / sizeof *kvant_book_names; i++) {
         const kvant_book_name *name = &kvant_book_names[i];
@@ -70,10 +71,12 @@ static kvant_status check_options(const kvant_index *index, kvant_book_kind kind
                                   const index_options *o, const kvant_error *error)
 {
     if (o->dims != KVANT_OPTION_ABSENT && (uint32_t)o->dims > index->dim)
-        return kvant_fail(error, KVANT_ERR_SPEC, "dims=%d is more than the vectors' %u",
-                          (int)o->dims, (unsigned)index->dim);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "dims=%d is larger than the %u dimensions of the vectors", (int)o->dims,
+                          (unsigned)index->dim);
     if (o->states != KVANT_OPTION_ABSENT && kind != KVANT_BOOK_TRELLIS)
-        return kvant_fail(error, KVANT_ERR_SPEC, "states= is an option of trellis");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "states= is an option of trellis only: leave it out");
     return KVANT_OK;
 }
 
@@ -112,7 +115,7 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     if (kind != KVANT_BOOK_RECORDS)
         status = kvant_book_create(&index->book, kind, bits, memory, index->code_dim);
     if (status != KVANT_OK || create_rotations(index) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for an index");
     return KVANT_OK;
 }
 
@@ -121,11 +124,12 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
 {
     *index = NULL;
     if (dim < 1 || dim > KVANT_INDEX_MAX_DIM || (unsigned)metric > KVANT_METRIC_L2)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "dimensions are 1 to %u, metrics 0 to 2",
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "dim is not from 1 to %u, or metric not from 0 to 2",
                           KVANT_INDEX_MAX_DIM);
     kvant_index *made = kvant_alloc(1, sizeof *made);
     if (!made)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for an index");
     made->dim = dim;
     made->metric = metric;
     const kvant_status status = parse(made, spec, error);
@@ -143,13 +147,13 @@ static kvant_status copy_rows(const float *rows, size_t stride, size_t n, uint32
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float *to = kvant_alloc(n, dim * sizeof *to);
     if (!to)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a centre or centroids");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for a centre or centroids");
     *copy = to;
     for (size_t i = 0; i < n; i++) {
         if (kernels->magnitude(rows + i * stride, dim) > kvant_float_bits(0x1p40f))
             return kvant_fail(
                 error, KVANT_ERR_NONFINITE,
-                "a centre or centroid holds a NaN, an infinity or a number beyond 2^40");
+                "a centre or centroid holds a NaN, an infinity or a number larger than 2^40");
         memcpy(to + i * dim, rows + i * stride, dim * sizeof *to);
     }
     return KVANT_OK;
@@ -161,14 +165,15 @@ static kvant_status copy_centroids(kvant_index *index, const kvant_index_params 
     const size_t n = p->n_centroids;
     if (n == 0 || n != index->n_lists || (n > 1 && p->centroid_stride < index->dim))
         return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                          "%zu centroids need lists=%zu and a stride of at least dim", n, n);
+                          "%zu centroids need lists=%zu, and a centroid_stride of at least dim", n,
+                          n);
     KVANT_FORWARD(
         copy_rows(p->centroids, p->centroid_stride, n, index->dim, &index->centroids, error));
     kvant_lists_move(KVANT_OWN(float, index->centroids), index, NULL);
     index->needs_training = index->project;
     index->given_lists = true;
     if (kvant_lists_set(index, index->centroids) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for lists");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for lists");
     return KVANT_OK;
 }
 
@@ -180,7 +185,9 @@ kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     *index = NULL;
     if (!KVANT_ACCEPT_STRUCT(kvant_index_params, &p, params, center))
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "params is NULL, or its size field is wrong");
+        return kvant_fail(
+            &error, KVANT_ERR_ARGUMENT,
+            "params is NULL, or its size field is not set to sizeof(kvant_index_params)");
     KVANT_FORWARD(kvant_index_make(p.spec, p.dim, p.metric, index, &error));
     kvant_status status =
         p.center ? copy_rows(p.center, 0, 1, p.dim, &(*index)->center, &error) : KVANT_OK;
@@ -241,9 +248,11 @@ uint32_t kvant_index_slot(const kvant_index *index, uint64_t id)
 
 static kvant_status check_writable(const kvant_index *index)
 {
-    return index->mapped ? kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                                      "a view of a file cannot be changed: load it instead")
-                         : KVANT_OK;
+    return index->mapped
+               ? kvant_fail(
+                     NULL, KVANT_ERR_UNSUPPORTED,
+                     "a view of a file cannot be changed: load the file with kvant_index_load")
+               : KVANT_OK;
 }
 
 /* ---- Growing ---- */
@@ -349,8 +358,10 @@ kvant_status kvant_index_insert_ids(kvant_index *index, const uint64_t *ids, con
         const size_t slot = new_slot(index, slots, i);
         if (id == KVANT_INDEX_NO_ID || kvant_index_slot(index, id) != KVANT_NO_SLOT) {
             kvant_index_forget_ids(index, slots, i);
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the id %llu is taken",
-                              (unsigned long long)id);
+            return kvant_fail(
+                NULL, KVANT_ERR_ARGUMENT,
+                "the id %llu already belongs to a vector, or is reserved: use another id",
+                (unsigned long long)id);
         }
         KVANT_OWN(uint64_t, index->ids)[slot] = id;
         kvant_id_table_insert(&index->table, index->ids, (uint32_t)slot);
@@ -390,13 +401,15 @@ kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t strid
 {
     if (!index || (n && !rows) || (n > 1 && stride < index->dim))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "there is no index, rows are missing, or stride is too small");
+                          "index or rows is NULL, or stride is less than dim");
     KVANT_FORWARD(check_writable(index));
     if (index->needs_training)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "%s needs kvant_index_train before the first vector", index->spec);
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "%s is not trained: call kvant_index_train before the first vector is added",
+            index->spec);
     if (n > KVANT_INDEX_MAX_VECTORS - index->n || n > KVANT_INDEX_NO_ID - index->next_id)
-        return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds %u vectors",
+        return kvant_fail(NULL, KVANT_ERR_FULL, "an index holds at most %u vectors",
                           KVANT_INDEX_MAX_VECTORS);
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
     const kvant_status status = index->n_lists
@@ -463,7 +476,7 @@ kvant_status kvant_index_remove(kvant_index *index, uint64_t id)
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_writable(index));
     if (kvant_index_slot(index, id) == KVANT_NO_SLOT)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector of the index has the id %llu",
                           (unsigned long long)id);
     KVANT_FORWARD(kvant_index_report_error(kvant_index_keep_ids(index, index->n)));
     const size_t slot = kvant_index_slot(index, id);

@@ -70,7 +70,7 @@ struct kvant_index {
 static inline kvant_status kvant_index_report_error(kvant_status status)
 {
     return status == KVANT_ERR_MEMORY
-               ? kvant_fail(NULL, status, "no memory for the index or a search")
+               ? kvant_fail(NULL, status, "out of memory for the index or a search")
                : status;
 }
 

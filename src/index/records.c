@@ -47,11 +47,12 @@ static kvant_status make_part(const char *spec, uint32_t n, kvant_record_part *p
     const kvant_location site = { .seed = 0 };
     KVANT_FORWARD(kvant_codec_create_at(spec, n, KVANT_ROLE_K, &site, &part->codec, error));
     if (part->codec->info.block_tokens != 1)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "%s encodes several vectors together, which an index does not",
-                          part->codec->spec);
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "%s encodes several rows together, which an index does not support: use another codec",
+            part->codec->spec);
     if (find_bits(part) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for an index");
     return KVANT_OK;
 }
 
@@ -61,7 +62,7 @@ kvant_status kvant_records_create(const char *spec, uint32_t dim, kvant_records 
     kvant_records *made = *records = kvant_alloc(1, sizeof *made);
     size_t bits = 0;
     if (!made)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for an index");
     made->dim = dim;
     made->n_parts = (dim + KVANT_MAX_HEAD_DIM - 1) / KVANT_MAX_HEAD_DIM;
     made->unbiased = !strstr(spec, "qjl") && !strstr(spec, "scale=norm");

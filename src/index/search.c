@@ -370,18 +370,19 @@ static kvant_status check_query(const kvant_index *index, const kvant_index_quer
                                 kvant_index_query *query)
 {
     if (!KVANT_ACCEPT_STRUCT(kvant_index_query, query, given, n_probe))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the query is NULL, or its size field is wrong");
+        return kvant_fail(
+            NULL, KVANT_ERR_ARGUMENT,
+            "query is NULL, or its size field is not set to sizeof(kvant_index_query)");
     if (query->k < 1 || (query->n && !query->rows) ||
         (query->n > 1 && query->stride < index->dim) ||
         (query->n_originals > 1 && query->original_stride < index->dim) ||
         (query->n_allowed && !query->allowed))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "k is 0, rows or allowed are missing, or a stride is below %u",
+                          "k is 0, rows or allowed is NULL, or a stride is less than %u",
                           (unsigned)index->dim);
     if (query->rerank && !query->original && !query->originals && !index->has_rows)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "rerank needs originals, or an index with rows=int8");
+                          "rerank needs originals or original, or an index with rows=int8");
     return KVANT_OK;
 }
 
@@ -437,8 +438,7 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
 {
     kvant_index_query q;
     if (!index || !scores || !ids)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "there is no index, or no place for scores or ids");
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "index, scores or ids is NULL");
     KVANT_FORWARD(check_query(index, query, &q));
     if (q.n == 0)
         return KVANT_OK;
@@ -449,8 +449,8 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     plan(&s);
     if (gpu && s.k > KVANT_CUDA_INDEX_MOST_K)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "on a GPU k and rerank are at most %u, not %u", KVANT_CUDA_INDEX_MOST_K,
-                          (unsigned)s.k);
+                          "k and rerank are at most %u on a GPU, not %u: search on the CPU",
+                          KVANT_CUDA_INDEX_MOST_K, (unsigned)s.k);
     kvant_status status = kvant_index_filter(index, &q, &s.passes);
     if (status == KVANT_OK && !allocate(&s))
         status = KVANT_ERR_MEMORY;

@@ -145,14 +145,16 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
 {
     if (!index || !rows || n < 1 || (n > 1 && stride < index->dim))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s",
-                          n < 1 ? "there are no rows to learn from"
-                                : "there is no index, rows are missing, or stride is too small");
+                          n < 1 ? "n is 0: there are no rows to learn from"
+                                : "index or rows is NULL, or stride is less than dim");
     if (index->mapped || index->n)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "an index learns only while it is empty");
+        return kvant_fail(
+            NULL, KVANT_ERR_UNSUPPORTED,
+            "the index has vectors or is a view of a file: train it while it is empty");
     KVANT_FORWARD(kvant_index_check_rows(index, rows, stride, n));
     const bool project = index->project;
     if (n < index->n_lists && !index->given_lists)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs at least %u rows of training",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%s needs at least %u rows to learn from",
                           index->spec, (unsigned)index->n_lists);
     training t = {
         .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim

@@ -150,7 +150,8 @@ kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows,
         if (magnitude >= 0x7f800000u)
             return kvant_fail(NULL, KVANT_ERR_NONFINITE, "row %zu holds a NaN or an infinity", i);
         if (kvant_float_from_bits(magnitude) > largest)
-            return kvant_fail(NULL, KVANT_ERR_RANGE, "row %zu is longer than 2^60", i);
+            return kvant_fail(NULL, KVANT_ERR_RANGE,
+                              "row %zu is too long: its length may be larger than 2^60", i);
     }
     return KVANT_OK;
 }
@@ -267,7 +268,7 @@ kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, floa
     KVANT_RETURN_IF(!index || !row, KVANT_ERR_ARGUMENT);
     const uint32_t slot = kvant_index_slot(index, id);
     if (slot == KVANT_NO_SLOT)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector has the id %llu",
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector of the index has the id %llu",
                           (unsigned long long)id);
     float *scratch = kvant_alloc(kvant_index_scratch(index), sizeof *scratch);
     KVANT_RETURN_IF(!scratch, KVANT_ERR_MEMORY);

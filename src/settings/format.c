@@ -112,10 +112,10 @@ kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t 
     *text = b.text;
     *n = b.n;
     if (b.failed)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a settings file");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for a settings file");
     if (b.n <= KVANT_SETTINGS_MAX_BYTES)
         return KVANT_OK;
     kvant_free(b.text);
     return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                      "the settings file would have %zu bytes, more than any can need", b.n);
+                      "the settings file would have %zu bytes, more than the format allows", b.n);
 }

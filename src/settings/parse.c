@@ -221,8 +221,7 @@ static kvant_status read_version(line *l)
         return KVANT_OK;
     return kvant_fail(l->error, KVANT_ERR_FORMAT,
                       "the settings file has version %" PRIu32
-                      ", this library reads version %u; make it anew with "
-                      "kvant tune",
+                      ", this library reads version %u: make it again with kvant tune",
                       version, KVANT_SETTINGS_VERSION);
 }
 
@@ -245,7 +244,8 @@ static kvant_status read_line(kvant_settings *s, line *l)
         return read_codec(s, l, KVANT_ROLE_K);
     if (take(l, "v "))
         return read_codec(s, l, KVANT_ROLE_V);
-    return wrong(l, "it begins with none of model, fingerprint, layers, calibration, k, v, check");
+    return wrong(l,
+                 "it does not begin with model, fingerprint, layers, calibration, k, v or check");
 }
 
 /* Checks the last line against the lines before it, which have *body bytes. */
@@ -254,13 +254,13 @@ static kvant_status check_sum(const char *text, size_t n, size_t *body, const kv
     uint64_t stated;
     if (n < CHECK_BYTES || text[n - 1] != '\n')
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the settings file is cut short: its last line is no checksum");
+                          "the settings file is cut short: its last line is not a checksum");
     *body = n - CHECK_BYTES;
     line l = { .at = text + *body, .end = text + n - 1 };
     if ((*body > 0 && text[*body - 1] != '\n') || !take(&l, KVANT_SETTINGS_CHECK) ||
         !take_hex(&l, &stated))
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the settings file is cut short: its last line is no checksum");
+                          "the settings file is cut short: its last line is not a checksum");
     if (stated != kvant_fnv1a(KVANT_FNV_START, text, *body))
         return kvant_fail(
             error, KVANT_ERR_FORMAT,

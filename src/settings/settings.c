@@ -31,11 +31,12 @@ kvant_status kvant_settings_set_layers(kvant_settings *s, uint32_t n_layers,
                                        const kvant_error *error)
 {
     if (n_layers == 0 || n_layers > KVANT_SETTINGS_MAX_LAYERS)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%" PRIu32 " layers: there are 1 to %u",
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%" PRIu32 " layers: a model has 1 to %u",
                           n_layers, KVANT_SETTINGS_MAX_LAYERS);
     s->n_layers = n_layers;
     s->entries = kvant_alloc((size_t)2 * n_layers, sizeof *s->entries);
-    return s->entries ? KVANT_OK : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
+    return s->entries ? KVANT_OK
+                      : kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for settings");
 }
 
 kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const kvant_error *error)
@@ -45,7 +46,7 @@ kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const
         layer->head_dim == 0 || layer->head_dim > KVANT_MAX_HEAD_DIM)
         return kvant_fail(
             error, KVANT_ERR_ARGUMENT,
-            "%" PRIu32 " kv heads of head_dim %" PRIu32 ": there are 1 to %u of 1 to %u",
+            "%" PRIu32 " kv heads of head_dim %" PRIu32 ": a layer has 1 to %u of head_dim 1 to %u",
             layer->n_kv_heads, layer->head_dim, KVANT_SETTINGS_MAX_KV_HEADS, KVANT_MAX_HEAD_DIM);
     return kvant_spec_parse(layer->spec, &spec, error);
 }
@@ -55,11 +56,12 @@ kvant_status kvant_settings_open_entry(kvant_settings *s, kvant_settings_entry *
                                        const kvant_error *error)
 {
     if (n_specs > KVANT_SETTINGS_MAX_SPECS - s->n_specs)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "more than %u codecs in one file",
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "the settings have more than %u codecs, the most that a file can hold",
                           KVANT_SETTINGS_MAX_SPECS);
     const char **specs = kvant_alloc(n_specs, sizeof *specs + KVANT_SPEC_MAX_LENGTH + 1);
     if (!specs)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for settings");
     *entry = (kvant_settings_entry){ n_kv_heads, head_dim, n_specs, specs };
     s->n_specs += n_specs;
     return KVANT_OK;
@@ -123,12 +125,12 @@ static kvant_status set_calibration(kvant_settings *s, const kvant_settings_conf
         return KVANT_OK;
     if (n == 0 || n > KVANT_SETTINGS_MAX_PATH)
         return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                          "the calibration's name has %zu bytes; it may have 1 to %u", n,
+                          "the name of the calibration has %zu bytes, not 1 to %u", n,
                           KVANT_SETTINGS_MAX_PATH);
     for (size_t i = 0; i < n; i++)
         if (is_control(config->calibration[i]))
             return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                              "the calibration's name holds a control character");
+                              "the name of the calibration holds a control character");
     memcpy(s->calibration, config->calibration, n + 1);
     s->calibration_checksum = config->calibration_checksum;
     return KVANT_OK;
@@ -141,14 +143,15 @@ static kvant_status set_entry(kvant_settings *s, uint32_t i, const kvant_setting
     kvant_settings_entry *entry = &s->entries[i];
     if (!layer->spec == !layer->heads)
         return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                          "layer %" PRIu32 " needs either a spec or specs of its kv heads", i / 2);
+                          "layer %" PRIu32 " needs either a spec or a spec for each kv head",
+                          i / 2);
     const uint32_t n = layer->heads ? layer->n_kv_heads : 1;
     for (uint32_t h = 0; h < n; h++) {
         kvant_settings_layer one = *layer;
         one.spec = layer->heads ? layer->heads[h] : layer->spec;
         if (!one.spec)
             return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                              "layer %" PRIu32 " lacks the spec of a kv head", i / 2);
+                              "layer %" PRIu32 " has no spec for one of its kv heads", i / 2);
         KVANT_FORWARD(kvant_settings_check_entry(&one, error));
     }
     if (n == 0)
@@ -174,8 +177,8 @@ static kvant_status fill(kvant_settings *s, const kvant_settings_config *config,
                          const kvant_error *error)
 {
     if (config->model && strlen(config->model) > KVANT_SETTINGS_MAX_NAME)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the model's name is longer than %u bytes",
-                          KVANT_SETTINGS_MAX_NAME);
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "the name of the model is longer than %u bytes", KVANT_SETTINGS_MAX_NAME);
     set_model(s, config->model ? config->model : "");
     s->model_fingerprint = config->model_fingerprint;
     KVANT_FORWARD(set_calibration(s, config, error));
@@ -187,16 +190,18 @@ kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_se
 {
     kvant_error error = { err, errlen };
     if (!settings)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the settings is NULL");
     *settings = NULL;
     kvant_settings_config given;
     if (!KVANT_ACCEPT_STRUCT(kvant_settings_config, &given, config, calibration_checksum) ||
         !given.layers)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT,
-                          "no configuration, or one of another version");
+                          "config or its layers is NULL, or its size field is not set to "
+                          "sizeof(kvant_settings_config)");
     kvant_settings *s = kvant_alloc(1, sizeof *s);
     if (!s)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for settings");
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for settings");
     kvant_status status = fill(s, &given, &error);
     if (status != KVANT_OK)
         kvant_settings_free(&s);
@@ -211,7 +216,7 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
         return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a settings file of kvant");
     if (n > KVANT_SETTINGS_MAX_BYTES)
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the settings file has %zu bytes, more than any can need", n);
+                          "the settings file has %zu bytes, more than the format allows", n);
     return KVANT_OK;
 }
 
@@ -221,7 +226,7 @@ static kvant_status set_folder(kvant_settings *s, const char *path, const kvant_
     size_t n = slash ? (size_t)(slash - path) + 1 : 0;
     s->folder = kvant_alloc(n + 1, 1);
     if (!s->folder)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
+        return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for settings");
     memcpy(s->folder, path, n);
     return KVANT_OK;
 }
@@ -231,14 +236,15 @@ kvant_status kvant_settings_load(const char *path, kvant_settings **settings, ch
 {
     kvant_error error = { err, errlen };
     if (!settings)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the settings is NULL");
     *settings = NULL;
     uint8_t *bytes;
     size_t n;
     KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
     kvant_settings *s = kvant_alloc(1, sizeof *s);
     kvant_status status = s ? kvant_settings_parse(s, (const char *)bytes, n, &error)
-                            : kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for settings");
+                            : kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for settings");
     kvant_free(bytes);
     if (status == KVANT_OK)
         status = set_folder(s, path, &error);
@@ -253,7 +259,7 @@ kvant_status kvant_settings_save(const kvant_settings *settings, const char *pat
 {
     kvant_error error = { err, errlen };
     if (!settings || !path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings, or no path");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "settings or path is NULL");
     char *text;
     size_t n;
     KVANT_FORWARD(kvant_settings_format(settings, &text, &n, &error));
@@ -326,14 +332,16 @@ kvant_status kvant_settings_load_calibration(const kvant_settings *settings, con
     kvant_error error = { err, errlen };
     char own[PATH_MAX];
     if (!calibration)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the argument that receives the calibration is NULL");
     *calibration = NULL;
     if (!settings)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "settings is NULL");
     if (!settings->calibration[0])
         return KVANT_OK;
     if (!path && find_calibration(settings, own, sizeof own) != KVANT_OK)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the settings do not tell where %s lies",
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT,
+                          "the settings do not say in which folder %s is: give its path",
                           settings->calibration);
     path = path ? path : own;
     KVANT_FORWARD(kvant_calibration_load(path, calibration, err, errlen));
@@ -355,7 +363,8 @@ static kvant_status check_calibrated(const kvant_settings_entry *e,
         entry.head_dim == e->head_dim &&
         kvant_calibration_get_entry(calibration, layer, e->n_kv_heads, role, &entry) != KVANT_OK)
         return KVANT_OK;
-    return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration is of another shape of model");
+    return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                      "the calibration is for a model with other layers, kv heads or head_dim");
 }
 
 /* Makes the codecs of all kv heads, or one codec if they share a spec. *spec = the spec that
@@ -375,10 +384,9 @@ static kvant_status check_specs(const kvant_settings_entry *e, uint32_t i,
         kvant_codec_free(&codec);
         first = head == 0 ? info : first;
         if (!kvant_codecs_fit_together(&first, &info))
-            return kvant_fail(
-                error, KVANT_ERR_ARGUMENT,
-                "it keeps other tokens in fp16 or has another kind of centre than %s of kv head 0",
-                e->specs[0]);
+            return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                              "its sink, recent or kind of centre differs from %s of kv head 0",
+                              e->specs[0]);
     }
     return KVANT_OK;
 }
@@ -402,7 +410,7 @@ kvant_status kvant_settings_check(const kvant_settings *settings,
 {
     kvant_error error = { err, errlen };
     if (!settings)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "settings is NULL");
     if (calibration && settings->calibration[0])
         KVANT_FORWARD(check_theirs(settings, calibration, "the calibration", &error));
     for (uint32_t i = 0; i < 2 * settings->n_layers; i++) {

@@ -331,7 +331,7 @@ static void errors_say_what_to_do(void **state)
     expect_error("kmeans-4", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED, "kvant calibrate");
     expect_error("hessian-4", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED, "kvant calibrate");
     expect_error("kmeans-4", DIM, c, 0, 0, KVANT_ERR_UNSUPPORTED,
-                 "has c=1, 4, 257; make it with kvant calibrate");
+                 "only c=1, 4, 257: make it again with kvant calibrate");
     expect_error("kmeans-4:c=4", DIM, c, 2, 0, KVANT_ERR_ARGUMENT, "made for another model");
     expect_error("kmeans-4:c=4", DIM, c, 0, 2, KVANT_ERR_ARGUMENT, "made for another model");
     expect_error("hessian-4", 64, c, 0, 0, KVANT_ERR_ARGUMENT, "2 layers, 2 kv heads, head_dim 32");

@@ -147,14 +147,14 @@ static void lying_fields_are_refused(void **state)
         size_t bytes;
         const char *words;
     } lies[] = {
-        { 12, 0, 4, "counts more" },
-        { 12, 0xffffffff, 4, "counts more" },
+        { 12, 0, 4, "a count in its head" },
+        { 12, 0xffffffff, 4, "a count in its head" },
         { 12, 5, 4, "damaged" },
         { 12, 7, 4, "damaged" },
-        { 12, 8192, 4, "table does not fit" },
-        { 56, 256, 4, "counts more" },
+        { 12, 8192, 4, "table is longer" },
+        { 56, 256, 4, "a count in its head" },
         { 56, 8, 4, "holds a zero" },
-        { 60, 9, 4, "counts more" },
+        { 60, 9, 4, "a count in its head" },
         { 60, 1, 4, "damaged" },
         { 64, 1, 4, "clusters" },
         { 64, 16, 4, "clusters" },
@@ -162,22 +162,22 @@ static void lying_fields_are_refused(void **state)
         { 128, 4096, 4, "entry" },
         { 132, 2, 4, "entry" },
         { 136, 0, 4, "entry" },
-        { 136, 4096, 4, "do not fit" },
+        { 136, 4096, 4, "arrays are longer" },
         { 136, 0xffffffff, 4, "entry" },
         { 140, 0, 4, "entry" },
         { 140, 513, 4, "entry" },
-        { 140, 512, 4, "do not fit" },
+        { 140, 512, 4, "arrays are longer" },
         { 144, 1, 8, "entry" },
         { 128, 1, 4, "order" },
-        { 320, 0x7fc00000, 4, "not finite" },
-        { 320, 0xff800000, 4, "not finite" },
-        { FACTORS, 0, 4, "not above 0" },
-        { FACTORS + 4, 0xbf800000, 4, "not above 0" },
-        { FACTORS + 8, 0x7fc00000, 4, "not finite" },
-        { FACTORS + 4 * HEADS * DIM, 0x7c00, 2, "not finite" },
-        { FACTORS + 4 * HEADS * DIM + 2, 0xfe01, 2, "not finite" },
+        { 320, 0x7fc00000, 4, "a NaN or an infinity" },
+        { 320, 0xff800000, 4, "a NaN or an infinity" },
+        { FACTORS, 0, 4, "not larger than 0" },
+        { FACTORS + 4, 0xbf800000, 4, "not larger than 0" },
+        { FACTORS + 8, 0x7fc00000, 4, "a NaN or an infinity" },
+        { FACTORS + 4 * HEADS * DIM, 0x7c00, 2, "a NaN or an infinity" },
+        { FACTORS + 4 * HEADS * DIM + 2, 0xfe01, 2, "a NaN or an infinity" },
         { FACTORS + 4 * HEADS * DIM + HEADS * DIM * (DIM + 1), 0x7f800000, 4,
-          "not finite" }, /* a centroid */
+          "a NaN or an infinity" }, /* a centroid */
     };
     (void)state;
     file f = make_file();
@@ -194,7 +194,7 @@ static void lying_fields_are_refused(void **state)
     put(&f, 8, 1, 4);
     sign(&f);
     expect(&f, f.n, KVANT_ERR_FORMAT,
-           "version 1, this library reads version 2; make it anew with kvant calibrate");
+           "version 1, this library reads version 2: make it again with kvant calibrate");
     free(whole);
     drop_file(&f);
 }

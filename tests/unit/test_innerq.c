@@ -146,8 +146,8 @@ static void refused(const char *spec, const char *wanted)
 static void bad_specs_name_the_valid_values(void **state)
 {
     (void)state;
-    refused("innerq", "innerq-base, innerq-hybrid and innerq-small");
-    refused("innerq-3", "innerq-base, innerq-hybrid and innerq-small");
+    refused("innerq", "innerq-base, innerq-hybrid or innerq-small");
+    refused("innerq-3", "innerq-base, innerq-hybrid or innerq-small");
     refused("innerq-base:hybrid", "no option 'hybrid'");
     refused("innerq-hybrid:hybrid=best", "paper, code");
     refused("innerq-base:group=48", "16, 32, 64");

@@ -167,7 +167,7 @@ static void mistakes_are_named(void **state)
         expect_refusal("turboquant-4:transform=matrix", DIM, r, c, KVANT_ERR_SPEC,
                        "none, diagonal, file");
         expect_refusal("int-4:transform=file,norm=first", DIM, r, c, KVANT_ERR_SPEC,
-                       "place of norm");
+                       "replaces norm");
         PAPERS(expect_refusal("kmeans-4:c=4,transform=file", DIM, r, c, KVANT_ERR_SPEC,
                               "no option 'transform'");)
         expect_refusal("f16:transform=file", DIM, r, c, KVANT_ERR_SPEC, "no option 'transform'");
@@ -187,7 +187,7 @@ static void matrices_without_inverse_are_refused(void **state)
                 *half++ =
                     kind == 1 || (kind == 2 && i == j) ? (i || kind == 1 ? 0x3c00 : 0x0080) : 0;
         expect_refusal("turboquant-4:transform=file", DIM, KVANT_ROLE_K, c, KVANT_ERR_FORMAT,
-                       "no good inverse");
+                       "not accurate enough");
         kvant_codec *fine = create("turboquant-4:transform=diagonal", DIM, KVANT_ROLE_K, c);
         kvant_codec_free(&fine);
         kvant_calibration_free(&c);

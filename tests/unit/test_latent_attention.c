@@ -243,7 +243,7 @@ static void arguments_are_checked(void **state)
         const char *spec, *why;
         kvant_role role;
         uint32_t dim;
-    } tensors[] = { { "int-8", "role", KVANT_ROLE_K, DIM },
+    } tensors[] = { { "int-8", "a tensor of keys", KVANT_ROLE_K, DIM },
                     { "int-8", "multiple of 16", KVANT_ROLE_V, 40 },
                     { "trellis-4:center=first", "learn", KVANT_ROLE_V, DIM } };
     fixture f = make_fixture((setup){ "int-8", "int-8", 4, 100, 1, .mask = false });
@@ -251,13 +251,13 @@ static void arguments_are_checked(void **state)
     (void)state;
     assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, NULL),
                      KVANT_ERR_ARGUMENT);
-    expect_refused(NULL, VALUES, &f.problem, "missing");
-    expect_refused(f.tensor, 0, &f.problem, "whole parts");
-    expect_refused(f.tensor, DIM + 1, &f.problem, "whole parts");
-    expect_refused(f.tensor, ROW + DIM, &f.problem, "whole parts");
+    expect_refused(NULL, VALUES, &f.problem, "rows is NULL");
+    expect_refused(f.tensor, 0, &f.problem, "not a multiple of the head_dim");
+    expect_refused(f.tensor, DIM + 1, &f.problem, "not a multiple of the head_dim");
+    expect_refused(f.tensor, ROW + DIM, &f.problem, "not a multiple of the head_dim");
     expect_refused(f.tensor, VALUES, NULL, "problem");
     f.problem.first_block = 2;
-    expect_refused(f.tensor, VALUES, &f.problem, "more tokens");
+    expect_refused(f.tensor, VALUES, &f.problem, "more blocks");
     f.problem.first_block = 0;
     assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, &bytes),
                      KVANT_OK);

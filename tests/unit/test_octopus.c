@@ -412,7 +412,7 @@ static void options(void **state)
     expect_error("octopus-4", 5, KVANT_ERR_UNSUPPORTED, "head_dim 6");
     expect_error("octopus-4:split=5", 128, KVANT_ERR_SPEC, "split=5.3");
     expect_error("octopus-4:split=9.0", 128, KVANT_ERR_SPEC, "up to 8 and 7");
-    expect_error("octopus-4:split=5.2", 128, KVANT_ERR_SPEC, "e.g. split=5.3");
+    expect_error("octopus-4:split=5.2", 128, KVANT_ERR_SPEC, "as in split=5.3");
     expect_error("octopus-2:split=0.4", 128, KVANT_ERR_SPEC, "1 to 8 bits");
     expect_error("octopus-4:round=4x4", 128, KVANT_ERR_SPEC, "full, scalar, 2x2, 3x3");
     expect_error("octopus-4:qjl,scale=unbiased", 128, KVANT_ERR_SPEC, "exclude each other");

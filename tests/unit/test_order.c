@@ -177,7 +177,7 @@ static void gpus_refuse_an_order_with_a_norm(void **state)
             kvant_cuda_codec_create(specs[i], 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
             KVANT_ERR_UNSUPPORTED);
         assert_null(codec);
-        assert_non_null(strstr(err, "order= together with norm="));
+        assert_non_null(strstr(err, "order= with norm="));
     }
 }
 

@@ -390,7 +390,7 @@ static void mistakes_have_reasons(void **state)
         { { .k = "int-4:group=no" }, KVANT_ERR_SPEC, "group" },
         { { .k = "trellis-4:transform=file" }, KVANT_ERR_UNSUPPORTED, "calibration" },
         { { .settings = "/nowhere/at.all" }, KVANT_ERR_IO, "/nowhere/at.all" },
-        { { .settings = "x", .protect = 1 }, KVANT_ERR_ARGUMENT, "settings file" },
+        { { .settings = "x", .protect = 1 }, KVANT_ERR_ARGUMENT, "protect_codec with settings" },
         { { .calibration = "/dev/null" }, KVANT_ERR_IO, "/dev/null" },
     };
     (void)state;

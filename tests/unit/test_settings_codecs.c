@@ -91,11 +91,11 @@ static void check_creates_every_codec(void **state)
           "layer 0, keys, int-4:center=file: " },
         { "int-9", 2, 8, true, KVANT_ERR_SPEC, "layer 1, keys, int-9: " },
         { "int-4", 2, 16, true, KVANT_ERR_ARGUMENT,
-          "layer 1, keys, int-4: the calibration is of another" },
+          "layer 1, keys, int-4: the calibration is for a model with other" },
         { "int-4", 1, 8, true, KVANT_ERR_ARGUMENT,
-          "layer 1, keys, int-4: the calibration is of another" },
+          "layer 1, keys, int-4: the calibration is for a model with other" },
         { "int-4", 3, 8, true, KVANT_ERR_ARGUMENT,
-          "layer 1, keys, int-4: the calibration is of another" },
+          "layer 1, keys, int-4: the calibration is for a model with other" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
     (void)state;
@@ -123,10 +123,10 @@ static void check_creates_every_kv_head(void **state)
         { { "int-4", "int-9" }, KVANT_ERR_SPEC, "layer 0, keys, int-9: " },
         { { "int-4:center=file", "trellis-4" },
           KVANT_ERR_ARGUMENT,
-          "layer 0, keys, trellis-4: it keeps other" },
+          "layer 0, keys, trellis-4: its sink, recent or kind of centre" },
         { { "int-4:center=first,sink=0", "int-4" },
           KVANT_ERR_ARGUMENT,
-          "layer 0, keys, int-4: it keeps other" },
+          "layer 0, keys, int-4: its sink, recent or kind of centre" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
     (void)state;

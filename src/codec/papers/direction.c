@@ -283,7 +283,7 @@ static kvant_status resolve_token(const kvant_codec *codec, kvant_direction *dir
         direction->radius_bits < 4 ? 1 << direction->radius_bits : (int32_t)MAX_SLOTS;
     const int32_t usual = ((int32_t)direction->n_chunks + 15) / 16;
     if (o->range == 1)
-        return kvant_fail(error, KVANT_ERR_SPEC, "range=all needs median=page");
+        return kvant_fail(error, KVANT_ERR_SPEC, "range=all needs median=page: add it to the spec");
     if (o->slots > most)
         return kvant_fail(error, KVANT_ERR_SPEC,
                           "slots=%d is not valid for hqmq: use a number from 1 to %d",
@@ -294,7 +294,7 @@ static kvant_status resolve_token(const kvant_codec *codec, kvant_direction *dir
     direction->slots = (uint32_t)o->slots;
     if (direction->slots > direction->n_chunks)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "slots=%u: head_dim %u has only %u chunks of 4 channels",
+                          "slots=%u is too large: head_dim %u has only %u chunks of 4 channels",
                           (unsigned)direction->slots, (unsigned)codec->info.head_dim,
                           (unsigned)direction->n_chunks);
     return KVANT_OK;
@@ -306,9 +306,11 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
 {
     const bool asked = o->slots != KVANT_OPTION_ABSENT || o->median == 1 || o->range == 1;
     if (o->med3 && o->med != KVANT_OPTION_ABSENT)
-        return kvant_fail(error, KVANT_ERR_SPEC, "med3 and med=%d exclude each other", (int)o->med);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "med3 and med=%d exclude each other: leave one of them out", (int)o->med);
     if (asked && !o->med3 && o->med == KVANT_OPTION_ABSENT)
-        return kvant_fail(error, KVANT_ERR_SPEC, "slots, median and range need med3 or med=N");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "slots, median and range need med3 or med=N: add it to the spec");
     if (o->med3)
         o->med = 3;
     o->med3 = 0;

@@ -45,9 +45,9 @@ static kvant_status check_location(const kvant_codec *codec, const kvant_locatio
     if (kvant_calibration_get_entry(location->calibration, location->layer, location->kv_head,
                                     KVANT_ROLE_K, &keys) != KVANT_OK ||
         keys.head_dim != codec->info.head_dim)
-        return kvant_fail(
-            error, KVANT_ERR_UNSUPPORTED,
-            "hessian on values takes the rotation of keys, which have another head_dim here");
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "hessian on values uses the rotation of keys, but keys have another "
+                          "head_dim in this model");
     return KVANT_OK;
 }
 

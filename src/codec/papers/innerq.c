@@ -28,7 +28,7 @@ static kvant_status read_variant(const kvant_spec *spec, const variant **found,
             return KVANT_OK;
         }
     return kvant_fail(error, KVANT_ERR_SPEC,
-                      "innerq comes as innerq-base, innerq-hybrid and innerq-small");
+                      "innerq needs a variant: innerq-base, innerq-hybrid or innerq-small");
 }
 
 typedef struct innerq_options {
@@ -45,7 +45,7 @@ static kvant_status choose_mode(const variant *v, kvant_role role, innerq_option
 {
     if (!v->hybrid && o->hybrid != KVANT_OPTION_ABSENT)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "innerq-%s has no option 'hybrid'; innerq-hybrid has", v->name);
+                          "innerq-%s has no option 'hybrid': use innerq-hybrid", v->name);
     if (v->hybrid && o->hybrid == KVANT_OPTION_ABSENT)
         o->hybrid = 0;
     if (role == KVANT_ROLE_K)

@@ -125,11 +125,10 @@ static kvant_status find_centroids(const kvant_codec *codec, const kvant_locatio
     }
     if (*centroids)
         return KVANT_OK;
-    return kvant_fail(
-        error, KVANT_ERR_UNSUPPORTED,
-        "the calibration has no set of %u centroids; it has c=%s; make it with kvant calibrate "
-        "--clusters %u",
-        (unsigned)clusters, list, (unsigned)clusters);
+    return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                      "the calibration has no set of %u centroids, only c=%s: make it again with "
+                      "kvant calibrate --clusters %u",
+                      (unsigned)clusters, list, (unsigned)clusters);
 }
 
 /* Rotates the centroids and checks that their numbers are small enough: the residual of an ordinary
@@ -146,7 +145,8 @@ static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const f
         for (uint32_t j = 0; j < d; j++) {
             if (!(fabsf(row[j]) <= KVANT_HALF_MAX / 2))
                 return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                                  "the calibration's centroids are beyond fp16");
+                                  "centroids of the calibration are beyond half of fp16's range: "
+                                  "use another codec");
             k->columns[(size_t)j * k->clusters + c] = row[j];
         }
     }

@@ -134,13 +134,14 @@ static kvant_status resolve_split(octopus_options *o, uint32_t bits, const kvant
     int d = (int)o->direction_bits, n = (int)o->norm_bits;
     if (d < 1)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "split=%d.%d: a direction takes 1 to %d bits a coordinate", d, n,
-                          KVANT_OCTAHEDRAL_BITS);
+                          "split=%d.%d is not valid: a coordinate of a direction has 1 to %d bits",
+                          d, n, KVANT_OCTAHEDRAL_BITS);
     if ((d + n) / 2 != (int)bits)
-        return kvant_fail(
-            error, KVANT_ERR_SPEC,
-            "split=%d.%d is not octopus-%u: D + N is 2 x %u or one more, e.g. split=%u.%u", d, n,
-            (unsigned)bits, (unsigned)bits, (unsigned)bits + 1, (unsigned)bits - 1);
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "split=%d.%d does not fit octopus-%u: its sum must be 2 x %u or one "
+                          "more, as in split=%u.%u",
+                          d, n, (unsigned)bits, (unsigned)bits, (unsigned)bits + 1,
+                          (unsigned)bits - 1);
     return KVANT_OK;
 }
 

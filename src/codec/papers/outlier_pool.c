@@ -93,8 +93,8 @@ kvant_status kvant_outlier_pool_resolve(kvant_outlier_pool *pool, int32_t med, i
     most = most < n ? most : n;
     if (slots != KVANT_OPTION_ABSENT && (uint32_t)slots > most)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "slots=%d is not valid for %s: a page takes 1 to %u", (int)slots, name,
-                          (unsigned)most);
+                          "slots=%d is not valid for %s: use a number from 1 to %u", (int)slots,
+                          name, (unsigned)most);
     pool->multiple = (float)med;
     pool->slots = slots != KVANT_OPTION_ABSENT ? (uint32_t)slots : n / 16 < most ? n / 16 : most;
     return KVANT_OK;

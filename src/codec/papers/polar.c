@@ -215,7 +215,8 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
                                       &bits, error));
     if (d < 2 || d % 2 != 0)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "polar joins channels in pairs: head_dim %u is not even", (unsigned)d);
+                          "polar joins channels in pairs, so head_dim %u must be even",
+                          (unsigned)d);
     KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
     if (blocks) {
         kvant_codec_describe(codec, table, o, "polar-3.9");

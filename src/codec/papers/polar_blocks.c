@@ -74,8 +74,10 @@ kvant_status kvant_polar_create_blocks(kvant_codec *codec, bool unbiased, const 
 {
     const uint32_t d = codec->info.head_dim, n = d / BLOCK;
     if (d % BLOCK != 0)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "polar-3.9 has blocks of 16 channels, and head_dim is %u", (unsigned)d);
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "polar-3.9 has blocks of 16 channels, so head_dim %u must be a multiple of 16",
+            (unsigned)d);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar_blocks)));
     polar_blocks *b = codec->state;
     b->n_blocks = n;

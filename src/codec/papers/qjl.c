@@ -22,12 +22,12 @@ kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kva
                                const kvant_error *error)
 {
     if (*option != KVANT_OPTION_ABSENT && !qjl)
-        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs the option qjl",
+        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs qjl: add it to the spec",
                           kvant_sketch_names[*option]);
     if (qjl && *scale == KVANT_SCALE_UNBIASED)
-        return kvant_fail(
-            error, KVANT_ERR_SPEC,
-            "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "scale=unbiased and qjl exclude each other, because the sketch removes "
+                          "the bias of scale=norm: leave one of them out");
     if (*scale == KVANT_OPTION_ABSENT)
         *scale = qjl ? KVANT_SCALE_NORM : KVANT_SCALE_UNBIASED;
     if (qjl && *option == KVANT_OPTION_ABSENT)

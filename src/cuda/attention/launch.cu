@@ -418,17 +418,16 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec,
 {
     const kvant_cuda_error error = { err, errlen };
     if (!k_codec || !v_codec)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "no codec of keys, or none of values");
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "k_codec or v_codec is NULL");
     const kvant_cuda_params &k = k_codec->params, &v = v_codec->params;
     if (k.role != KVANT_ROLE_K || v.role != KVANT_ROLE_V)
         return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
-                                 "the first codec must be one of keys, the second one of values");
+                                 "the first codec must be of keys, the second codec of values");
     if (k.head_dim != v.head_dim)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
-                                 "keys and values have different head_dim");
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values differ in head_dim");
     if (is_open(k) != is_open(v))
         return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
-                                 "one codec of open pages beside one of sealed pages");
+                                 "one codec is of exact pages, the other codec of sealed pages");
     return KVANT_OK;
 }
 

@@ -21,7 +21,7 @@ kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_co
     if (!refusal && host_is_open(k) == host_is_open(v))
         return KVANT_OK;
     snprintf(err, errlen, "%s",
-             refusal ? refusal : "one codec of open pages beside one of sealed pages");
+             refusal ? refusal : "one codec is of exact pages, the other codec of sealed pages");
     return KVANT_ERR_UNSUPPORTED;
 }
 
