@@ -85,8 +85,9 @@ static bool share_placement(kvp_region *region, kvp_kv *kv)
         region->n_placed = kv->shape.n_cells;
     }
     if (region->placement != NULL && region->n_placed != kv->shape.n_cells) {
-        kvp_error("%s has %u cells, tensors of the same buffer have %u", kv->name,
-                  kv->shape.n_cells, region->n_placed);
+        kvp_error("%s has %u cells, but other tensors of its buffer have %u; leave out --device "
+                  "KVANT, and report the model",
+                  kv->name, kv->shape.n_cells, region->n_placed);
         return false;
     }
     return region->placement != NULL && kvp_kv_set_placement(kv, region->placement);
@@ -110,7 +111,8 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));
     }
     if (reserved != 0 && !kvp_region_is_free(region, tensor->data, reserved)) {
-        snprintf(err, sizeof(err), "its %zu bytes do not fit where ggml placed it", reserved);
+        snprintf(err, sizeof(err), "its %zu bytes do not fit at the address that ggml chose",
+                 reserved);
         reserved = 0;
     }
     if (reserved == 0) {
@@ -209,7 +211,9 @@ static void buffer_clear(abi_buffer *buffer, uint8_t value)
         return;
     }
     if (value != 0)
-        kvp_error("a cache can only be cleared to zero, not to %d; cleared to zero", value);
+        kvp_error("llama.cpp wanted to set the cache to %d, but a compressed cache can only be "
+                  "cleared; it is cleared",
+                  value);
     if (kvp_trace_is_on)
         kvp_trace_clear(region);
     if (region->placement != NULL)
@@ -246,7 +250,9 @@ static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buf
     kvp_region *region = kvp_region_create(size, inner);
 
     if (region == NULL) {
-        kvp_error("cannot map %zu bytes", size);
+        kvp_error("cannot reserve %zu bytes of address space for the cache; choose a smaller -c, "
+                  "or raise ulimit -v",
+                  size);
         if (inner != NULL)
             kvp_api.buffer_free(inner);
         return NULL;

@@ -137,7 +137,9 @@ static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_t
         return ABI_STATUS_FAILED;
     if (operation != NULL)
         return operation->compute(compute, node);
-    kvp_error("%s: operation %s is not supported", node->name, kvp_api.op_name(node->op));
+    kvp_error("%s: operation %s on a compressed cache is not supported; leave out --device KVANT, "
+              "and report the model",
+              node->name, kvp_api.op_name(node->op));
     return ABI_STATUS_FAILED;
 }
 

@@ -92,8 +92,8 @@ static bool lookup_all(void *library, kvp_ggml *api)
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         if (!lookup(library, symbols[i].name, symbols[i].slot) && symbols[i].required) {
-            kvp_error("ggml %s does not export %s, which this plug-in needs; it runs "
-                      "with " TRIED_VERSIONS,
+            kvp_error("ggml %s does not export %s, which this plug-in needs; kvant "
+                      "runs with " TRIED_VERSIONS,
                       api->version, symbols[i].name);
             return false;
         }
@@ -133,8 +133,8 @@ static bool is_wanted(const char *version)
     if (!kvp_settings_read_switch("KVANT_STRICT_GGML", false, &strict, err, sizeof(err)))
         kvp_error("%s", err);
     else if (strict && !is_tested(version))
-        kvp_error("found ggml %s, but KVANT_STRICT_GGML=1 takes " TESTED_VERSIONS
-                  " alone; unset it",
+        kvp_error("found ggml %s, but KVANT_STRICT_GGML=1 accepts " TESTED_VERSIONS
+                  " only; unset it",
                   version);
     else
         return true;
@@ -147,7 +147,7 @@ static bool identify(void *library, kvp_ggml *api)
     bool (*may_expand)(int32_t op);
 
     if (!lookup(library, "ggml_version", &version)) {
-        kvp_error("the program that loads the plug-in exports no ggml (no ggml_version), it was "
+        kvp_error("the program that loads the plug-in exports no ggml (no ggml_version): it was "
                   "linked statically or is too old; kvant runs with " TRIED_VERSIONS);
         return false;
     }
@@ -164,8 +164,8 @@ static bool check_tables(void *library, kvp_ggml *api)
     if (kvp_ggml_tables_match(library, api, row, sizeof(row)))
         return true;
     kvp_error(
-        "ggml %s is laid out otherwise than this plug-in knows: %s; it runs with " TRIED_VERSIONS
-        " and with newer ones that keep their layout",
+        "ggml %s has another layout than this plug-in knows: %s; kvant runs with " TRIED_VERSIONS
+        " and with newer versions of the same layout",
         api->version, row);
     return false;
 }
@@ -177,7 +177,7 @@ bool kvp_ggml_load(const void *caller)
     bool ok;
 
     if (library == NULL) {
-        kvp_error("cannot tell which ggml loads the plug-in; it runs with " TRIED_VERSIONS);
+        kvp_error("cannot find the ggml that loads the plug-in; kvant runs with " TRIED_VERSIONS);
         return false;
     }
     ok = identify(library, &api) && lookup_all(library, &api) && check_tables(library, &api);
@@ -191,9 +191,9 @@ bool kvp_ggml_load(const void *caller)
 void kvp_ggml_report(void)
 {
     if (kvp_api.newer)
-        kvp_info("ggml %s is newer than those that kvant was tried with (" TRIED_NUMBERS
-                 "); all %d places that kvant relies on are as they were, so it runs",
+        kvp_info("ggml %s is newer than the versions that kvant was tried with (" TRIED_NUMBERS
+                 "); all %d facts about its layout that kvant relies on hold, so it runs",
                  kvp_api.version, kvp_api.n_rows);
-    kvp_note("ggml %s, back-end API %d: %d places are as expected", kvp_api.version, kvp_api.api,
-             kvp_api.n_rows);
+    kvp_note("ggml %s, back-end API %d: all %d facts about its layout are as expected",
+             kvp_api.version, kvp_api.api, kvp_api.n_rows);
 }

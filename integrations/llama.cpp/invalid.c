@@ -67,8 +67,7 @@ void kvp_invalid_report(const kvp_refusal *refusal)
     if (since < (refusal->by_graph ? QUIET_GRAPHS : 1))
         return;
     kvp_error("%s: cannot store %zu rows, the first one for cell %zu: %s; sequences with such rows "
-              "get NaN (further "
-              "lines like this one are left out)",
+              "get NaN (further lines like this line are left out)",
               refusal->name, refusal->n, refusal->cell, refusal->why);
 }
 

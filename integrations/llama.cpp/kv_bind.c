@@ -125,7 +125,7 @@ void kvp_kv_note_keys_only(void)
     struct kvp_layers *layers = current();
 
     if (layers == NULL || !layers->kinds.keys_only)
-        kvp_info("this model keeps keys without values (%s): that cache stays as it is",
+        kvp_info("this model keeps keys without values (%s): that cache is not compressed",
                  layers != NULL && layers->latents ? "an indexer" : "MLA, an indexer");
     if (layers != NULL)
         layers->kinds.keys_only = true;
@@ -348,12 +348,13 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
         return false;
     }
     if (bytes > kv->reserved) {
-        snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim,
-                 head_dim);
+        snprintf(err, errlen,
+                 "memory was reserved for another head_dim than %u; set KVANT_HEAD_DIM=%u",
+                 head_dim, head_dim);
         return false;
     }
     if (kv->steps != NULL && !kvp_steps_map(kv)) {
-        snprintf(err, errlen, "no memory for the rows of a step");
+        snprintf(err, errlen, "out of memory for the rows of a step");
         return false;
     }
     params.steps = kv->steps != NULL ? &kv->steps->pages : params.steps;
@@ -462,9 +463,10 @@ bool kvp_kv_is_refused(const kvp_kv *kv)
 void kvp_kv_note_copies(kvp_kv *kv)
 {
     if (!kv->layers->copies)
-        kvp_info("llama.cpp reads %s without flash attention, from a decoded copy of the whole "
-                 "cache for every token, which is slow: set -fa on (T5 does without it even then)",
-                 kv->name);
+        kvp_info(
+            "llama.cpp reads %s without flash attention, from a decoded copy of the whole cache "
+            "for every token, which is slow: set -fa on (T5 has no flash attention even then)",
+            kv->name);
     kv->layers->copies = true;
 }
 
@@ -482,12 +484,15 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     if (kv->head_dim != 0)
         snprintf(err, sizeof(err), "its head_dim is %u", kv->head_dim);
     else if (!latents && kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
-        snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u; unset it, or set the model's",
+        snprintf(err, sizeof(err),
+                 "KVANT_HEAD_DIM is %u; unset it, or set it to the head_dim of the model",
                  kv->settings->head_dim);
     else if (given != 0 && given != head_dim)
-        snprintf(err, sizeof(err), "the settings file of KVANT_CONFIG says %u", given);
+        snprintf(err, sizeof(err),
+                 "the settings file of KVANT_CONFIG says %u; use a settings file of this model",
+                 given);
     else if (head_dim == 0 || kv->shape.row % head_dim != 0)
-        snprintf(err, sizeof(err), "it does not divide rows of %u numbers", kv->shape.row);
+        snprintf(err, sizeof(err), "it does not divide rows of %u values", kv->shape.row);
     else if (kvp_kv_create_tensor(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
@@ -496,7 +501,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         return true;
     }
     kv->bind_failed = true;
-    kvp_kv_refuse(kv, "cannot serve attention with head_dim %u: %s", head_dim, err);
+    kvp_kv_refuse(kv, "attention with head_dim %u cannot be computed: %s", head_dim, err);
     return false;
 }
 

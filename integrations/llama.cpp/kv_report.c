@@ -38,11 +38,12 @@ static void describe_in_place(const struct kvp_layers *layers, char *text, size_
                  layers->in_place, (unsigned long long)full->cells,
                  full->codec_bits / (full->numbers[0] + full->numbers[1]), exact);
     else if (asked && !layers->on_gpu)
-        snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here");
+        snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here: unset it");
     else if (asked && layers->n_streams > 1)
-        snprintf(text, size, "; KVANT_EXACT does nothing with several streams");
+        snprintf(text, size,
+                 "; KVANT_EXACT does nothing with several streams: set -np 1 or --kv-unified");
     else if (asked)
-        snprintf(text, size, "; KVANT_EXACT does nothing where fewer than %u tokens fit",
+        snprintf(text, size, "; KVANT_EXACT does nothing where fewer than %u tokens fit: unset it",
                  KVP_CELLS_PADDING);
 }
 
@@ -70,14 +71,14 @@ void kvp_layers_report(struct kvp_layers *layers)
              (unsigned long long)full->cells, 2 * (full->numbers[0] + full->numbers[1]) / mib,
              learning, in_place, layers->latents ? latents : layers->settings.remark);
     if (layers->rotated)
-        kvp_info("the GPU rotates by Hadamard matrices in place of rotate=dense, because head_dim "
-                 "is no power of two: these are not the codecs that the preset has on a CPU");
+        kvp_info("the GPU rotates by Hadamard matrices instead of rotate=dense, because head_dim "
+                 "is not a power of two: the codecs of the preset differ from the codecs on a CPU");
     kvp_layer_kinds_report(&layers->kinds, n);
     if (layers->n_here < n && layers->kinds.n_states == 0)
-        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep "
-                  "llama.cpp's own: set -ngl 99 and --device KVANT alone, or -ts so that KVANT "
-                  "has all layers",
-                  layers->n_here, n, n - layers->n_here);
+        kvp_error(
+            "warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's "
+            "own: set -ngl 99 and only --device KVANT, or -ts so that KVANT has all layers",
+            layers->n_here, n, n - layers->n_here);
 }
 
 void kvp_kv_context_check(struct kvp_layers *layers)
@@ -90,6 +91,6 @@ void kvp_kv_context_check(struct kvp_layers *layers)
     layers->reported = true;
     kvp_layer_kinds_report(&layers->kinds, count_layers(layers));
     if (layers->kinds.elsewhere && !layers->kinds.keys_only)
-        kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: "
-                  "leave out -ngl 0 and --no-kv-offload");
+        kvp_error("warning: no layer has a compressed cache, because llama.cpp keeps all of it "
+                  "itself: leave out -ngl 0 and --no-kv-offload");
 }

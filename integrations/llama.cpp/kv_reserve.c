@@ -64,7 +64,9 @@ bool kvp_kv_tensor_params(const kvp_kv_shape *shape, const kvp_settings *setting
         *part = kvp_kv_exact(shape, settings, params->n_sequences);
     if (blocks <= INT32_MAX)
         return true;
-    snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
+    snprintf(err, errlen,
+             "%u cells x %u streams are too many for a cache: choose a smaller -c or -np",
+             shape->n_cells, shape->n_streams);
     return false;
 }
 
@@ -184,14 +186,14 @@ size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *sha
         location = kvp_kv_location(shape, 0, KVP_MLA_PART);
         bytes = kvp_mla_most_bytes(settings, &location, shape->row, &params);
         if (bytes == 0)
-            snprintf(err, errlen, "no codec for latents: %s", kvant_error_message());
+            snprintf(err, errlen, "the codec does not support latents: %s", kvant_error_message());
         return bytes;
     }
     if (settings->head_dim != 0 && shape->row % settings->head_dim != 0) {
-        snprintf(
-            err, errlen,
-            "KVANT_HEAD_DIM=%u does not divide rows of %u numbers; unset it, or set the model's",
-            settings->head_dim, shape->row);
+        snprintf(err, errlen,
+                 "KVANT_HEAD_DIM=%u does not divide rows of %u values; unset it, or set it to the "
+                 "head_dim of the model",
+                 settings->head_dim, shape->row);
         return 0;
     }
     location = kvp_kv_location(shape, 0, kvp_kv_known_head_dim(shape, settings));

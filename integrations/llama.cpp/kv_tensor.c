@@ -376,7 +376,9 @@ static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t s
 
     if (offset <= total && size <= total - offset)
         return true;
-    kvp_error("%s: %s of %zu bytes at %zu is outside of the tensor", kv->name, verb, size, offset);
+    kvp_error("%s: llama.cpp wants to %s %zu bytes at %zu, which is outside of the tensor; report "
+              "the program",
+              kv->name, verb, size, offset);
     return false;
 }
 
@@ -419,7 +421,7 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
     if (!ready || status != KVANT_OK)
         lose(kv, offset, size,
              ready ? kvant_strerror(status)
-                   : "head_dim is not known yet; set KVANT_HEAD_DIM to the model's");
+                   : "head_dim is not known yet; set KVANT_HEAD_DIM to the head_dim of the model");
 }
 
 void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
@@ -487,7 +489,7 @@ void kvp_kv_clear(kvp_kv *kv)
     kvant_tensor_free(&kv->tensor);
     release_memory(kv);
     if (!kvp_kv_create_tensor(kv, kv->head_dim, err, sizeof(err))) {
-        kvp_error("%s: cannot start over after clearing: %s", kv->name, err);
+        kvp_error("%s: the cache was cleared and cannot be used again: %s", kv->name, err);
         kv->head_dim = 0;
     }
     kvp_kv_count(kv);

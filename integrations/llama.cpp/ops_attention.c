@@ -110,7 +110,7 @@ bool kvp_attention_supported(const abi_tensor *node)
     if (!is_latents(k) && !is_latents(v) && cells_view(k, &k_stream) && cells_view(v, &v_stream) &&
         k_stream == v_stream && shapes_fit(node))
         return true;
-    kvp_note("%s: this attention node is left to the CPU back end, on decoded copies",
+    kvp_note("%s: the CPU back end computes this attention node on decoded copies",
              kvp_root(k)->name);
     return false;
 }
@@ -379,7 +379,7 @@ static int32_t attend_all(kvp_compute *compute, const abi_tensor *node, const ch
     for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
         kvant_status status = attend(compute, node, (size_t)s);
         if (status != KVANT_OK) {
-            kvp_error("%s: attention failed: %s", name,
+            kvp_error("%s: attention could not be computed: %s", name,
                       status == KVANT_ERR_MEMORY ? kvant_strerror(status) : kvant_error_message());
             return status == KVANT_ERR_MEMORY ? ABI_STATUS_ALLOC_FAILED : ABI_STATUS_FAILED;
         }

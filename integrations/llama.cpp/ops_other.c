@@ -52,7 +52,9 @@ bool kvp_is_unserved(const abi_tensor *node)
     bool unserved = only_planned(node);
 
     if (!unserved && kvp_kv_of(node) != NULL) {
-        kvp_kv_refuse(kvp_kv_of(node), "this kind of write (%s) is not supported",
+        kvp_kv_refuse(kvp_kv_of(node),
+                      "operation %s that writes to a compressed cache is not supported; leave out "
+                      "--device KVANT, and report the model",
                       kvp_api.op_name(node->op));
         unserved = true;
     }

@@ -49,7 +49,8 @@ bool kvp_rope_supported(const abi_tensor *node)
         return true;
     kvp_error("%s: the context cannot be shifted here (%s); run with --no-context-shift",
               kvp_root(node)->name,
-              have_cpu_backend() ? "unexpected shape" : "the program exports no CPU back end");
+              have_cpu_backend() ? "the RoPE does not cover all cells"
+                                 : "the program exports no CPU back end");
     return false;
 }
 

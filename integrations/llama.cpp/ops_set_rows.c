@@ -31,8 +31,8 @@ bool kvp_set_rows_supported(const abi_tensor *node)
         if (kvp_kv_of(node) != NULL)
             kvp_kv_refuse(kvp_kv_of(node),
                           "flash attention is off, so llama.cpp stores values transposed, which a "
-                          "compressed cache cannot do: set -fa on. Where it is on, llama.cpp turns "
-                          "it off for this model (Grok): run the model without --device KVANT");
+                          "compressed cache does not support: set -fa on. If it is on, llama.cpp "
+                          "turns it off for this model (Grok): leave out --device KVANT");
         return true; /* ggml aborts when nobody accepts it (ops_other.c) */
     }
     if (rows->type == ABI_TYPE_F32 &&
@@ -70,9 +70,9 @@ static bool is_ready(const abi_tensor *node)
         return false; /* the reason was printed when the attention node was seen */
     if (kv != NULL && kvp_kv_ready(kv))
         return true;
-    kvp_error(
-        "%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
-        kvp_root(node)->name);
+    kvp_error("%s: rows are written before attention shows their head_dim; set KVANT_HEAD_DIM to "
+              "the head_dim of the model",
+              kvp_root(node)->name);
     return false;
 }
 

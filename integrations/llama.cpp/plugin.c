@@ -140,10 +140,9 @@ static abi_reg *set_up(const void *caller)
         find_gpus(accel);
     else if (!kvp_api.gpus && getenv("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
              kvp_api.reg_by_name("CUDA") != NULL)
-        kvp_error(
-            "warning: kvant works in the computer's memory, as it was not tried on a GPU with ggml "
-            "%s, which is older than 0.21; KVANT_GPU=1 tries it",
-            kvp_api.version);
+        kvp_error("warning: kvant works in the computer's memory, because it was not tried on a "
+                  "GPU with ggml %s, which is older than 0.21; KVANT_GPU=1 tries it",
+                  kvp_api.version);
     reg = (abi_reg){
         .api_version = kvp_api.api,
         .iface = { .get_name = reg_get_name,

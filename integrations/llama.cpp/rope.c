@@ -167,10 +167,10 @@ bool kvp_rope_set(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows
     rope.block_centers = block_centers;
     told = told && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK;
     if (told)
-        kvp_note("%s: RoPE turns %u channels, the slowest by %g per position", kv->name,
+        kvp_note("%s: RoPE rotates %u channels, the slowest channel by %g per position", kv->name,
                  rope.n_dims, (double)frequencies[rope.n_dims / 2 - 1]);
     else
-        kvp_note("%s: matrices are learnt without RoPE", kv->name);
+        kvp_note("%s: its RoPE is not known, so matrices are learned without it", kv->name);
     return told;
 }
 

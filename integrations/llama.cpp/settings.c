@@ -151,7 +151,8 @@ static bool one_choice(char *err, size_t errlen)
         const bool specs = i == 2 || i == 3;
         if (given(names[i]) == NULL || !(config || (preset && specs)))
             continue;
-        snprintf(err, errlen, "%s and %s are both set; unset one of them, each chooses the codecs",
+        snprintf(err, errlen,
+                 "%s and %s are both set, and each chooses the codecs; unset one of them",
                  config ? names[0] : names[1], names[i]);
         return false;
     }
@@ -235,13 +236,13 @@ bool kvp_settings_set_cpu_level(char *err, size_t errlen)
         return true;
     if (kvant_cpu_level_from_name(text, &level) != KVANT_OK)
         snprintf(err, errlen,
-                 "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, "
-                 "neon or neondot",
+                 "KVANT_CPU=%s is not a CPU level; set auto, c, avx2, avx2vnni, avx512, "
+                 "avx512vnni, avx512vbmi, neon or neondot",
                  text);
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         snprintf(err, errlen,
-                 "KVANT_CPU=%s: this machine or this build lacks it; unset KVANT_CPU to use the "
-                 "best it has",
+                 "KVANT_CPU=%s: this machine or this build does not have this level; unset "
+                 "KVANT_CPU to use the best level",
                  text);
     else
         return true;
@@ -295,7 +296,7 @@ static bool read_exact(uint64_t *exact, char *err, size_t errlen)
     *exact = all ? UINT32_MAX : 0;
     if (all || parse_number(text, UINT32_MAX, exact))
         return true;
-    snprintf(err, errlen, "KVANT_EXACT=%s is not auto or a whole number of tokens", text);
+    snprintf(err, errlen, "KVANT_EXACT=%s is neither auto nor a whole number of tokens", text);
     return false;
 }
 

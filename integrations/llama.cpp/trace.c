@@ -113,7 +113,7 @@ static bool reserve(struct pending *pending, size_t n)
     if (numbers != NULL)
         pending->numbers = numbers;
     if (cells == NULL || numbers == NULL) {
-        stop("no memory");
+        stop("out of memory");
         return false;
     }
     pending->room = room;
@@ -184,7 +184,7 @@ static struct cache *add(const kvp_kv *kv)
     struct cache *cache = calloc(1, sizeof(*cache));
 
     if (cache == NULL) {
-        stop("no memory");
+        stop("out of memory");
         return NULL;
     }
     *cache = (struct cache){ .next = caches, .buffer = kv->cache, .keys = kv, .id = ++n_ids };
@@ -270,7 +270,7 @@ void kvp_trace_attention(const kvp_kv *kv, size_t stream, const kvant_attention_
         if (is_seen(problem, cell))
             visible[n++] = cell;
     if (cache != NULL && visible == NULL)
-        stop("no memory");
+        stop("out of memory");
     else if (cache != NULL && cache->pending.kind == 's')
         put_rows(cache, stream, problem->n_tokens, visible, n);
     pthread_mutex_unlock(&lock);

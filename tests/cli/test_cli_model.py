@@ -507,7 +507,7 @@ class Run(unittest.TestCase):
     def test_the_plugins_line_tells_that_f16_in_place_is_for_gpus(self):
         words = ("run", "-m", SMALL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
         done = run(*words, KVANT_EXACT="auto")
-        self.assertIn("); KVANT_EXACT is for GPUs and does nothing here\n", done.stderr)
+        self.assertIn("); KVANT_EXACT is for GPUs and does nothing here: unset it\n", done.stderr)
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(

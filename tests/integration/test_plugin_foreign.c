@@ -13,7 +13,7 @@ static void foreign_ggml_is_refused(void **state)
         { "", "0.25.0 none", "exports no ggml" },
         { "", "0.25.0 bare", "does not export" },
         { "KVANT_STRICT_GGML=1", "0.24.9 whole",
-          "found ggml 0.24.9, but KVANT_STRICT_GGML=1 takes" },
+          "found ggml 0.24.9, but KVANT_STRICT_GGML=1 accepts" },
         { "KVANT_STRICT_GGML=1", "0.250.0 whole", "found ggml 0.250.0" },
         { "KVANT_STRICT_GGML=yes", "0.25.1 whole", "KVANT_STRICT_GGML=yes" },
     };
@@ -48,7 +48,7 @@ static void ggml_with_the_same_tables_runs(void **state)
         assert_int_equal(outcome.status, 1);
         assert_int_equal(lines_of(&outcome), cases[i].lines);
         assert_true(cases[i].lines == 0 ||
-                    says(&outcome, "is newer than those that kvant was tried with"));
+                    says(&outcome, "is newer than the versions that kvant was tried with"));
     }
 }
 
@@ -56,8 +56,9 @@ static void ggml_with_the_same_tables_runs(void **state)
  * needs. */
 static void an_old_ggml_leaves_gpus_alone(void **state)
 {
-    static const char alone[] = "works in the computer's memory, as it was not tried on a GPU with "
-                                "ggml 0.20.0, which is older than 0.21; KVANT_GPU=1 tries it";
+    static const char alone[] =
+        "works in the computer's memory, because it was not tried on a GPU with "
+        "ggml 0.20.0, which is older than 0.21; KVANT_GPU=1 tries it";
     static const char gpu[] =
         "KVANT_VERBOSE=1 FOREIGN_BACKEND=" KVANT_TEST_CUDA " " KVANT_TEST_DRIVER;
     static const struct {
@@ -210,7 +211,7 @@ static void a_row_that_differs_is_named(void **state)
     struct outcome outcome = run("KVANT_VERBOSE=1", KVANT_TEST_FOREIGN_LOADER, "0.30.0 whole");
 
     (void)state;
-    snprintf(text, sizeof(text), ": %zu places are as expected", n);
+    snprintf(text, sizeof(text), ": all %zu facts about its layout are as expected", n);
     assert_int_equal(outcome.status, 1);
     assert_true(says(&outcome, text));
     for (size_t i = 0; i < n; i++) {

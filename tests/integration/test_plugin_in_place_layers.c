@@ -55,11 +55,11 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
     end_lines();
     while (fgets(line, sizeof(line), lines) != NULL) {
         const char *at = strstr(line, ": layer ");
-        const char *settled = strstr(line, "transforms are in force, ");
+        const char *settled = strstr(line, "transforms are learned, ");
         unsigned layer;
         size_t rows;
         if (settled != NULL)
-            assert_int_equal(sscanf(settled, "transforms are in force, %zu cells", ready), 1);
+            assert_int_equal(sscanf(settled, "transforms are learned, %zu cells", ready), 1);
         if (at == NULL || sscanf(at, ": layer %u went from fp16 to compressed pages, %zu cells",
                                  &layer, &rows) != 2)
             continue;

@@ -205,7 +205,7 @@ static void settings_file_chooses_alone(void **state)
                   { body, "KVANT_PRESET=small", "KVANT_CONFIG and KVANT_PRESET are both set" },
                   { body, "KVANT_PROTECT=1", "KVANT_CONFIG and KVANT_PROTECT are both set" },
                   { needs, "", "absent.kvcal: No such file" },
-                  { mixed, "", "layer 0, keys, f16: it keeps other tokens in fp16" } };
+                  { mixed, "", "layer 0, keys, f16: its sink, recent or kind of centre" } };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -271,8 +271,8 @@ static void wrong_head_dim_is_refused(void **state)
 {
     static const struct {
         const char *environment, *said;
-    } cases[] = { { "KVANT_HEAD_DIM=96", "KVANT_HEAD_DIM says 96" },
-                  { "KVANT_HEAD_DIM=96 KVANT_K=f16", "KVANT_HEAD_DIM says 96" },
+    } cases[] = { { "KVANT_HEAD_DIM=96", "KVANT_HEAD_DIM is 96" },
+                  { "KVANT_HEAD_DIM=96 KVANT_K=f16", "KVANT_HEAD_DIM is 96" },
                   { "KVANT_HEAD_DIM=128",
                     "KVANT_HEAD_DIM=128 does not divide rows of 192 numbers" } };
 
@@ -289,7 +289,7 @@ static void wrong_head_dim_is_refused(void **state)
  * two. */
 static void other_rotations_of_a_gpu_are_told(void **state)
 {
-    static const char told[] = "the GPU rotates by Hadamard matrices in place of rotate=dense";
+    static const char told[] = "the GPU rotates by Hadamard matrices instead of rotate=dense";
     static const char gpu[] = KVANT_TEST_GPU " PROBE_MODEL=" KVANT_TEST_TINY;
     char environment[1024];
     struct outcome outcome;
@@ -316,7 +316,7 @@ static void layers_without_a_plain_cache_are_told(void **state)
         const char *model, *told;
         int n_lines;
     } cases[] = {
-        { "deepseek2", "keys without values (MLA, an indexer): that cache stays as it is", 1 },
+        { "deepseek2", "keys without values (MLA, an indexer): that cache is not compressed", 1 },
         { "lfm2", "2 of 4 layers have a KV cache and are compressed; 2 keep recurrent", 2 },
     };
 

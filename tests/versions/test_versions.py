@@ -31,7 +31,7 @@ DEBIAN = "debian-" + fetch.DEBIAN
 # ggml 0.9 has no flag for nodes that must be computed, or other tables of buffers.
 REFUSED = {"npm-3.14.5": "flag of a node to be computed", "npm-3.18.1": "buffer: functions"}
 FIELDS = ["build", "ggml", "api", "outcome", "why", "kld_int8", "kld_balanced", "text"]
-REFUSAL = r"kvant: ggml (\S+) is laid out otherwise than this plug-in knows: ([^;]+)"
+REFUSAL = r"kvant: ggml (\S+) has another layout than this plug-in knows: ([^;]+)"
 PROMPT = "The capital of France is"
 BINDING = ROOT / "tests" / "cli" / "binding.py"
 COMPRESSED, TRANSPOSED = "30 of 30 layers", "flash attention is off"

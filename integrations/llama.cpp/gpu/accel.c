@@ -85,6 +85,7 @@ int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node)
     args.workspace_bytes = b->workspace.bytes;
     status = kvant_cuda_block_attention(&args, b->gpu->stream);
     if (status != KVANT_OK)
-        kvp_error("%s: attention failed: %s", node->name, kvant_strerror(status));
+        kvp_error("%s: the GPU could not compute attention: %s", node->name,
+                  kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }

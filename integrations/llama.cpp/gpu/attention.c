@@ -338,7 +338,8 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
     if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
         b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked,
                                                (float *)(behind + align(own + unpacked)) };
-        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream), "memory");
+        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream),
+                         "clearing memory");
     }
     if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||
         (k->has_block_centers && !kvp_gpu_grow(b->gpu, &b->offsets, offset_bytes(node), false)))
@@ -408,6 +409,7 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
             fills(b, node))
             status = fill_marked(b, node, streams);
     if (status != KVANT_OK)
-        kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
+        kvp_error("%s: the GPU could not compute attention: %s", kvp_root(node->src[1])->name,
+                  kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }

@@ -36,7 +36,7 @@ static kvp_gpu_backend *state_of(abi_backend *backend)
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context)
 {
     pthread_mutex_lock(&gpu->lock);
-    kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting");
+    kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting for work");
     pthread_mutex_lock(&gpu->list_lock);
     for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next)
         if (context != NULL && b->context == context)
@@ -52,7 +52,7 @@ static void to_ours(kvp_gpu_backend *b)
     if (b->on_ours)
         return;
     b->inner.event_record(b->backend, &b->to_us_event);
-    kvp_cu_ok(kvp_cu.stream_wait(b->gpu->stream, b->to_us, 0), "ordering");
+    kvp_cu_ok(kvp_cu.stream_wait(b->gpu->stream, b->to_us, 0), "ordering streams");
     b->on_ours = true;
 }
 
@@ -65,7 +65,7 @@ static void to_cuda(kvp_gpu_backend *b)
 {
     if (!b->on_ours)
         return;
-    kvp_cu_ok(kvp_cu.event_record(b->to_cuda, b->gpu->stream), "ordering");
+    kvp_cu_ok(kvp_cu.event_record(b->to_cuda, b->gpu->stream), "ordering streams");
     b->inner.event_wait(b->backend, &b->to_cuda_event);
     b->on_ours = false;
 }
@@ -245,7 +245,7 @@ static bool make_exec(kvp_gpu_backend *b, cu_graph graph)
     if (b->exec != NULL)
         kvp_cu.exec_free(b->exec);
     b->exec = NULL;
-    return kvp_cu_ok(kvp_cu.graph_make(&b->exec, graph, 0), "its graph");
+    return kvp_cu_ok(kvp_cu.graph_make(&b->exec, graph, 0), "building a graph");
 }
 
 static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
@@ -255,7 +255,7 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     bool made;
 
     to_cuda(b); /* work before the graph is not captured */
-    if (!kvp_cu_ok(kvp_cu.capture_begin(b->gpu->stream, CU_CAPTURE_RELAXED), "capture"))
+    if (!kvp_cu_ok(kvp_cu.capture_begin(b->gpu->stream, CU_CAPTURE_RELAXED), "capturing a graph"))
         return false;
     /* CUDA's stream joins the capture with the first change of streams, and returns with the
      * last */
@@ -263,7 +263,8 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     status = by_parts(b, graph, true);
     to_ours(b);
     b->on_ours = false; /* the capture itself computed nothing */
-    if (!kvp_cu_ok(kvp_cu.capture_end(b->gpu->stream, &captured), "capture") || captured == NULL)
+    if (!kvp_cu_ok(kvp_cu.capture_end(b->gpu->stream, &captured), "capturing a graph") ||
+        captured == NULL)
         return false;
     b->n_captures++;
     made = status == ABI_STATUS_SUCCESS && kvp_gpu_straighten(captured) && make_exec(b, captured);
@@ -276,7 +277,7 @@ static int32_t launch(kvp_gpu_backend *b)
     bool launched;
 
     to_ours(b);
-    launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->gpu->stream), "its graph");
+    launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->gpu->stream), "launching a graph");
     to_cuda(b);
     b->n_launches++;
     return launched ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
@@ -482,8 +483,8 @@ static bool start(kvp_gpu_backend *b)
 
     if (b->inner.event_record == NULL || b->inner.event_wait == NULL ||
         b->inner.synchronize == NULL || !kvp_gpu_enter(gpu) ||
-        !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
-        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event") ||
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "creating an event") ||
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "creating an event") ||
         (b->refused = kvp_gpu_new_word()) == NULL)
         return false;
     b->to_us_event = (abi_event){ gpu->inner, b->to_us };

@@ -96,7 +96,7 @@ static void use_requested(kvp_gpu_cache *cache)
     if (all)
         buckets->made |= 1u << buckets->requested;
     else
-        kvp_note("%s: keys at position %d and later share the matrices of those before",
+        kvp_note("%s: keys from position %d on use the matrices of the keys before them",
                  cache->gpu->name, begins[buckets->requested]);
     buckets->ended = !(buckets->made >> buckets->requested & 1);
     buckets->requested = 0;

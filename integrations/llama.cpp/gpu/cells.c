@@ -81,22 +81,25 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     if (scheme.calibration != NULL &&
         kvant_calibration_get_entry(scheme.calibration, kv->shape.layer, n, kv->shape.role,
                                     &entry) == KVANT_OK)
-        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not take: "
-               "unset KVANT_CALIBRATION, or move model.kvcal away";
+        return "its kv heads are on several GPUs (-sm tensor), which a calibration does not "
+               "support: unset KVANT_CALIBRATION, or move model.kvcal away";
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)
-            return "kv heads of one layer have different codecs, which a GPU does not take";
+            return "kv heads of one layer have different codecs, which a GPU does not support: set "
+                   "KVANT_GPU=0, or another settings file";
     }
     if (first.block_tokens != 1)
-        return "its codec has groups of several tokens, which the GPU device does not take: use "
-               "another codec";
+        return "its codec has groups of several tokens, which a GPU does not support: use another "
+               "codec, or set KVANT_GPU=0";
     if (kvp_gpu_tables(codecs[0]).pivots != NULL)
-        return "the GPU device takes no feedback: leave out feedback";
+        return "its codec has feedback, which a GPU does not support: leave feedback out of the "
+               "codec";
     if (kvp_gpu_tables(codecs[0]).centroids != NULL)
-        return "the GPU device takes no kmeans: use another codec";
+        return "kmeans is not supported on a GPU: use another codec, or set KVANT_GPU=0";
     if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)
-        return "several streams of cells that are no multiple of 64: use --kv-unified";
+        return "the number of cells of a stream is not a multiple of 64: set --kv-unified, or -c "
+               "to a multiple of 64 times -np";
     return NULL;
 }
 
@@ -385,7 +388,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_key_transform_size = cells->learns_key_transform
                                          ? (size_t)cells->head_dim * cells->head_dim
                                          : kvp_gpu_tables(cells->sources[0]).key_transform_size;
-    snprintf(err, errlen, "no GPU memory for its tables");
+    snprintf(err, errlen, "out of GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
     ok = n_blocks * cells->pages.block_stride <=
              kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) &&
@@ -448,7 +451,7 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 {
     const size_t bytes = n * width * sizeof(float), all = bytes + n * sizeof(**slots);
 
-    if (all > gpu->batch.bytes && kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting"))
+    if (all > gpu->batch.bytes && kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting for work"))
         kvp_gpu_release(&gpu->batch);
     if (!kvp_gpu_grow(gpu, &gpu->batch, all, false))
         return NULL;
@@ -458,7 +461,8 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 
 void kvp_gpu_batch_done(kvp_gpu *gpu)
 {
-    if (gpu->batch.bytes > KEPT_ROOM && kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting"))
+    if (gpu->batch.bytes > KEPT_ROOM &&
+        kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting for work"))
         kvp_gpu_release(&gpu->batch);
 }
 

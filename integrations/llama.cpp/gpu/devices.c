@@ -23,7 +23,7 @@ static abi_reg *inner_reg;
 
 bool kvp_gpu_enter(const kvp_gpu *gpu)
 {
-    return kvp_cu_ok(kvp_cu.context_set(gpu->context), "its context");
+    return kvp_cu_ok(kvp_cu.context_set(gpu->context), "entering its context");
 }
 
 static atomic_size_t held; /* bytes that kvp_gpu_grow holds, on all GPUs */
@@ -59,14 +59,14 @@ bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero)
             return false;
         *former = *memory;
     }
-    if (!kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.memory_new(&at, bytes), "memory")) {
+    if (!kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.memory_new(&at, bytes), "allocating memory")) {
         free(former);
         return false;
     }
     atomic_fetch_add(&held, bytes);
     *memory = (kvp_gpu_memory){ (void *)(uintptr_t)at, bytes, former };
-    return !zero || (kvp_cu_ok(kvp_cu.fill(at, 0, bytes, gpu->stream), "memory") &&
-                     kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "memory"));
+    return !zero || (kvp_cu_ok(kvp_cu.fill(at, 0, bytes, gpu->stream), "clearing memory") &&
+                     kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "clearing memory"));
 }
 
 static void free_memory(const kvp_gpu_memory *memory)
@@ -98,7 +98,7 @@ atomic_uint *kvp_gpu_new_word(void)
     void *word = NULL;
 
     if (!kvp_cu_ok(kvp_cu.host_memory_new(&word, sizeof(atomic_uint), CU_HOST_PORTABLE_MAPPED),
-                   "memory"))
+                   "allocating host memory"))
         return NULL;
     atomic_init((atomic_uint *)word, 0);
     return word;

@@ -40,11 +40,11 @@ bool kvp_driver_load(char *err, size_t errlen)
 
 bool kvp_cu_ok(int result, const char *what)
 {
-    const char *name = "an unknown error";
+    const char *name = "an unknown error of the driver";
 
     if (result == 0)
         return true;
     kvp_cu.error_name(result, &name);
-    kvp_error("GPU: %s: %s", what, name);
+    kvp_error("the GPU failed at %s: %s", what, name);
     return false;
 }

@@ -117,7 +117,8 @@ bool kvp_gpu_straighten(cu_graph graph)
             e.to[n] = e.to[i];
             e.data[n++] = e.data[i];
         }
-        ok = n == 0 || kvp_cu_ok(kvp_cu.edges_remove(graph, e.from, e.to, e.data, n), "its graph");
+        ok = n == 0 || kvp_cu_ok(kvp_cu.edges_remove(graph, e.from, e.to, e.data, n),
+                                 "removing edges of a graph");
         kvp_note("a graph of %zu nodes: %zu edges removed", e.n_nodes, n);
     }
     release(&e);

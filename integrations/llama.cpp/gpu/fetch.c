@@ -10,7 +10,8 @@ static bool have_memory(struct kvp_gpu_fetched *fetched, size_t bytes)
 
     if (bytes <= fetched->bytes)
         return true;
-    if (!kvp_cu_ok(kvp_cu.host_memory_new(&memory, bytes, CU_HOST_PORTABLE_MAPPED), "memory"))
+    if (!kvp_cu_ok(kvp_cu.host_memory_new(&memory, bytes, CU_HOST_PORTABLE_MAPPED),
+                   "allocating host memory"))
         return false;
     if (fetched->at != NULL)
         kvp_cu.host_memory_free(fetched->at);
@@ -45,7 +46,7 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
 bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu)
 {
     return gpu->copying != NULL ||
-           kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "a stream");
+           kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "creating a stream");
 }
 
 void kvp_gpu_copying_release(kvp_gpu *gpu)

@@ -240,7 +240,8 @@ static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
         return true;
     kvp_gpu_learner_finish(l);
     if (l->failed)
-        kvp_error("%s: no memory to learn a matrix; keys are stored without one", kv->name);
+        kvp_error("%s: out of GPU memory for learning a matrix; keys are stored without one",
+                  kv->name);
     if (is_of_use(cells))
         ok = put_in_force(cells, l, held);
     else if (kvp_gpu_is_learning(cells) && !cells->in_place)
@@ -248,7 +249,7 @@ static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
     kvp_gpu_learner_drop(cells, l);
     end(cells);
     if (!ok)
-        kvp_error("%s: its matrix could not be put in force", kv->name);
+        kvp_error("%s: keys could not be encoded again with the learned matrix", kv->name);
     return ok;
 }
 
@@ -527,6 +528,6 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
         return kvp_gpu_first_matrix_join(kvp_kv_of(node));
     if (!ok)
         kvp_gpu_lesson_free(&lesson);
-    kvp_error("%s: no matrix can be learnt from the first rows", kvp_root(node)->name);
+    kvp_error("%s: no matrix could be learned from the first rows", kvp_root(node)->name);
     return false;
 }

@@ -52,8 +52,8 @@ static void warn_of_positions(kvp_gpu_backend *b, const kvp_gpu_cache *cache)
     if (b->warned || (cache->exact.first == 0 && !cache->learns_key_transform))
         return;
     b->warned = true;
-    kvp_error("warning: %s does not see where tokens are: their first ones are not kept in fp16, "
-              "and keys have no centres by position",
+    kvp_error("warning: %s cannot find the positions of tokens in this model's graph: the first "
+              "tokens are not kept in fp16, and keys have no centres by position",
               b->gpu->name);
 }
 
@@ -87,7 +87,8 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
         if (at < b->n_writes || at == (int)(sizeof(b->writes) / sizeof(b->writes[0]))) {
             if (!prepares(cache))
                 continue;
-            kvp_error("%s: a graph writes to its cache in more ways than the GPU device knows",
+            kvp_error("%s: the graph writes to the cache with more index tensors than the GPU "
+                      "device supports; set KVANT_GPU=0, and report the model",
                       node->name);
             return false;
         }
@@ -109,7 +110,8 @@ static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
         if (kvp_attention_supported(node) && kvp_kv_of(node->src[1]) != NULL)
             b->context = kvp_kv_of(node->src[1])->layers;
         if (!kvp_gpu_find_attended(b, node)) {
-            kvp_error("%s: a graph has more masks or streams than the GPU device knows",
+            kvp_error("%s: the graph has more masks or streams than the GPU device supports; set "
+                      "KVANT_GPU=0, and report the model",
                       node->name);
             return false;
         }
@@ -154,7 +156,9 @@ bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
             continue;
         }
         if (!found)
-            kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
+            kvp_error("%s: llama.cpp did not copy the numbers of the cells through the GPU device; "
+                      "set KVANT_GPU=0, and report the model",
+                      cells->name);
         else if (step.positions == NULL)
             warn_of_positions(b, cache);
         ok = ok && found &&

@@ -266,7 +266,7 @@ static bool make_ready(kvp_gpu_cache *cache)
     former = *buckets;
     in_place_state->planned = plan(cache);
     if (in_place_state->planned && in_place_state->n_plain > 0)
-        kvp_error("%s: no centre could be learnt from the first rows of %zu tensors, which are "
+        kvp_error("%s: no centre could be learned from the first rows of %zu tensors, which are "
                   "stored without one",
                   cache->gpu->name, in_place_state->n_plain);
     if (in_place_state->planned)
@@ -289,8 +289,8 @@ static bool refuse(kvp_gpu_cache *cache, bool must)
         kvp_gpu_release(&in_place_state->beside);
     in_place_state->short_of_memory = true;
     if (must)
-        kvp_error("%s: no memory to compress the cache: these tokens are refused, and those "
-                  "before stay as they are; free GPU memory and try again",
+        kvp_error("%s: out of GPU memory for compressing the cache: the new tokens are refused, "
+                  "and earlier tokens are unchanged; free GPU memory and try again",
                   cache->gpu->name);
     return !must;
 }
@@ -312,7 +312,9 @@ bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
     for (; n > 0 && ok && (next = first_in_place(cache)) != NULL; n--)
         ok = store_layer(cache, next->shape.layer, &at);
     if (!ok)
-        kvp_error("%s: the GPU could not compress the cache, its rows are lost", cache->gpu->name);
+        kvp_error(
+            "%s: the GPU could not compress the cache, so its rows are lost; start a new context",
+            cache->gpu->name);
     if (!ok || first_in_place(cache) == NULL)
         kvp_gpu_in_place_forget(cache);
     return ok;

@@ -221,7 +221,7 @@ static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
     else
         ok = kvp_gpu_first_affine(cells, rows, n);
     if (!ok)
-        kvp_error("%s: no centre could be learnt from the first rows", kv->name);
+        kvp_error("%s: no centre could be learned from the first rows", kv->name);
     free(first);
     return ok;
 }

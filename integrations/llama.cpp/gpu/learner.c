@@ -117,7 +117,7 @@ void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows)
     l->begins = kvp_gpu_in_first_bucket(cells->cache);
     if (!kvp_rope_read(kv, rows, &l->rope, l->frequencies)) {
         l->rope.size = 0;
-        kvp_note("%s: matrices are learnt without RoPE", kv->name);
+        kvp_note("%s: its RoPE is not known, so matrices are learned without it", kv->name);
         return;
     }
     l->has_block_centers = kvp_gpu_centers_set_rope(kv, rows);
@@ -375,7 +375,8 @@ static void *learn_apart(void *context)
 static bool have_event(kvp_gpu_learner *l)
 {
     return l->ready != NULL ||
-           kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING | CU_EVENT_SLEEPS), "an event");
+           kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING | CU_EVENT_SLEEPS),
+                     "creating an event");
 }
 
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson)

@@ -46,7 +46,7 @@ static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
     if (softcap <= 0 || k->uncentred)
         return;
     if (k->learns || k->center != NULL)
-        kvp_note("%s: a softcap: keys have no centre", kvp_root(node->src[1])->name);
+        kvp_note("%s: scores have a softcap, so keys have no centre", kvp_root(node->src[1])->name);
     k->uncentred = true;
     k->center = NULL;
 }
@@ -62,9 +62,9 @@ static bool attention_supported(const abi_tensor *node)
         return true; /* llama.cpp only estimates sizes */
     leave_out_center(node, k);
     if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
-        kvp_error(
-            "%s: keys and values of different head_dim, or more than 64 query heads per kv head",
-            name);
+        kvp_error("%s: keys and values differ in head_dim, or there are more than 64 query heads "
+                  "per kv head; set KVANT_GPU=0",
+                  name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
         kvp_error("%s: %s", name, err);
     else {
@@ -132,15 +132,17 @@ static bool accepts_cells(const abi_tensor *node)
     if (kv == NULL || kv->bind_failed)
         return false;
     if (!kvp_kv_ready(kvp_kv_of(node))) {
-        kvp_error(
-            "%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
-            kv->name);
+        kvp_error("%s: rows are written before attention shows their head_dim; set KVANT_HEAD_DIM "
+                  "to the head_dim of the model",
+                  kv->name);
         return false;
     }
     if (node->view_offs == 0 && node->src[1]->type == ABI_TYPE_I64 &&
         node->src[1]->nb[0] == sizeof(int64_t))
         return true;
-    kvp_error("%s: cell numbers are not 64-bit numbers of the whole cache", kv->name);
+    kvp_error("%s: the numbers of the cells are not 64-bit integers that count from the beginning "
+              "of the cache; set KVANT_GPU=0, and report the model",
+              kv->name);
     return false;
 }
 
@@ -311,7 +313,8 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         return kvp_gpu_attention(b, node, NULL, false);
     if (node->op == kvp_api.op.rope)
         return rope(b, node);
-    kvp_error("%s: operation %s on a compressed cache is not supported", node->name,
-              kvp_api.op_name(node->op));
+    kvp_error("%s: operation %s on a compressed cache is not supported; leave out --device KVANT, "
+              "and report the model",
+              node->name, kvp_api.op_name(node->op));
     return ABI_STATUS_FAILED;
 }

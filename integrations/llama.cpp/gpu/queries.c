@@ -12,7 +12,8 @@ bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes)
 {
     size_t unused, total;
 
-    return kvp_gpu_enter(gpu) && kvp_cu_ok(kvp_cu.memory_info(&unused, &total), "memory") &&
+    return kvp_gpu_enter(gpu) &&
+           kvp_cu_ok(kvp_cu.memory_info(&unused, &total), "asking for its memory") &&
            bytes < unused / 4;
 }
 

@@ -61,7 +61,7 @@ void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_
         ok = rows == NULL || learn(cache->tensors[i], rows, n);
     }
     if (!ok)
-        kvp_error("%s: no matrix can be learnt from the first rows", cache->gpu->name);
+        kvp_error("%s: no matrix could be learned from the first rows", cache->gpu->name);
 }
 
 /* Learns centre and scale of a tensor from its first rows. If there are none, rows of later batches
@@ -175,7 +175,7 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
     if (in_place_state->n_ready < cache->n_tensors) {
         kvp_gpu_in_place_settle(b, cache, short_step ? 2 : cache->n_tensors);
         if (in_place_state->n_ready == cache->n_tensors)
-            kvp_note("%s: all transforms are in force, %zu cells are in place", cache->gpu->name,
+            kvp_note("%s: all transforms are learned, %zu cells are f16 in place", cache->gpu->name,
                      n);
     }
     if (in_place_state->n_ready < cache->n_tensors || !cache->learns_key_transform ||

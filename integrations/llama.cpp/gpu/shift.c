@@ -488,6 +488,7 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status)
     }
     cache->shift.due = *status != ABI_STATUS_SUCCESS;
     if (cache->shift.due)
-        kvp_error("%s: cannot shift the context", kv->name);
+        kvp_error("%s: the GPU could not shift the context; it tries again before the next step",
+                  kv->name);
     return true;
 }

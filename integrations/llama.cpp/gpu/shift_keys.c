@@ -92,7 +92,7 @@ static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
                        out + cells->n_kv_heads * cells->most_key_transform_size);
 
     /* a kernel may read matrices before the preceding kernel has ended */
-    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "matrices");
+    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying matrices");
     if (ok)
         moved->of = lineage;
     free(host);

@@ -302,7 +302,8 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
 static bool is_shifted(const kvp_gpu_cache *cache)
 {
     if (cache->shift.due)
-        kvp_error("%s: keys did not move to their new positions: the step is refused, try again",
+        kvp_error("%s: keys could not be rotated to their new positions, so the step is refused; "
+                  "try again, or run with --no-context-shift",
                   cache->gpu->name);
     return !cache->shift.due;
 }
