@@ -285,7 +285,7 @@ static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, ui
     out->numbers = (double)location.n_kv_heads * location.head_dim;
     out->text = layer_specs(&out->shape);
     if (out->text == NULL)
-        complain("out of memory");
+        complain("codecs: out of memory");
     return out->text != NULL;
 }
 
@@ -340,7 +340,7 @@ static int print_settings(const char *path, bool json)
     report_cell *cells = calloc(info.n_layers, N_SETTINGS_COLUMNS * sizeof *cells);
     layer_role *layers = calloc(2 * (size_t)info.n_layers, sizeof *layers);
     if (cells == NULL || layers == NULL)
-        complain("out of memory");
+        complain("codecs: out of memory");
     const bool ok =
         cells != NULL && layers != NULL && print_layers(scheme, &info, layers, cells, json);
     for (uint32_t i = 0; layers != NULL && i < 2 * info.n_layers; i++)

@@ -195,8 +195,8 @@ static bool finish(settings *s)
     if (s->gpu && s->contexts.n == 0)
         return complain("inspect: --gpu shows sizes of caches, which need a context: give -c");
     if (s->exact && !s->gpu)
-        return complain("inspect: --exact is for a GPU's cache, which alone can be f16 in place: "
-                        "give --gpu, too");
+        return complain(
+            "inspect: only the cache of a GPU can be f16 in place, so --exact needs --gpu");
     if (s->contexts.n > 0 && s->engine.configs.n == 0 && !add_usual_caches(&s->engine.configs))
         return false;
     return engine_options_finish(&s->engine, "inspect");

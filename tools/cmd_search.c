@@ -17,7 +17,7 @@ static bool take_spec(void *part, const char *value)
 {
     search_settings *s = part;
     if (s->n_specs == SEARCH_MAX_SPECS)
-        return complain("search: at most %d codecs", SEARCH_MAX_SPECS);
+        return complain("search: more than %d codecs are given", SEARCH_MAX_SPECS);
     s->specs[s->n_specs++] = value;
     return true;
 }

@@ -154,7 +154,7 @@ static bool write_report(const test_report *report, const char *path)
     const bool failed = ferror(file) != 0;
     if (fclose(file) != 0 || failed)
         return complain("--report %s: cannot be written", path);
-    fprintf(stderr, "kvant: %s can be sent as it is: it has no user name, host name or path\n",
+    fprintf(stderr, "kvant: %s can be sent unchanged: it has no user name, host name or path\n",
             path);
     return true;
 }

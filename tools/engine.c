@@ -101,7 +101,7 @@ static bool start_threadpool(engine *e)
         e->threadpool = create(&params);
     }
     if (e->threadpool == NULL)
-        complain("cannot start llama.cpp's thread pool");
+        complain("cannot start llama.cpp's thread pool: choose fewer threads with -t");
     return e->threadpool != NULL;
 }
 
@@ -340,7 +340,7 @@ bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *me
     *size = (kvp_kv_size){ .size = sizeof *size };
     if (!config->stock) /* in the computer's memory, else on a GPU */
         return e->kv_size(false, size) || e->kv_size(true, size) ||
-               complain("%s: the plug-in does not tell the size of this cache", config->label);
+               complain("%s: the plug-in does not report the size of this cache", config->label);
     size->bytes = (double)meter->bytes;
     size->numbers[0] = meter->numbers;
     return true;
@@ -360,7 +360,7 @@ bool engine_planned_fills(engine *e, const kv_config *config, const engine_conte
         ok = e->kv_size_at(on_gpu, shares[i] * full.cells, &fills[i].size, &fills[i].in_place);
     }
     ll.llama_free(ctx);
-    return ok || complain("%s: the plug-in does not tell the size of this cache", config->label);
+    return ok || complain("%s: the plug-in does not report the size of this cache", config->label);
 }
 
 uint64_t engine_runtime_fingerprint(const engine *e)

@@ -101,7 +101,7 @@ static void report_other_gpus(const program *p, const device_list *list)
     add_names(&unused, list->others, list->n_others);
     if (unused.n == 0)
         return;
-    complain("exec: --device " PLUGIN_DEVICE " is %s (%s) alone. Not used: %s", list->gpus[0].name,
+    complain("exec: --device " PLUGIN_DEVICE " is only %s (%s). Not used: %s", list->gpus[0].name,
              list->gpus[0].description, unused.text);
     for (size_t i = 0; i < list->n_gpus; i++)
         add(&flag, "%c%s", i == 0 ? ' ' : between, list->gpus[i].name);
@@ -157,7 +157,7 @@ void gpu_report_unused(const program *p, const device_list *list, const gpu_plan
         complain("exec: weights stay on the CPU: %s. Not used: %s", plan->problem, others.text);
     else if (strcmp(given, PLUGIN_DEVICE) == 0)
         complain("exec: weights stay on the CPU, because --device " PLUGIN_DEVICE
-                 " holds the cache alone. Not used: %s",
+                 " holds only the cache. Not used: %s",
                  others.text);
     else if (gpu_user_split(p) == NULL || gpu_user_tensors(p) == NULL)
         complain("exec: --device %s without -ts and -ot: weights stay on the CPU in layers with "

@@ -161,7 +161,8 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
         -ll.llama_tokenize(vocab, text, (int32_t)bytes, NULL, 0, begins, special);
     llama_token *tokens = needed > 0 ? malloc((size_t)needed * sizeof *tokens) : NULL;
     if (tokens == NULL) {
-        complain(needed > 0 ? "out of memory" : "the text has no tokens");
+        complain(needed > 0 ? "out of memory for the tokens of the text"
+                            : "the text has no tokens");
         return NULL;
     }
     *n = (size_t)ll.llama_tokenize(vocab, text, (int32_t)bytes, tokens, needed, begins, special);

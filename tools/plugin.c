@@ -81,7 +81,7 @@ bool plugin_path(char *path, size_t bytes)
         complain("the plug-in %s/../lib/" PLUGIN_FILE " is missing", folder);
         hint("build it with `make`, or set %s to its path", PLUGIN_ENV_PATH);
     } else {
-        complain("cannot tell where this program is, so the plug-in cannot be found");
+        complain("cannot find the folder of this program, which the plug-in is next to");
         hint("set %s to the path of " PLUGIN_FILE, PLUGIN_ENV_PATH);
     }
     return false;

@@ -24,7 +24,7 @@ bool safetensors_begin(safetensors *s)
     s->entries = open_memstream(&s->entry_text, &s->entry_bytes);
     if (s->notes != NULL && s->entries != NULL)
         return true;
-    return complain("out of memory");
+    return complain("out of memory for a safetensors file");
 }
 
 static void write_numbers(FILE *out, const uint64_t *numbers, size_t n)
@@ -44,7 +44,7 @@ bool safetensors_plan(safetensors *s, const char *name, const char *type, uint32
         tensor->bytes *= shape[i];
     }
     if ((double)s->data_bytes + size > MAX_BYTES)
-        return complain("%s: too large for a file", name);
+        return complain("%s: the tensor is too large for a file", name);
     s->data_bytes += tensor->bytes;
     const uint64_t offsets[2] = { tensor->offset, s->data_bytes };
     fputs(",", s->entries);
@@ -129,7 +129,7 @@ bool safetensors_create(safetensors *s, const char *path)
     size_t bytes = 0;
     unsigned char *header = make_header(s, &bytes);
     if (header == NULL)
-        return complain("out of memory");
+        return complain("out of memory for a safetensors file");
     s->data_at = bytes;
     bool ok = bytes <= MAX_HEADER ||
               complain("%s: a header of %zu bytes is longer than the format allows", path, bytes);
@@ -145,7 +145,8 @@ bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_
                        const void *data, size_t bytes)
 {
     if (offset > tensor->bytes || bytes > tensor->bytes - offset)
-        return complain("%s: a tensor has %" PRIu64 " bytes", s->path, tensor->bytes);
+        return complain("%s: more data than the %" PRIu64 " bytes of the tensor", s->path,
+                        tensor->bytes);
     return file_write_at(s->fd, data, bytes, s->data_at + tensor->offset + offset) ||
            cannot_write(s);
 }

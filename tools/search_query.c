@@ -58,7 +58,7 @@ static bool read_ids(const char *path, search_id_list *list)
     if (text != NULL)
         list->ids = calloc(bytes / 2 + 1, sizeof *list->ids);
     if (text != NULL && list->ids == NULL)
-        ok = complain("out of memory");
+        ok = complain("search: out of memory");
     size_t line = 0;
     for (char *at = text; ok && at != NULL && *at != '\0';) {
         const size_t length = strcspn(at, "\n");
@@ -75,7 +75,7 @@ bool search_allocate_answers(search_answers *a, size_t n, uint32_t k)
 {
     a->scores = calloc(n, k * sizeof *a->scores);
     a->ids = calloc(n, k * sizeof *a->ids);
-    return (a->scores != NULL && a->ids != NULL) || complain("out of memory");
+    return (a->scores != NULL && a->ids != NULL) || complain("search: out of memory");
 }
 
 void search_free_answers(search_answers *a)
@@ -136,7 +136,7 @@ static bool print_answers(const search_answers *a, size_t n, uint32_t k, bool js
 {
     report_cell *cells = calloc(n * k, N_QUERY * sizeof *cells), *cell = cells;
     if (cells == NULL)
-        return complain("out of memory");
+        return complain("search: out of memory");
     for (size_t i = 0; i < n * k; i++)
         if (a->ids[i] != KVANT_INDEX_NO_ID) {
             *cell++ = CELL_NUMBER(i / k);

@@ -56,7 +56,7 @@ bool search_truth_find(search_truth *t, kvant_metric metric, uint32_t k, const v
     t->least = calloc(queries->n, sizeof *t->least);
     t->squared = calloc(base->n, sizeof *t->squared);
     const bool ok = (all != NULL && top != NULL && t->least != NULL && t->squared != NULL) ||
-                    complain("out of memory");
+                    complain("search: out of memory");
     for (size_t i = 0; ok && i < base->n; i++)
         t->squared[i] = product(base->rows + i * base->dim, base->rows + i * base->dim, base->dim);
     progress_start(&p, (double)queries->n);

@@ -199,7 +199,8 @@ size_t test_find_gpus(test_device *devices, size_t n)
         int device = 0;
         *d = (test_device){ .is_gpu = true, .ordinal = i, .gpu = calloc(1, sizeof *d->gpu) };
         if (driver.device(&device, i) != 0 || d->gpu == NULL)
-            snprintf(d->missing, sizeof d->missing, "the driver refuses it, or memory is short");
+            snprintf(d->missing, sizeof d->missing,
+                     "the driver refuses it, or GPU memory is short");
         describe(d, device);
         if (d->missing[0] == 0 && kvant_cuda_available(d->missing, sizeof d->missing) == KVANT_OK)
             open_gpu(d, d->gpu, device);

@@ -106,7 +106,7 @@ static bool print_table(const test_report *report)
     report_cell *cells = calloc((report->n_devices + report->n_results) * N_COLUMNS, sizeof *cells);
     report_cell *row = cells;
     if (cells == NULL)
-        return complain("out of memory");
+        return complain("selftest: out of memory");
     for (size_t i = 0; i < report->n_devices; i++, row += N_COLUMNS)
         fill_device(report, &report->devices[i], row);
     for (size_t i = 0; i < report->n_devices * report->n_results; i++) {

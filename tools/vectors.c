@@ -163,7 +163,7 @@ static bool read_rows(const source *s, const shape *p, vectors *out)
 {
     const size_t bytes = row_bytes(p);
     uint8_t *rows = malloc(ROWS_AT_ONCE * bytes);
-    bool ok = rows != NULL || complain("out of memory");
+    bool ok = rows != NULL || complain("search: out of memory");
     for (size_t i = 0; ok && i < out->n; i += ROWS_AT_ONCE) {
         const size_t n = out->n - i < ROWS_AT_ONCE ? out->n - i : ROWS_AT_ONCE;
         ok = file_read_at(s->file, rows, n * bytes, p->start + i * bytes) ||

@@ -223,7 +223,7 @@ class Inspect(unittest.TestCase):
         for arguments, code, words in [
             ([], USAGE, "no model given"),
             (["-m", SMALL, "--gpu"], USAGE, "give -c"),
-            (["-m", SMALL, "-c", "512", "--exact", "auto"], USAGE, "give --gpu"),
+            (["-m", SMALL, "-c", "512", "--exact", "auto"], USAGE, "needs --gpu"),
             (["-m", SMALL, "-c", "512", "--gpu", "--exact", "all"], USAGE, "--exact all"),
             (["-m", SMALL, "-c", "512", "--gpu", "--exact", ""], USAGE, "--exact"),
             (["-m", SMALL, "-c", "7"], USAGE, "--ctx"),

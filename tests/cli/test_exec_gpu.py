@@ -351,7 +351,7 @@ class NotAdded(Gpus):
                 self.assertIn("weights stay on the CPU in layers with kvant's cache", said)
         words, said = self.given("--device", "KVANT")
         self.assertEqual(words, ["--device", "KVANT", *REST])
-        self.assertIn("because --device KVANT holds the cache alone", said)
+        self.assertIn("because --device KVANT holds only the cache", said)
         self.assertTrue(said.endswith(f"{HINT}\n"), said)
         self.assertEqual(self.exec(server, "-m", model, *PLACED)[1], "")
 
@@ -379,7 +379,7 @@ class Cuda(Gpus):
         listed = ["CUDA0: H100", "CUDA1: H200", "KVANT0: H100", "KVANT1: H200", "KVANT: H100"]
         words, said = self.given(listed=listed)
         self.assertEqual(words, ADDED)
-        self.assertIn("--device KVANT is KVANT0 (H100) alone. Not used: KVANT1 (H200)\n", said)
+        self.assertIn("--device KVANT is only KVANT0 (H100). Not used: KVANT1 (H200)\n", said)
         self.assertIn("hint: --device KVANT0,KVANT1 ", said)
         for given in (["--device", "KVANT0"], ["-sm", "none"]):
             self.assertEqual(self.given(*given, listed=listed)[1], "")
