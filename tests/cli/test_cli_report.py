@@ -140,7 +140,7 @@ class Report(unittest.TestCase):
             (["-f", "/nonexistent"], "/nonexistent"),
             (["--config", self.settings_of_another_model()], "is for another model"),
             (["-m", truncated], "cannot load the model"),
-            (["--sensitivity", TEXT], "is not an array of rows"),
+            (["--sensitivity", TEXT], "is not a JSON array of objects"),
             (["-o", "/nonexistent/page.html"], "/nonexistent"),
         ]:
             with self.subTest(more=more):

@@ -108,7 +108,7 @@ class Door(unittest.TestCase):
         for arguments, words in [
             (["--longst", "1"], ["unknown option --longst", "did you mean --longest?"]),
             (["--quicker"], ["unknown option --quicker", "did you mean --quick?"]),
-            (["--c", "1"], ["report: --c may be --config or --codec-k"]),
+            (["--c", "1"], ["report: --c is ambiguous: it may be --config or --codec-k"]),
             (["-x"], ["unknown option -x"]),
             (["-c"], ["-c needs a value"]),
             (["--ctx"], ["--ctx needs a value"]),

@@ -248,7 +248,7 @@ class Ids(TestCase):
         self.assertEqual(index.search(rows[7:8], N)[1][0].tolist().count(7), 1)
         self.assertIn(N, index.search(rows[:1], N)[1][0])
         np.testing.assert_array_equal(index.reconstruct(N), index.reconstruct(0))
-        self.refused(kvant.Error, "no vector has the id 5", index.reconstruct, 5)
+        self.refused(kvant.Error, "no vector of the index has the id 5", index.reconstruct, 5)
         error = self.refused(kvant.Error, "add: ", index.add_with_ids, rows[:2], np.array([900, 7]))
         self.assertEqual((error.status, len(index)), (10, N))  # neither was added
         self.refused(kvant.Error, "add: ", index.add_with_ids, rows[:2], np.array([901, 901]))
@@ -370,7 +370,7 @@ class Refusals(TestCase):
         nan = rows.copy()
         nan[0, 0] = np.nan
         self.refused(kvant.Error, "NaN", index.train, nan)
-        self.refused(ValueError, "rows: there are none", index.train, rows[:0])
+        self.refused(ValueError, "rows: there are no rows", index.train, rows[:0])
         self.refused(kvant.Error, "NaN", index.train, nan)
         self.assertNotIn("NaN", str(self.refused(kvant.Error, "train", index.add, rows)))
 

@@ -63,7 +63,11 @@ class Settings(WithFolder):
         for error, words, layers in (
             (ValueError, "pair", [(("int-4", 2, 64),)]),
             (ValueError, "n_kv_heads: 0", [(("int-4", 0, 64), ("int-4", 2, 64))]),
-            (ValueError, "1 specs for 2 kv heads", [((("int-4",), 2, 64), ("int-4", 2, 64))]),
+            (
+                ValueError,
+                "1 specs are given for 2 kv heads",
+                [((("int-4",), 2, 64), ("int-4", 2, 64))],
+            ),
             (TypeError, "spec: |5", [(((5, "int-4"), 2, 64), ("int-4", 2, 64))]),
             (kvant.Error, "settings", [(("int 4!", 2, 64), ("int-4", 2, 64))]),
             (kvant.Error, "layers", []),

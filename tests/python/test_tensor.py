@@ -197,11 +197,18 @@ class Attention(TestCase):
     def test_refusals(self):
         call, k, v, q = kvant.attention, self.k, self.v, self.q
         self.refused(
-            ValueError, "block_table: |2 blocks for 190", call, k, v, q, 190, np.zeros(2, np.int32)
+            ValueError,
+            "block_table: |2 blocks are too few for 190",
+            call,
+            k,
+            v,
+            q,
+            190,
+            np.zeros(2, np.int32),
         )
         self.refused(ValueError, "block_table: |4", call, k, v, q, 64, np.full(1, 4, np.int32))
         self.refused(TypeError, "block_table: |int64", call, k, v, q, 64, np.zeros(1, np.int64))
-        self.refused(kvant.Error, "more tokens", call, k, v, q, 1000)
+        self.refused(kvant.Error, "more blocks", call, k, v, q, 1000)
         self.refused(kvant.Error, "causal", call, k, v, q, 2)
         self.refused(kvant.Error, "attention", call, k, v, normal(1, 3, 5, DIM), 64)
         self.refused(

@@ -96,7 +96,9 @@ def attention(
     if block_table is not None:
         block_table = arrays.contiguous(block_table, "block_table", np.int32, (None,))
         if block_table.size < n_blocks:
-            raise ValueError(f"block_table: {block_table.size} blocks for {n_tokens} tokens")
+            raise ValueError(
+                f"block_table: {block_table.size} blocks are too few for {n_tokens} tokens"
+            )
         checks.in_range(block_table[:n_blocks], "block_table", -(2**31), k.n_blocks)
         made.block_table = block_table.ctypes.data
     made.first_block = checks.count(first_block, "first_block", least=0)

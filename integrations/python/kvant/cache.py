@@ -147,7 +147,9 @@ class Cache(Owned):
             return None
         numbers = [checks.count(number, "layers", least=0) for number in layers[0]]
         if len(numbers) != self.n_layers:
-            raise ValueError(f"layers: {len(numbers)} numbers for n_layers={self.n_layers}")
+            raise ValueError(
+                f"layers: {len(numbers)} layers are given for n_layers={self.n_layers}"
+            )
         return (c.c_uint32 * len(numbers))(*numbers)
 
     def close(self) -> None:
@@ -169,7 +171,7 @@ class Cache(Owned):
         """Returns sequence after checking that it and the cache are open. The caller holds the
         lock."""
         if not self._handle:
-            raise ValueError("the cache was closed")
+            raise ValueError("the cache was closed: make a new one")
         if sequence is not _NONE and sequence not in self._sequences:
             raise ValueError(f"sequence: there is no sequence {sequence!r}")
         return sequence

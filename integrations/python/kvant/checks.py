@@ -23,7 +23,7 @@ def count(value, what, least=1, most=2**31 - 1):
     except TypeError:
         raise TypeError(f"{what}: a whole number is needed, not {value!r}") from None
     if isinstance(value, bool) or not least <= number <= most:
-        raise ValueError(f"{what}: {value!r} is not in {least} .. {most}")
+        raise ValueError(f"{what}: {value!r} is not from {least} to {most}")
     return number
 
 
@@ -78,7 +78,7 @@ def tensor(value, what, shape, dtypes, device, rows=False, written=False):
     if name_of(value.dtype) not in dtypes:
         raise TypeError(f"{what}: {name_of(value.dtype)} is none of {', '.join(dtypes)}")
     if value.device != device:
-        raise ValueError(f"{what}: it lies on {value.device}, the cache on {device}")
+        raise ValueError(f"{what}: it is on {value.device}, but the cache is on {device}")
     shapes(tuple(value.shape), what, shape)
     strides(tuple(value.stride()), tuple(value.shape), what, rows, written)
     return value
@@ -125,6 +125,4 @@ def in_range(value, what, low, high):
         return
     least, most = int(value.min()), int(value.max())
     if least < low or most >= high:
-        raise ValueError(
-            f"{what}: numbers from {least} to {most}, and there are {low} to {high - 1}"
-        )
+        raise ValueError(f"{what}: it holds {least} to {most}, but must hold {low} to {high - 1}")

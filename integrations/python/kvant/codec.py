@@ -146,8 +146,7 @@ class Codec(Owned):
     def __reduce__(self) -> Any:
         if self._made is None:
             raise TypeError(
-                "Codec: one that a calibration, a cache or a scheme made cannot be copied or "
-                "pickled"
+                "a codec that a calibration, a cache or a scheme made cannot be copied or pickled"
             )
         return type(self), self._made
 

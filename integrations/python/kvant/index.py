@@ -166,7 +166,7 @@ class Index(Owned):
         dim], a sample of the vectors that will be added. Call it before the first add."""
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         if not rows.shape[0]:
-            raise ValueError("rows: there are none to learn from")
+            raise ValueError("rows: there are no rows to learn from")
         check(
             "train",
             library().kvant_index_train(self._change(), rows.ctypes.data, stride, rows.shape[0]),
@@ -206,7 +206,7 @@ class Index(Owned):
     def _ids(ids: Any, what: str = "ids") -> np.ndarray:
         ids = arrays.contiguous(ids, what, "int64", (None,))
         if ids.size and ids.min() < 0:
-            raise ValueError(f"{what}: {ids.min()} is not in 0 .. {_MOST_ID}")
+            raise ValueError(f"{what}: {ids.min()} is not from 0 to {_MOST_ID}")
         return ids
 
     def remove_ids(self, ids: Any) -> int:

@@ -34,7 +34,7 @@ def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
             raise TypeError(f"texts: token ids are whole numbers, not {ids.dtype}")
         return ids.reshape(-1).to("cpu", torch.int64)
     if tokenizer is None:
-        raise TypeError("tokenizer: texts that are no arrays of token ids need one")
+        raise TypeError("tokenizer: texts need one, unless they are arrays of token ids")
     texts = [texts] if isinstance(texts, str) else list(texts)
     ids = [
         torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
@@ -128,7 +128,7 @@ def calibrate(
     )
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     if gather.calibrator is None:
-        raise ValueError("model: it has no attention that kvant sees")
+        raise ValueError("model: kvant cannot observe its attention")
     return gather.calibrator.finish(progress and (lambda left: progress(1 - 0.5 * left / layers)))
 
 
@@ -205,9 +205,9 @@ def evaluate(
         if len(part) == context
     ]
     if not parts:
-        raise ValueError(f"texts: fewer tokens than one context of {context}")
+        raise ValueError(f"texts: they have fewer tokens than one context of {context}")
     if not 0 <= first < context - 1:
-        raise ValueError(f"first: {first} is not in 0 .. {context - 2}")
+        raise ValueError(f"first: {first} is not from 0 to {context - 2}")
     return [
         total.row()
         for total in _measured(model, parts, first, [_stored(cache) for cache in caches])

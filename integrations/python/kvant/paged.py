@@ -83,7 +83,7 @@ class PagedCache:
         with torch.cuda.device(self.device):
             size = library().kvant_cuda_attention_workspace(self.head_dim)
         if size == 0:
-            raise Error("attention workspace", _CUDA, "the library has no code for this device")
+            raise Error("attention workspace", _CUDA, "libkvant_cuda has no code for this GPU")
         self._workspace = self._bytes(size, self.device)
         self._workspaces = {self._stream(): self._workspace}
 
@@ -127,7 +127,7 @@ class PagedCache:
 
     def _need_open_blocks(self):
         if self.n_open_blocks == 0:
-            raise ValueError("this cache was made without open blocks (n_open_blocks)")
+            raise ValueError("this cache has no exact pages: create it with n_open_blocks")
 
     def _channels(self, tensor, what):
         """The pointer of a centre or scale, or None."""

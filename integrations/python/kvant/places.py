@@ -110,14 +110,14 @@ class Gpu:
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
             kind, _ = value.__dlpack_device__()
             if kind not in _ON_GPU:
-                raise ValueError(f"{what}: it does not lie on a GPU")
+                raise ValueError(f"{what}: it is not on a GPU")
             return read_dlpack(value.__dlpack__(stream=self._stream))
         if hasattr(value, "__cuda_array_interface__"):
             interface = value.__cuda_array_interface__
             if interface.get("stream") not in (None, self._stream):
                 raise ValueError(
                     f"{what}: its work is on stream {interface['stream']}, "
-                    f"and kvant's on {self._stream}"
+                    f"but kvant's is on {self._stream}"
                 )
             return _read_interface(interface, value)
         kind = type(value).__name__

@@ -121,7 +121,9 @@ class Settings(Owned):
         entry, number = s.SettingsLayer(), checks.count(layer, "layer", least=0)
         role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
         if library().kvant_settings_get_layer(self._handle, number, role_number, c.byref(entry)):
-            raise IndexError(f"layer: {layer}, and there are {self.info.n_layers}")
+            raise IndexError(
+                f"layer: {layer} is not below the number of layers, {self.info.n_layers}"
+            )
         if entry.spec is not None:
             return LayerCodec(entry.spec.decode(), entry.n_kv_heads, entry.head_dim)
         specs = tuple(entry.heads[head].decode() for head in range(entry.n_kv_heads))
@@ -164,6 +166,6 @@ def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> c.Array[s.Setti
             continue
         specs = [c_text(checks.text(spec, "spec"), "spec") for spec in role.spec]
         if len(specs) != entry.n_kv_heads:
-            raise ValueError(f"spec: {len(specs)} specs for {entry.n_kv_heads} kv heads")
+            raise ValueError(f"spec: {len(specs)} specs are given for {entry.n_kv_heads} kv heads")
         entry.heads = (c.c_char_p * len(specs))(*specs)
     return entries

@@ -41,7 +41,7 @@ def read_vectors(
         rows = _bin(path, np.dtype(_BIN[kind]))[part]
     else:
         raise ValueError(
-            f"{path}: the ending is none of .npy, .hdf5, .h5, {', '.join([*_VECS, *_BIN])}"
+            f"{path}: the name must end with .npy, .hdf5, .h5, {', '.join([*_VECS, *_BIN])}"
         )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu":
         raise ValueError(
@@ -58,7 +58,7 @@ def _vecs(path: pathlib.Path, dtype: Any) -> Any:
     dim = int(np.fromfile(path, "<i4", 1)[0]) if size >= 4 else 0
     step = 4 + dim * dtype.itemsize
     if dim < 1 or size % step:
-        raise ValueError(f"{path}: {size} bytes are no whole number of rows of {dim} numbers")
+        raise ValueError(f"{path}: {size} bytes are not a whole number of rows of {dim} numbers")
     data = np.memmap(path, "u1", "r").reshape(-1, step)
     if not (data[:, :4] == data[0, :4]).all():
         raise ValueError(f"{path}: rows differ in length")
@@ -69,7 +69,7 @@ def _bin(path: pathlib.Path, dtype: Any) -> Any:
     head = np.fromfile(path, "<u4", 2)
     n, dim = map(int, head) if head.size == 2 else (0, 0)
     if head.size != 2 or path.stat().st_size != 8 + n * dim * dtype.itemsize:
-        raise ValueError(f"{path}: its size is not that of {n} rows of {dim} numbers")
+        raise ValueError(f"{path}: its size is not the size of {n} rows of {dim} numbers")
     return np.memmap(path, dtype, "r", 8, (n, dim)) if n * dim else np.empty((n, dim), dtype)
 
 

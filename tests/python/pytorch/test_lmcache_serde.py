@@ -304,8 +304,8 @@ class Damage(TestCase):
             )
         other = self.data.copy()
         other[7] += 1  # KVNTLMC2
-        self.missed(other, words="no object of this version")
-        self.missed(np.zeros_like(self.data), words="no object")
+        self.missed(other, words="not an object of this version")
+        self.missed(np.zeros_like(self.data), words="not an object")
         for shape in ((1, 1, 64, 4 * 32), (1, 2, 64, 2 * 32), (1, 1, 63, 2 * 32), (2, 1, 64, 32)):
             self.out = torch.full(shape, 7, dtype=torch.bfloat16)
             self.missed(self.data)

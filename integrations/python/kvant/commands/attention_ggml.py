@@ -128,7 +128,7 @@ class Ggml:
                 if folder
                 else "bench attention: no llama.cpp runtime is named, so there is no ggml "
                 "to compare with",
-                "--stock none measures kvant alone; scripts/fetch.py runtime fetches a runtime; "
+                "--stock none measures only kvant; scripts/fetch.py runtime fetches a runtime; "
                 "--runtime or KVANT_RUNTIME names the folder",
             )
         try:
@@ -169,7 +169,7 @@ class GgmlSubject:
         caches = self._build(shape)
         self.buffer = lib.ggml_backend_alloc_ctx_tensors(self.context, ggml.backend)
         if not self.buffer:
-            cli.fail("out of memory")
+            cli.fail("bench attention: out of memory")
         for rows, tensors in zip((inputs.k, inputs.v), caches):
             self._fill(inputs, rows, tensors)
         self._set(self.q, inputs.q)

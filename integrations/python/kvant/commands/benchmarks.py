@@ -43,7 +43,7 @@ def add_codec(pairs, name, spec):
     """Adds -k or -v, in the order of the command line, to the pairs of specs."""
     if name == "codec-k":
         if len(pairs) == MAX_PAIRS:
-            cli.fail(f"more than {MAX_PAIRS} codecs", code=cli.USAGE)
+            cli.fail(f"more than {MAX_PAIRS} codecs are given", code=cli.USAGE)
         pairs.append([spec, spec])
     elif pairs:
         pairs[-1][1] = spec

@@ -117,5 +117,5 @@ def rows_or_leave(words):
     if result.code != cli.OK:
         raise cli.Leave(result.code)
     if not result.rows:
-        cli.fail(f"kvant {words[0]} printed no rows")
+        cli.fail(f"kvant {words[0]} printed no results")
     return result.rows

@@ -110,7 +110,7 @@ class Command(NamedTuple):
             known for known in names if known.startswith(name)
         ]
         if len(found) > 1:
-            self.misuse(f"--{name} may be --{found[0]} or --{found[1]}")
+            self.misuse(f"--{name} is ambiguous: it may be --{found[0]} or --{found[1]}")
         if not found:
             self.misuse(
                 f"unknown option --{name}",

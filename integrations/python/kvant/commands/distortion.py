@@ -242,7 +242,9 @@ def chosen_cells(names):
     for name in names:
         if name not in tables:
             close = difflib.get_close_matches(name, tables, 1)
-            COMMAND.misuse(f"no table '{name}'", *(f"did you mean '{word}'?" for word in close))
+            COMMAND.misuse(
+                f"there is no table '{name}'", *(f"did you mean '{word}'?" for word in close)
+            )
     return [cell for cell in cells if not names or cell["table"] in names]
 
 
@@ -350,7 +352,7 @@ def main(words):
     quick, json = (any(name == switch for name, _ in given) for switch in ("quick", "json"))
     if specs and tables:
         hint = "the tables are the papers', -k measures any codec"
-        COMMAND.misuse("--table and -k at once", hint)
+        COMMAND.misuse("--table and -k exclude each other", hint)
     cells = chosen_cells(tables)
     probe_of = import_probe()
     cli.catch_interrupt()

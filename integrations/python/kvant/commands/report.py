@@ -239,7 +239,8 @@ def _add_sensitivity(results, path):
     rows = report_file.read_json(path)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         cli.fail(
-            f"report: --sensitivity {path} is not an array of rows", "kvant tune --json prints them"
+            f"report: --sensitivity {path} is not a JSON array of objects",
+            "kvant tune --json prints them",
         )
     report_file.set_step(results, "sensitivity", "kvant tune", "complete", 0, rows)
 
@@ -266,7 +267,7 @@ def _plan(settings, facts):
     )
     absent = report_plan.absent_families(request)
     if absent and not settings.configs and not settings.quick:
-        cli.complain(f"report: this build has no {', '.join(absent)}: left out")
+        cli.complain(f"report: this build has no {', '.join(absent)}, so the page leaves them out")
     return report_plan.make(request)
 
 

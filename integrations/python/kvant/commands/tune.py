@@ -294,7 +294,7 @@ class Tune:
                 f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) "
                 "are less than the smallest candidates take: "
                 f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
-                "choose a larger budget, a longer -c (fp16 pages weigh less) or coarser candidates",
+                "choose a larger budget, a longer -c (fewer fp16 pages) or coarser candidates",
             )
         self.settings = [Setting(self, choice)]
         self._add_uniform(budget)

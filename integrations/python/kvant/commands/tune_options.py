@@ -161,9 +161,9 @@ class Options:
         if not self.texts:
             COMMAND.misuse("no text given", "-f text.txt; scripts/fetch.py text makes one")
         if len(self.texts) > MAX_TEXTS:
-            COMMAND.misuse(f"more than {MAX_TEXTS} texts")
+            COMMAND.misuse(f"more than {MAX_TEXTS} texts are given")
         if max(map(len, self.tried.values())) > MAX_CANDIDATES:
-            COMMAND.misuse(f"more than {MAX_CANDIDATES} candidates")
+            COMMAND.misuse(f"more than {MAX_CANDIDATES} candidates are given")
         if self.bits is None and self.bytes is None:
             COMMAND.misuse(
                 "no budget given", "--bits 4, or --kv-bytes 64M, for a context of -c tokens"

@@ -93,7 +93,7 @@ def check(found: bytes, expected: bytes) -> None:
     if found[: _CHECKSUM.start] + bytes(8) + found[_CHECKSUM.stop :] == expected:
         return
     if found[:8] != MAGIC:
-        raise Damaged("it is no object of this version of kvant")
+        raise Damaged("it is not an object of this version of kvant")
     names = (
         "",
         "header",
@@ -120,7 +120,7 @@ def check(found: bytes, expected: bytes) -> None:
 
 def check_sums(found: bytes, expected: bytes, of_body: np.ndarray) -> None:
     if sign(expected, of_body) != found:
-        raise Damaged("its checksum is wrong")
+        raise Damaged("its checksum does not match")
 
 
 def _specs(of: bytes) -> str:

@@ -43,7 +43,9 @@ class KvantDeserializer(Deserializer):  # type: ignore[misc]
             self._serde.decode(_memory(src), _tensors(dst), key)
         except Damaged as error:
             name = f"{key.model_name} {key.kv_rank:#010x} {key.chunk_hash.hex()}"
-            raise Damaged(f"kvant: object {name} is not used, a miss: {error}") from None
+            raise Damaged(
+                f"kvant: object {name} is not used, which counts as a miss: {error}"
+            ) from None
 
 
 class Processor(AsyncSerdeProcessor):  # type: ignore[misc]

@@ -74,7 +74,7 @@ class Serde:
         for (stored, expected, first), tensor in zip(self._parts(tensors, key), tensors):
             end = first + stored.size
             if end > data.size:
-                raise ValueError(f"{data.size} bytes for an object of {end} or more")
+                raise ValueError(f"{data.size} bytes are too few for an object of {end} or more")
             self._encode(tensor, stored, expected, data[first:end])
         return end
 
@@ -112,7 +112,7 @@ class Serde:
         """The body of a part whose header and checksum are right, on the device where it is
         decoded."""
         if data.size < stored.size:
-            raise Damaged(f"it has {data.size} bytes of {stored.size}")
+            raise Damaged(f"it has {data.size} bytes, not {stored.size}")
         found = data[:HEADER].tobytes()
         container.check(found, expected)
         body = _aligned(data[HEADER:])

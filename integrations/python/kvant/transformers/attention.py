@@ -40,8 +40,8 @@ def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
     given = [name for name in _REFUSED if options.get(name) is not None]
     if given:
         raise ValueError(
-            f'attn_implementation="kvant" knows no {", ".join(given)}: '
-            "use another one for this model"
+            f'attn_implementation="kvant" does not support {", ".join(given)}: '
+            "use another attn_implementation for this model"
         )
     if dropout and module.training:
         raise ValueError('attn_implementation="kvant" has no dropout: call model.eval()')
@@ -55,7 +55,7 @@ def warn_of_plain_keys() -> None:
         'attn_implementation="kvant" reads keys that nothing compresses: give the model, or '
         "generate, "
         "past_key_values=kvant.transformers.KvantCache(model.config), unless a KvantCache said "
-        "that it leaves this layer alone",
+        "that it does not compress this layer",
         stacklevel=3,
     )
 

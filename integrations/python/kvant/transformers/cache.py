@@ -112,7 +112,7 @@ class KvantCache(Cache):
             found = Settings.load(self._stored["settings"]).info.n_layers
             if found != self.config.num_hidden_layers:
                 raise ValueError(
-                    f"settings: they are of a model of {found} layers, not "
+                    f"settings: they are for a model of {found} layers, not "
                     f"{self.config.num_hidden_layers}"
                 )
         if self._stored["calibration"] is not None:
@@ -121,7 +121,7 @@ class KvantCache(Cache):
             info = Calibration(self._stored["calibration"]).info
             if info.n_layers != self.config.num_hidden_layers:
                 raise ValueError(
-                    f"calibration: it is of a model of {info.n_layers} layers, not "
+                    f"calibration: it is for a model of {info.n_layers} layers, not "
                     f"{self.config.num_hidden_layers}"
                 )
             self._weights = info.model_fingerprint
@@ -133,8 +133,8 @@ class KvantCache(Cache):
             kinds = ", ".join(sorted({type(layer).__name__ for layer in self._others()}))
             warnings.warn(
                 f"KvantCache compresses {kept} of {len(self.layers)} layers of "
-                f"{self.config.model_type}: others stay as "
-                f"transformers has them ({kinds})",
+                f"{self.config.model_type}: transformers stores the "
+                f"other layers uncompressed ({kinds})",
                 stacklevel=3,
             )
 
@@ -150,7 +150,7 @@ class KvantCache(Cache):
         found = fingerprint(module) if self._weights or is_plain(module) else 0
         if self._weights and found != self._weights:
             raise ValueError(
-                "calibration: it is of a model of the same shape with other weights (a fine-tune, "
+                "calibration: it is for a model of the same shape with other weights (a fine-tune, "
                 "an adapter, or a file of "
                 "llama.cpp): make one with kvant.calibrate"
                 if self._stored["calibration"]
@@ -186,7 +186,7 @@ class KvantCache(Cache):
         max_tokens, max_sequences, n_threads = self._limits
         on_gpu, rows = self._on_gpu(k), k.shape[0]
         if k.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"key_states: kvant has no pages on {k.device}")
+            raise ValueError(f"key_states: kvant supports cpu and cuda, not {k.device}")
         shape: dict[str, Any] = dict(
             n_layers=len(self.layers),
             n_kv_heads=k.shape[1],
@@ -251,8 +251,8 @@ class KvantCache(Cache):
         wrong, self._wrong = self._wrong, None
         if wrong is not None and bool(wrong):
             raise RuntimeError(
-                "attention_mask: it changed in a decode step; kvant.transformers.graphs takes it "
-                "for padding"
+                "attention_mask: it changed in a decode step, but kvant.transformers.graphs "
+                "needs the same padding in every step"
             )
 
     # Functions that transformers calls for the whole cache. kvant's layers act together, and every

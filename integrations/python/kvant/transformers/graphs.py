@@ -148,8 +148,8 @@ class _Graphs:
             if not self.unable:
                 raise
             warnings.warn(
-                "kvant.transformers.graphs: this model decodes without graphs, because they take "
-                f"not all of it: {error}"
+                "kvant.transformers.graphs: this model decodes without graphs, because a "
+                f"graph cannot hold all of it: {error}"
             )
             return None
         finally:

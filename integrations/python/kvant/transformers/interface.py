@@ -29,8 +29,8 @@ def refuse_tables() -> None:
         chosen = chosen_by(self, *arguments, **options)
         if chosen.startswith("kvant") and any(chosen not in table for table in _tables(self)):
             raise ValueError(
-                f'attn_implementation="kvant": {type(self).__name__} takes no other attention '
-                f"than its own; load it with "
+                f'attn_implementation="kvant": {type(self).__name__} computes only its '
+                "own attention; load it with "
                 'attn_implementation="eager", with which a KvantCache works, too'
             )
         return chosen

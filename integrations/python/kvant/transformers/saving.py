@@ -128,9 +128,9 @@ def parse(data: bytes) -> tuple[dict[str, Any], memoryview]:
             f"reads b'1')"
         )
     if data[:8] != _MAGIC or len(data) < 48:
-        raise _damaged("they do not begin as one")
+        raise _damaged("they do not begin like a saved cache")
     if hashlib.sha256(data[:-32]).digest() != data[-32:]:
-        raise _damaged("the checksum is wrong")
+        raise _damaged("the checksum does not match")
     size = int.from_bytes(data[8:16], "little")
     if size > len(data) - 48:
         raise _damaged("the head is cut short")
@@ -139,7 +139,7 @@ def parse(data: bytes) -> tuple[dict[str, Any], memoryview]:
         blocks = memoryview(data)[16 + size : -32]
         total = sum(n for store in head["stores"] for sequence in store["blocks"] for n in sequence)
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(f"the head, {error}") from None
+        raise _damaged(f"the head cannot be read: {error}") from None
     if total != len(blocks):
         raise _damaged("the blocks' lengths do not add up")
     return head, blocks
@@ -172,14 +172,15 @@ def _fill(
         or list(store.places) != saved["layers"]
         or len(saved["blocks"]) != len(starts)
     ):
-        raise _damaged("its layers are others than the model's")
+        raise _damaged("its layers differ from the layers of the model")
     store.begin(*like, cache._make)
     assert store.cache is not None and isinstance(store.sequences, Sequences)
     for start, number, sizes in zip(starts, store.sequences.numbers, saved["blocks"]):
         blocks = _append(store, number, sizes, blocks)
         if store.cache.length(number) != length - start:
             raise _damaged(
-                f"a sequence of {store.cache.length(number)} tokens, and {length - start} are meant"
+                f"a sequence has {store.cache.length(number)} tokens, "
+                f"but its head says {length - start}"
             )
     store.starts, store.lengths = starts, dict.fromkeys(saved["layers"], length)
     return blocks
@@ -206,7 +207,7 @@ def fill(cache: KvantCache, head: dict[str, Any], blocks: memoryview, device: to
         for saved in head["stores"]:
             blocks = _fill(cache, saved, blocks, device)
     except (KeyError, IndexError, TypeError) as error:
-        raise _damaged(f"the head, {error!r}") from None
+        raise _damaged(f"the head cannot be read: {error!r}") from None
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:

@@ -102,7 +102,7 @@ class Store:
         if len(self.sequences.numbers) != self.batch:
             raise RuntimeError("the cache lost sequences in a call that failed: begin a new one")
         if self.batch != k.shape[0]:
-            raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
+            raise ValueError(f"key_states: {k.shape[0]} sequences, but the cache has {self.batch}")
 
     def _begin(self, row: int, length: int, n: int, hidden: int) -> None:
         """Sets where a row begins that has no stored tokens yet: after its padding. The first layer
@@ -277,7 +277,7 @@ class Store:
         )  # an error may have left later layers behind
         if self.window and not self.keeps_past and n > SLACK and length > self.window:
             raise RuntimeError(
-                f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}"
+                f"crop: a layer with a sliding window can remove at most {SLACK} tokens, not {n}"
             )
         for row, number in enumerate(self.sequences.numbers):
             self.starts[row] = min(self.starts[row], length)

@@ -38,7 +38,7 @@ class _Kept:
 
     def see(self, seen: Seen) -> None:
         if seen.s_aux is not None:
-            raise ValueError("model: attention with sinks of its own cannot be tuned")
+            raise ValueError("model: its attention has sinks, which cannot be tuned")
         layer, dims = seen.module.layer_idx, (seen.k.shape[2], seen.v.shape[2])
         self.fingerprint = self.fingerprint or fingerprint(seen.module)
         self.layers[layer] = captures.Shape(
@@ -62,7 +62,7 @@ def _capture(model: Any, parts: Sequence[Tensor]) -> _Kept:
         range(model.config.get_text_config(decoder=True).num_hidden_layers)
     ):
         raise ValueError(
-            "model: it has layers without attention that kvant sees; settings need it in all"
+            "model: kvant cannot observe the attention of some layers, but settings need all layers"
         )
     return kept
 
@@ -93,7 +93,7 @@ def tune(
         if len(part) == context
     ]
     if not parts:
-        raise ValueError(f"texts: fewer tokens than one context of {context}")
+        raise ValueError(f"texts: they have fewer tokens than one context of {context}")
     if context < (least := probes.least_context(context)):
         raise ValueError(
             f"context: half of {context} tokens is probed, which a cache keeps as fp16; "

@@ -114,13 +114,13 @@ def _entry(name, entry):
     dtype = TYPES.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if dtype is None:
-        raise Damaged(f"tensor {name!a:.64} has no type that is known")
+        raise Damaged(f"tensor {name!a:.64} has an unknown type")
     if not all(
         isinstance(sizes, list) and all(map(_is_size, sizes)) for sizes in (shape, offsets)
     ) or (len(shape) > MAX_DIMS or len(offsets) != 2):
-        raise Damaged(f"tensor {name!a:.64}: shape or data_offsets are not what they should be")
+        raise Damaged(f"tensor {name!a:.64}: shape or data_offsets are not lists of sizes")
     if int(np.prod(shape, dtype=object)) * dtype.itemsize != offsets[1] - offsets[0]:
-        raise Damaged(f"tensor {name!a:.64}: its shape needs other bytes than it has")
+        raise Damaged(f"tensor {name!a:.64}: its shape does not fit its number of bytes")
     return Entry(dtype, tuple(shape), offsets[0]), offsets[1]
 
 

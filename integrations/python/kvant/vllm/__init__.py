@@ -84,17 +84,17 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
     if name in PRESETS and not calibration:
         needed = (
             "KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, "
-            f"or {BESIDE_MODEL} beside the model"
+            f"or {BESIDE_MODEL} next to the model"
         )
         raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
     if name == LEARNS:
         raise ValueError(
             f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no "
-            "room for; small needs a calibration alone"
+            "room for; small needs only a calibration"
         )
     if name not in (*STORED, *PRESETS) and "/" not in name:
         raise ValueError(
-            f"KVANT_VLLM: {name!r} is none of {', '.join((*STORED, *PRESETS))}, and no pair of "
+            f"KVANT_VLLM: {name!r} is not one of {', '.join((*STORED, *PRESETS))}, nor a pair of "
             "specs K/V"
         )
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))

@@ -177,8 +177,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             name = self.kv_sharing_target_layer_name or layer.layer_name
             if self.stored.calibration and _is_draft(layer, name):
                 raise NotImplementedError(
-                    "kvant: a calibration is of one model; with draft models take codecs without "
-                    "one"
+                    "kvant: a calibration belongs to one model; with draft models use codecs "
+                    "without a calibration"
                 )
             number = extract_layer_index(name)
             self.pages, self.place = _in_use.get((place, number)), place
@@ -233,7 +233,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:  # a run that measures memory
             return output.fill_(0)
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("kvant: outputs are not quantised")
+            raise NotImplementedError("kvant: quantised outputs are not supported")
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:

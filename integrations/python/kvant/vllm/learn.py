@@ -46,7 +46,7 @@ class Turn:
         self.by_position = self.by_position / self.by_position[0, 0]  # YaRN scales
         if n_positions > len(self.by_position):
             raise ValueError(
-                f"KVANT_VLLM_LEARN_POSITIONS: the model has {len(self.by_position)} positions"
+                f"KVANT_VLLM_LEARN_POSITIONS: the model has only {len(self.by_position)} positions"
             )
 
     def __call__(self, rows: Tensor, by: int) -> Tensor:
@@ -110,7 +110,7 @@ class Learner:
         self.done = True
         self.calibrator.finish().save(self.path)
         LOG.warning(
-            "kvant: %s holds a calibration of %d tokens, which the presets take from the next "
+            "kvant: %s holds a calibration of %d tokens, which the presets use from the next "
             "start on",
             self.path,
             TOKENS,

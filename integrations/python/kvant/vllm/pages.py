@@ -51,7 +51,7 @@ def rows_of_blocks(memory: Tensor) -> np.ndarray:
     )
     rows = flat if parts == 1 else flat.reshape(n_blocks * parts, bytes_ // parts)
     if rows.ctypes.data != memory.data_ptr():
-        raise ValueError("kvant: a layer's memory was copied")
+        raise ValueError("kvant: vLLM copied the memory of a layer, so its pages cannot be found")
     return rows
 
 
