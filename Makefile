@@ -40,6 +40,7 @@ demo: all
 .PHONY: pages
 pages:
 	$(PYTHON) scripts/pages
+	$(PYTHON) scripts/messages
 
 # The figures of README and docs, from bench/results.
 .PHONY: pictures
@@ -271,7 +272,7 @@ help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of the caches of llama.cpp and kvant (3 minutes)'
 	@echo 'make pictures   the figures of README and docs, from bench/results'
-	@echo 'make pages      the tables of README and docs, from bench/results'
+	@echo 'make pages      the tables of README and docs, from bench/results, and the page of messages'
 	@echo 'make papers     ablations of papers on three models (hours); TEXT=wiki.test.raw'
 	@echo 'make papers-long  the same with contexts up to 32768 tokens, on a GPU'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80 and later; needs nvcc, takes minutes'
