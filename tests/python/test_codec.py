@@ -196,7 +196,7 @@ class RoundTrips(TestCase):
             self.assertEqual(other.fingerprint, codec.fingerprint)
             self.assertTrue(np.array_equal(other.encode(found), codec.encode(found)))
         (borrowed,) = kvant.Scheme("balanced", n_layers=1, n_kv_heads=1, head_dim=64).codecs(0, "k")
-        self.refused(TypeError, "Codec|scheme|pickled", pickle.dumps, borrowed)
+        self.refused(TypeError, "codec|scheme|pickled", pickle.dumps, borrowed)
 
     def test_threads_share_a_codec(self):
         codec, rows = kvant.Codec("trellis-3", 64), normal(8, 256, 64)
