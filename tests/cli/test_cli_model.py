@@ -356,7 +356,7 @@ class Settings(unittest.TestCase):
                 self.assertIn(
                     f"--config {self.path}: the settings file is for another model", done.stderr
                 )
-                self.assertIn(f"{SMALL_LAYERS}, 3 of 64", done.stderr)
+                self.assertIn(f"{SMALL_LAYERS} layers of 3 of 64", done.stderr)
 
     def test_the_default_is_balanced(self):
         rows = rows_of(self.eval())
