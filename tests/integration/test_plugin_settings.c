@@ -172,13 +172,13 @@ static void settings_file_of_another_model_is_refused(void **state)
         const char *body, *said;
     } cases[] = {
         { "kvant-settings 1\nmodel M\nlayers 18\nk 0-17 3x64 f16\nv 0-17 3x64 f16\n",
-          "for a model of 18 layers (M), this one has at least 30" },
+          "for a model of 18 layers (M), but this model has at least 30" },
         { "kvant-settings 1\nmodel M\nlayers 31\nk 0-30 3x64 f16\nv 0-30 3x64 f16\n",
-          "for a model of 31 layers (M), this one has 30" },
+          "for a model of 31 layers (M), but this model has 30" },
         { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 3x64 f16\nv 0-29 2x64 f16\n",
-          "for a model with 2 kv heads of 64 numbers (M)" },
+          "for a model with 2 kv heads of head_dim 64 (M)" },
         { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 6x32 f16\nv 0-29 3x64 f16\n",
-          "KVANT_CONFIG says 32" },
+          "KVANT_CONFIG says 32; use" },
     };
 
     (void)state;
@@ -274,7 +274,7 @@ static void wrong_head_dim_is_refused(void **state)
     } cases[] = { { "KVANT_HEAD_DIM=96", "KVANT_HEAD_DIM is 96" },
                   { "KVANT_HEAD_DIM=96 KVANT_K=f16", "KVANT_HEAD_DIM is 96" },
                   { "KVANT_HEAD_DIM=128",
-                    "KVANT_HEAD_DIM=128 does not divide rows of 192 numbers" } };
+                    "KVANT_HEAD_DIM=128 does not divide rows of 192 values" } };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

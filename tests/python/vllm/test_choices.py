@@ -207,7 +207,7 @@ class Choices(TestCase):
             self.assertIsNone(chosen("auto"))
             self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
             for wrong in ("kvant_five", "kvant"):
-                with self.assertRaisesRegex(ValueError, "none of turboquant4"):
+                with self.assertRaisesRegex(ValueError, "one of turboquant4"):
                     chosen(wrong)
             with self.assertRaisesRegex(ValueError, "tiny learns a matrix .* no room for; small"):
                 chosen("kvant_tiny")
@@ -245,7 +245,7 @@ class Choices(TestCase):
             tempfile.TemporaryDirectory() as folder,
             mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""),
         ):
-            with self.assertRaisesRegex(ValueError, "or kvant.kvcal beside the model"):
+            with self.assertRaisesRegex(ValueError, "or kvant.kvcal next to the model"):
                 chosen("kvant_balanced", folder)
             path = pathlib.Path(folder, "kvant.kvcal")
             path.touch()
@@ -264,7 +264,7 @@ class Choices(TestCase):
             types.SimpleNamespace(layer_name="draft_model.layers.0.attn"),
             types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True),
         ):
-            with self.assertRaisesRegex(NotImplementedError, "of one model"):
+            with self.assertRaisesRegex(NotImplementedError, "belongs to one model"):
                 made._pages(layer, memory)
 
     def test_rows_turned_on(self):

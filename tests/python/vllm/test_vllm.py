@@ -438,7 +438,7 @@ class Engine(TestCase):
         )
 
     def test_refusals(self):
-        wrong = (("nothing", "none of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))
+        wrong = (("nothing", "one of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))
         for stored, words in (*wrong, ("kivi-2/kivi-2", "rows outside of its pages")):
             with self.subTest(stored), self.assertRaisesRegex(RuntimeError, words):
                 self.run_engine(stored, [])
