@@ -143,7 +143,7 @@ class BenchCuda(unittest.TestCase):
         self.check(["--library", CUDA_LIBRARY], 1, "no NVIDIA driver", "kvant bench attention")
 
 
-@unittest.skipUnless(os.environ.get("CUDA_HOST"), "no stand-in for a GPU")
+@unittest.skipUnless(os.environ.get("CUDA_HOST"), "no mock of a GPU")
 class BenchCudaHost(unittest.TestCase):
     """The arguments that the benchmark passes to a GPU: tests/cuda/host computes attention from
     them on the CPU.

@@ -255,7 +255,7 @@ class Search(unittest.TestCase):
         ):
             self.said(words, "query", self.index, self.base, "--allow", self.write("ids", content))
 
-    @unittest.skipUnless(os.environ.get("CUDA_HOST"), "no stand-in for a GPU")
+    @unittest.skipUnless(os.environ.get("CUDA_HOST"), "no mock of a GPU")
     def test_on_a_gpu(self):
         gpu = {"KVANT_CUDA_LIBRARY": os.environ["CUDA_HOST"]}
         self.assertEqual(

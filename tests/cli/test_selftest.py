@@ -133,7 +133,7 @@ class WrongCpus(unittest.TestCase):
         )
 
 
-@unittest.skipUnless(HOST, "no stand-in for a GPU")
+@unittest.skipUnless(HOST, "no mock of a GPU")
 class Gpus(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

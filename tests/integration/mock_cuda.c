@@ -270,12 +270,12 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
 
     for (int i = 0; i < graph->n_nodes; i++)
         if (!may_be_in_place() && reads_foreign(self->gpu, graph->nodes[i])) {
-            fprintf(stderr, "stand-in of CUDA: %s (%s) is not in its memory\n",
-                    graph->nodes[i]->name, ggml_op_name(graph->nodes[i]->op));
+            fprintf(stderr, "mock of CUDA: %s (%s) is not in its memory\n", graph->nodes[i]->name,
+                    ggml_op_name(graph->nodes[i]->op));
             abort();
         }
     if (is_mistaken(self, graph)) {
-        fprintf(stderr, "stand-in of CUDA: another graph has the number %llu\n",
+        fprintf(stderr, "mock of CUDA: another graph has the number %llu\n",
                 (unsigned long long)graph->uid);
         abort();
     }
@@ -315,7 +315,7 @@ static void use_one_thread(ggml_backend_t cpu)
 
 static ggml_backend_t device_init(ggml_backend_dev_t dev, const char *params)
 {
-    static ggml_guid guid = "stand-in of CUD";
+    static ggml_guid guid = "kvant mock CUDA";
     static const struct ggml_backend_i iface = { .get_name = backend_name,
                                                  .free = backend_free,
                                                  .synchronize = backend_synchronize,
@@ -358,7 +358,7 @@ static enum ggml_backend_dev_type device_type(ggml_backend_dev_t dev)
 static void device_props(ggml_backend_dev_t dev, struct ggml_backend_dev_props *props)
 {
     *props = (struct ggml_backend_dev_props){ .name = gpu_of(dev)->name,
-                                              .description = "stand-in",
+                                              .description = "mock",
                                               .type = GGML_BACKEND_DEVICE_TYPE_GPU,
                                               .device_id = gpu_of(dev)->id,
                                               .caps = { .async = true, .events = true } };
@@ -492,7 +492,7 @@ ggml_backend_reg_t ggml_backend_init(void)
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++)
         if (library == NULL || !look_up(library, symbols[i].name, symbols[i].slot)) {
-            fprintf(stderr, "stand-in of CUDA: no driver: %s\n", dlerror());
+            fprintf(stderr, "mock of CUDA: no driver: %s\n", dlerror());
             return NULL;
         }
     n_gpus = getenv("KVANT_TEST_GPUS") != NULL

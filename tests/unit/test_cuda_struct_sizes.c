@@ -1,4 +1,4 @@
-/* test_cuda_struct_sizes.c - test_struct_sizes for the functions that need a GPU: a stand-in of
+/* test_cuda_struct_sizes.c - test_struct_sizes for the functions that need a GPU: a mock of
  * libkvant_cuda.so (tests/cuda/host) answers. */
 #include "sized.h"
 
@@ -17,7 +17,7 @@ static kvant_codec *codec;
 static kvant_cuda_codec *gpu_codec;
 static kvant_index_gpu *gpu_index;
 
-/* The stand-in answers KVANT_ERR_FULL, which no check of arguments gives: they were accepted. */
+/* The mock answers KVANT_ERR_FULL, which no check of arguments gives: they were accepted. */
 static kvant_status reached(kvant_status status)
 {
     return status == KVANT_ERR_FULL ? KVANT_OK : status;

@@ -283,7 +283,7 @@ EXPORT(int, cuEventSynchronize, (void *event))
 
 EXPORT(int, cuGetErrorName, (int result, const char **text))
 {
-    *text = result == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : "an error of the stand-in";
+    *text = result == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : "an error of the mock";
     return 0;
 }
 
@@ -297,6 +297,6 @@ EXPORT(int, cuEventElapsedTime,
 
 EXPORT(int, cuGetErrorString, (int result, const char **text))
 {
-    *text = "an error of the stand-in";
+    *text = "an error of the mock";
     return result == 0;
 }
