@@ -40,7 +40,9 @@ TOKEN = re.compile(
     r"|[A-Za-z_]\w*|\d[\w.]*|\s+|->|.",
     re.DOTALL,
 )
-DEFINE = re.compile(r"#[ \t]*define[ \t]+([A-Z]\w*)[ \t]+(\".*)", re.DOTALL)
+DEFINE = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+([A-Z]\w*)(?:[ \t]|\\\n)+(\"(?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE
+)
 FIELD = re.compile(r"%[-+ #0]*(\*|\d+)?(?:\.(\*|\d+))?(?:hh|h|ll|l|z|j|t)?([a-zA-Z%])")
 NAME = re.compile(r"[A-Za-z_]\w*$")
 
@@ -57,12 +59,9 @@ def tokens_of(text):
 
 def macros_of(text):
     """{name: tokens} of macros that are texts."""
-    found = {}
-    for token in TOKEN.finditer(text):
-        define = DEFINE.match(token.group())
-        if define:
-            found[define[1]] = tokens_of(define[2].replace("\\\n", " "))
-    return found
+    return {
+        define[1]: tokens_of(define[2].replace("\\\n", " ")) for define in DEFINE.finditer(text)
+    }
 
 
 def unquoted(literal):
@@ -90,6 +89,17 @@ def closing(tokens, opening):
         if depth == 0:
             return at
     return len(tokens) - 1
+
+
+def closings(tokens):
+    """{position of a bracket: position of the bracket that closes it}."""
+    found, opened = {}, []
+    for at, token in enumerate(tokens):
+        if token in "([{":
+            opened.append(at)
+        elif token in ")]}" and opened:
+            found[opened.pop()] = at
+    return found
 
 
 def bare(tokens):
@@ -130,6 +140,8 @@ class Source:
     def __init__(self, text, macros):
         self.tokens = tokens_of(text)
         self.macros = {**macros, **macros_of(text)}
+        self.closings = closings(self.tokens)
+        self.calls = list(self.find_calls())
 
     def literal(self, tokens):
         """The text of joined literals, or None if the tokens are something else."""
@@ -179,33 +191,32 @@ class Source:
 
         return FIELD.sub(field, text)
 
-    def calls(self):
+    def find_calls(self):
         """(position, name, arguments) of what may be a call."""
         for at, token in enumerate(self.tokens[:-1]):
             if self.tokens[at + 1] == "(" and NAME.match(token) and token not in ("if", "while"):
-                end = closing(self.tokens, at + 1)
+                end = self.closings.get(at + 1, at + 1)
                 yield at, token, split(self.tokens[at + 2 : end])
 
     def functions(self):
         """(name, whether it is static, names of the parameters that are texts by position, where
         its body begins and ends) of definitions."""
-        for at, name, arguments in self.calls():
-            end = closing(self.tokens, at + 1)
+        for at, name, arguments in self.calls:
+            end = self.closings.get(at + 1, at + 1)
             if self.tokens[end + 1 : end + 2] == ["{"]:
                 texts = {
                     i: a[-1] for i, a in enumerate(arguments) if a[:3] == ["const", "char", "*"]
                 }
                 before = self.tokens[max(0, at - 8) : at]
                 is_static = "static" in before and "inline" not in before
-                yield name, is_static, texts, (end + 1, closing(self.tokens, end + 1))
+                yield name, is_static, texts, (end + 1, self.closings.get(end + 1, end + 1))
 
     def wrappers(self, known):
         """{name: Wrapper} of functions that pass a text on to a known function, or to a wrapper in
         `known`, {name: Wrapper}."""
         found = {}
-        calls = list(self.calls())
         for name, is_static, texts, (first, last) in self.functions():
-            inside = [call for call in calls if first < call[0] < last]
+            inside = [call for call in self.calls if first < call[0] < last]
             for position, text in texts.items():
                 passed = [
                     (call[0], t) for call in inside for t in self.passed_on(call, text, known)

@@ -44,7 +44,7 @@ def of_c(source, wrappers, passed_on):
     """(position, Text) of a C source, and what no rule covers: (function, text). The calls at the
     positions passed_on pass texts on that are in the calls of their wrapper."""
     found, unknown = list(loose(source)), []
-    for at, name, arguments in source.calls():
+    for at, name, arguments in source.calls:
         if at in passed_on:
             continue
         hint = c_source.HINT if name == "hint" else ""
@@ -100,7 +100,7 @@ def called_with_texts(sources, wrappers):
     """{(path, name)} of static wrappers, and {name} of others, that are called with a text."""
     found = set()
     for path, source in sources.items():
-        for _, name, arguments in source.calls():
+        for _, name, arguments in source.calls:
             wrapper = wrappers[path].get(name)
             if wrapper and any(whole(source, wrappers[path], name, arguments)):
                 found.add((path, name) if wrapper.is_static else name)
