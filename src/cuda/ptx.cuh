@@ -25,15 +25,6 @@ KVANT_INLINE void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The same in bf16. */
-KVANT_INLINE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /* d += A (16 x 32 bytes, row major) * B (32 x 8 bytes, column major), with signed or unsigned
  * bytes. */
 template <bool A_SIGNED, bool B_SIGNED>
@@ -232,13 +223,6 @@ KVANT_INLINE uint32_t look_up_word(uint32_t address)
 {
     uint32_t x;
     asm("ld.shared.u32 %0,[%1];" : "=r"(x) : "r"(address));
-    return x;
-}
-
-KVANT_INLINE uint32_t look_up_half(uint32_t address)
-{
-    uint16_t x;
-    asm("ld.shared.u16 %0,[%1];" : "=h"(x) : "r"(address));
     return x;
 }
 

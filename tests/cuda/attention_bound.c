@@ -48,16 +48,10 @@
  * centroid's number. It is also rounded by 2^-23 of a unit 2^10 times the scale, which is below
  * half of that.
  *
- * The kernels of any/direct.cuh, where columns of a rotation M have length 1:
- *
- * - Sketches: S q is rounded instead, by u of |S q|_1 norm <= sqrt(d) norm |q|_2, which is less.
- * - Tiers: for keys, M, M q and levels are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length
- *   of |M| |q| is at most |q|_1. For values, the level, the page's sum and M are rounded, by u (2 +
- *   sqrt(d)) |y|. Both are at most 3 u |y| per number.
- * - Polar: 7 factors and 7 products are rounded by u of the number each. Numbers below 2^-18 of the
- *   row's length are subnormal, which adds 14 2^-29 of the length.
- * - Rows: they are not rounded. Weights have no unit and err by 2^-25 of the largest weight, like
- *   weights of exact pages over their largest weight, which is at least 2^-7. */
+ * Tiers in any/direct.cuh, where columns of a rotation M have length 1: for keys, M, M q and levels
+ * are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length of |M| |q| is at most |q|_1. For
+ * values, the level, the page's sum and M are rounded, by u (2 + sqrt(d)) |y|. Both are at most 3 u
+ * |y| per number. */
 #include "attention_errors.h"
 
 /* The arithmetic of kernels: decode kernels have no units, tile kernels have a unit per page,
@@ -101,8 +95,6 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
         return 0;
     if (view->kind == KVANT_GENERAL_UNIFORM && view->uniform.clusters)
         return 1.5 * 0x1p-11 * (length + centroid_size(codec, at, token));
-    if (view->kind == KVANT_GENERAL_POLAR)
-        return 14 * 0x1p-29 * length;
     if (!view->sketched)
         return view->kind == KVANT_GENERAL_TIERS ? 3.01 * 0x1p-11 * length : 0;
     const double norm = kvant_half_to_float(
@@ -111,8 +103,9 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
 }
 
 /* How often a number of any/ is rounded to fp16. Codewords and radii are rounded before their
- * product, and so are factors of polar numbers. For a table of triplets, directions, norms, scales
- * and both products are rounded. */
+ * product. For a table of triplets, directions, norms, scales and both products are rounded. A polar
+ * number is a product of up to 10 factors in fp32, which differs by at most 20 x 2^-24 from the
+ * CPU's. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
@@ -122,7 +115,7 @@ static double roundings(const kvant_cuda_codec *codec, const located *at)
         return 5.02;
     return view->sketched                           ? 2
            : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01
-           : view->kind == KVANT_GENERAL_POLAR      ? 14.1
+           : view->kind == KVANT_GENERAL_POLAR      ? 1.01
                                                     : 1;
 }
 

@@ -72,35 +72,19 @@ static KernelOf kernel_for(unsigned decoders)
     }
 }
 
-/* Whether both codecs belong to one family and have equal tables and sizes. Then the code that
- * direct.cuh compiles is the same for both. */
-static bool are_alike(const kvant_general_view &a, const kvant_general_view &b)
-{
-    return a.kind == b.kind && a.raw == b.raw && a.sketched == b.sketched &&
-           a.books[0].bits == b.books[0].bits && a.books[1].bits == b.books[1].bits &&
-           a.polar.bits == b.polar.bits;
-}
-
 /* The direct kernel for a problem. These kernels know a single key transform and no centres of
  * keys. */
 static DirectKernel direct_for(const AnyAttentionArgs &p)
 {
-    const kvant_cuda_codec &keys = p.keys, &values = p.values;
-    const kvant_general &g = keys.general;
-    const bool general = !p.k_center && !p.page_offsets && !p.matrices &&
-                         keys.params.codes == KVANT_CUDA_CODES_GENERAL &&
-                         values.params.codes == KVANT_CUDA_CODES_GENERAL;
-    if (!general || !are_alike(g.view, values.general.view) ||
-        (g.head_dim != 64 && g.head_dim != 128))
-        return DirectKernel{};
-    switch (g.view.kind) {
-    case KVANT_GENERAL_RAW: return g.view.raw == 0 ? DirectKernel{} : direct_rows(g);
-    case KVANT_GENERAL_POLAR: return direct_polar(g);
-    case KVANT_GENERAL_TIERS: return direct_tiers(g);
-    case KVANT_GENERAL_SKETCH: return direct_sketch(g);
-    case KVANT_GENERAL_CODEBOOK: return g.view.sketched ? direct_sketch(g) : DirectKernel{};
-    default: return DirectKernel{};
-    }
+    const kvant_general &k = p.keys.general, &v = p.values.general;
+    const auto has_tiers = [](const kvant_cuda_codec &codec) {
+        return codec.params.codes == KVANT_CUDA_CODES_GENERAL &&
+               codec.general.view.kind == KVANT_GENERAL_TIERS;
+    };
+    const bool serves = !p.k_center && !p.page_offsets && !p.matrices && has_tiers(p.keys) &&
+                        has_tiers(p.values) && k.view.books[1].bits == v.view.books[1].bits &&
+                        (k.head_dim == 64 || k.head_dim == 128);
+    return serves ? direct_tiers(k) : DirectKernel{};
 }
 
 static kvant_status launch_rows(AnyAttentionArgs &p, bool many, int multiprocessors,

@@ -308,8 +308,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         for (int first = work.first_page, end; first < work.end_page; first = end) {
             end = end_of_run(p, work.pair.b, first, work.end_page, lane);
             __syncthreads(); /* loading rows overwrites tiles that are in use */
-            B::load_queries(
-                matrix_of(p, work.pair.b, first), [](int channel) { return channel; }, [] {});
+            B::load_queries(matrix_of(p, work.pair.b, first), [] {});
             __syncthreads();
             unrolled_for (int t = 0; t < EIGHTS; t++)
                 unrolled_for (int h = 0; h < 2; h++)

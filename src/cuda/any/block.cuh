@@ -178,11 +178,10 @@ template <int ROWS> struct AnyBlock {
         return rotation.block && rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
     }
 
-    /* Loads and transforms queries like load_queries of tile_rows.cuh. place(channel): the index of
-     * a channel in a row. loaded() is called when the warp's first row has arrived. Loads that
-     * start before that do not wait for pages; loads that start later do. */
-    template <class P, class L>
-    KVANT_INLINE void load_queries(int matrix, P &&place, L &&loaded) const
+    /* Loads and transforms queries like load_queries of tile_rows.cuh. loaded() is called when the
+     * warp's first row has arrived. Loads that start before that do not wait for pages; loads that
+     * start later do. */
+    template <class L> KVANT_INLINE void load_queries(int matrix, L &&loaded) const
     {
         const float *center = center_of(p, matrix, work.pair.kv_head, d);
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
@@ -213,7 +212,7 @@ template <int ROWS> struct AnyBlock {
             const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
             bias = warp_sum(bias) * p.scale_log2;
             each_channel([&](int channel) {
-                queries[n * stride + place(channel)] = __float2half_rn(row[channel] * inverse);
+                queries[n * stride + channel] = __float2half_rn(row[channel] * inverse);
             });
             if (lane == 0) {
                 rows.factor[n] = unit * p.scale_log2;

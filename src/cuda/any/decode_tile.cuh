@@ -106,10 +106,6 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
     const kvant_general &g = codec.general;
     const kvant_codebook_position &levels = g.view.books[0];
     switch (g.view.kind) {
-    case KVANT_GENERAL_RAW:
-        return decode_open(tile, g.view.raw == 0   ? KVANT_CUDA_F32
-                                 : g.view.raw == 1 ? KVANT_CUDA_F16
-                                                   : KVANT_CUDA_BF16);
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK:
         decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile);
@@ -134,6 +130,11 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
     const kvant_cuda_params &c = codec.params;
     if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
         return decode_book<KEYS>((int)c.bits, (int)c.metadata_offset, book.values, tile);
+    const kvant_general_view &view = codec.general.view;
+    if (view.kind == KVANT_GENERAL_RAW)
+        return decode_open(tile, view.raw == 0   ? KVANT_CUDA_F32
+                                 : view.raw == 1 ? KVANT_CUDA_F16
+                                                 : KVANT_CUDA_BF16);
     if (is_uniform(codec))
         return decode_uniform_codes<KEYS, (WITH & GROUPS) != 0>(codec.general, tile);
     if constexpr ((WITH & TRELLISES) != 0)

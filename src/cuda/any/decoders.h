@@ -9,7 +9,7 @@ namespace kvant
 
 /* The sets of codes that a kernel can decode, as bits. */
 enum Decoders : unsigned {
-    PLAIN = 0,  /* open pages, and pages with a code per channel and a scale per token */
+    PLAIN = 0,  /* rows of numbers, and pages with a code per channel and a scale per token */
     GROUPS = 1, /* scales of groups */
     TRELLISES = 2,
     CHUNKS = 4,   /* codes of several channels */
@@ -43,6 +43,8 @@ __host__ __device__ inline unsigned decoders_for(const kvant_cuda_codec &codec)
         return has_groups(codec.general) ? GROUPS : PLAIN;
     if (view.kind == KVANT_GENERAL_UNIFORM)
         return CENTROIDS;
+    if (view.kind == KVANT_GENERAL_RAW)
+        return PLAIN;
     const bool chunks =
         view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS;
     return chunks && !view.sketched ? CHUNKS : FAMILIES;

@@ -1,74 +1,81 @@
 /* direct.cuh - attention that makes operands of mma.m16n8k16 from codes, in registers. It serves
- * the papers' families and raw rows, with head_dim 64 or 128 and keys and values of one family.
+ * tiers of channels (direct_tiers.cuh), with head_dim 64 or 128 and equal tiers of keys and values.
  *
  * As in attention.cuh, a thread block processes up to 8 query rows of one kv head, and all pages
  * that they see or one of several equal parts of them. Each warp has its own pages in shared
  * memory. Keys are copied while the values before them are multiplied, and values while keys are
- * multiplied. A family F (direct_*.cuh) defines the meaning of codes:
- *
- *     keys            scores of a step's tokens, with the keys' scales
- *     value_scales    of a token; weights are multiplied by them over the token's unit
- *     values          adds weights times codes to sums
- *
- * A family that rotates rows itself applies its rotation to the queries (prepare) and to the sums
- * (end). */
+ * multiplied. */
 #pragma once
 
 #include "block.cuh"
 #include "direct.h"
-#include "direct_codes.cuh"
+#include "direct_tiers.cuh"
 
 #include "../attention/prefetch.cuh"
 #include "../attention/softmax.cuh"
-#include "../tiles/barriers.cuh"
 
 namespace kvant
 {
 
-/* A step: the tokens of a page that a warp processes at once. Neighbouring warps process
- * neighbouring steps, so that a page is read at one time. */
-struct DirectStep {
-    int at;              /* index among the block's steps */
-    int32_t entry, next; /* table entries of its page, and of the page of the warp's next step */
+/* A page of a warp. Neighbouring warps process neighbouring pages. */
+struct DirectPage {
+    int at;              /* index in the sequence */
+    int32_t entry, next; /* table entries of the page, and of the warp's next page */
 };
+
+__host__ __device__ inline int stage_bytes(uint32_t page_bytes)
+{
+    return (int)(page_bytes + 15) / 16 * 16;
+}
+
+/* x[k] of an array in registers, for an index that is no constant. */
+template <class T, int N> KVANT_INLINE T element(const T (&x)[N], int k)
+{
+    T found = x[0];
+    unrolled_for (int i = 1; i < N; i++)
+        found = i == k ? x[i] : found;
+    return found;
+}
+
+template <class T, int N> KVANT_INLINE void put_element(T (&x)[N], int k, const T &own)
+{
+    unrolled_for (int i = 0; i < N; i++)
+        x[i] = i == k ? own : x[i];
+}
 
 template <class T, int N, int M> KVANT_INLINE T (&flat(T (&x)[N][M]))[N * M]
 {
     return reinterpret_cast<T(&)[N * M]>(x);
 }
 
-/* Shared memory of a block: AnyRows, tables, queries, results; then, for each warp, the family's
- * own data, keys and values. At the end, sums take the place of keys and values. */
+/* Shared memory of a block: AnyRows, tables, queries, results; then, for each warp, its sums and
+ * its order of channels, keys and values. F: TieredCodes. */
 template <class F>
 __host__ __device__ AnyPlaces direct_places(uint32_t k_bytes, uint32_t v_bytes, int warps)
 {
     AnyPlaces at{};
-    const int sums = F::SUMS * 16 * DIRECT_ROWS * (int)sizeof(float),
-              stages = F::EXTRA_BYTES + F::stage_bytes(k_bytes) + F::stage_bytes(v_bytes);
     at.books[0] = AnyPlaces::round_up((int)sizeof(AnyRows));
     at.queries = at.books[0] + F::BOOK_BYTES;
-    at.tiles =
-        AnyPlaces::round_up(at.queries + F::QUERIES * DIRECT_ROWS * AnyPlaces::stride(F::D) * 2);
+    at.tiles = AnyPlaces::round_up(at.queries + DIRECT_ROWS * AnyPlaces::stride(F::D) * 2);
     at.tile_bytes = F::D * (int)sizeof(float);
-    at.scratch = at.tiles + sums;
-    at.scratch_bytes = stages > sums ? stages : sums;
+    at.scratch = at.tiles + F::SUM_BYTES;
+    at.scratch_bytes = F::EXTRA_BYTES + stage_bytes(k_bytes) + stage_bytes(v_bytes);
     at.end = at.scratch + warps * at.scratch_bytes;
     return at;
 }
 
 template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     using B = AnyBlock<DIRECT_ROWS>;
-    static constexpr int D = F::D, N = F::TILES, TOKENS = 16 * N, STEPS = PAGE_TOKENS / TOKENS;
-    F family;
+    static constexpr int D = F::D, N = F::TILES;
+    F tiers;
     DirectLane at;
-    DirectStep step;
+    DirectPage page;
     float max[2], sum[2], factor[2];
-    int waits = 0;
 
     KVANT_INLINE Direct(const AnyAttentionArgs &p_, const AnyWork &work_, const AnyPlaces &places_,
                         uint8_t *memory_)
         : B(p_, work_, places_, memory_),
-          family(p_.keys.general, p_.values.general, memory_ + places_.books[0], own(), B::lane),
+          tiers(p_.keys.general, p_.values.general, memory_ + places_.books[0], own(), B::lane),
           at(B::lane)
     {
     }
@@ -78,10 +85,10 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         return B::memory + B::places.scratch + B::warp * B::places.scratch_bytes;
     }
 
-    /* The memory for a step of a role. */
+    /* The memory for a page of a role. */
     KVANT_INLINE uint8_t *stage(bool values) const
     {
-        return own() + F::EXTRA_BYTES + (values ? F::stage_bytes(B::p.k.bytes) : 0);
+        return own() + F::EXTRA_BYTES + (values ? stage_bytes(B::p.k.bytes) : 0);
     }
 
     KVANT_INLINE const uint8_t *page_of(bool values, int32_t entry) const
@@ -93,100 +100,52 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                B::work.pair.kv_head * from.head_stride;
     }
 
-    KVANT_INLINE int page_at(int at) const
+    KVANT_INLINE int32_t entry_at(int page) const
     {
-        return B::work.first_page + at / STEPS;
-    }
-
-    /* The page table's entry for a step. */
-    KVANT_INLINE int32_t entry_at(int at) const
-    {
-        const int page = page_at(at);
         return page < B::work.end_page
                    ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page)
                    : KVANT_CUDA_NO_BLOCK;
     }
 
-    KVANT_INLINE DirectStep following() const
+    KVANT_INLINE DirectPage following() const
     {
-        return DirectStep{ step.at + B::warps, step.next, entry_at(step.at + 2 * B::warps) };
+        return DirectPage{ page.at + B::warps, page.next, entry_at(page.at + 2 * B::warps) };
     }
 
-    /* The first token of a step, in its page and in the sequence. */
-    KVANT_INLINE static int first_of(const DirectStep &step)
+    /* The number of a page's tokens that exist. */
+    KVANT_INLINE int tokens_of(const DirectPage &page) const
     {
-        return step.at % STEPS * TOKENS;
-    }
-    KVANT_INLINE int first_token(const DirectStep &step) const
-    {
-        return page_at(step.at) * PAGE_TOKENS + first_of(step);
+        return page.entry == KVANT_CUDA_NO_BLOCK
+                   ? 0
+                   : min(B::work.length - PAGE_TOKENS * page.at, PAGE_TOKENS);
     }
 
-    /* The number of a step's tokens that exist. */
-    KVANT_INLINE int tokens_of(const DirectStep &step) const
+    KVANT_INLINE void request(bool values, const DirectPage &page) const
     {
-        return step.entry == KVANT_CUDA_NO_BLOCK ? 0
-                                                 : min(B::work.length - first_token(step), TOKENS);
-    }
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    static constexpr bool BULK = F::ROW_BYTES > 0; /* rows are copied in bulk */
-#else
-    static constexpr bool BULK = false;
-#endif
-
-    KVANT_INLINE uint64_t &barrier(bool values) const
-    {
-        return reinterpret_cast<uint64_t *>(own())[values];
-    }
-
-    /* Starts a copy for each row. */
-    KVANT_INLINE void request_in_bulk(bool values, const DirectStep &step, int tokens) const
-    {
-        if (tokens > 0 && tokens < TOKENS) {
-            F::clear(stage(values), tokens, lane);
-            order_writes();
+        __syncwarp();
+        if (tokens_of(page) > 0 && page.entry >= 0) {
+            const uint32_t to = shared_address(stage(values)),
+                           bytes = (values ? B::p.v : B::p.k).bytes;
+            const uint8_t *from = page_of(values, page.entry);
+#pragma unroll 4
+            for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32)
+                copy_or_clear(to + at, from + at, true);
         }
-        __syncwarp();
-        if (lane == 0)
-            expect_bytes(barrier(values), tokens * F::ROW_BYTES);
-        __syncwarp();
-        if (lane < tokens)
-            copy_bytes(stage(values) + lane * F::STRIDE * 2,
-                       page_of(values, step.entry) + (first_of(step) + lane) * F::ROW_BYTES,
-                       F::ROW_BYTES, barrier(values), 0);
-    }
-
-    KVANT_INLINE void request(bool values, const DirectStep &step) const
-    {
-        const int tokens = tokens_of(step);
-        __syncwarp();
-        if constexpr (BULK)
-            return request_in_bulk(values, step, tokens > 0 && step.entry >= 0 ? tokens : 0);
-        if (tokens > 0 && step.entry >= 0)
-            F::copy(shared_address(stage(values)), page_of(values, step.entry),
-                    (values ? B::p.v : B::p.k).bytes, step.at % STEPS, tokens, lane);
         end_copies();
     }
 
-    /* Starts copying the warp's first pages. */
+    /* Starts copying the warp's first page. */
     KVANT_INLINE void begin()
     {
-        if (BULK && lane == 0) {
-            init_barrier(barrier(false), 1);
-            init_barrier(barrier(true), 1);
-            publish_barriers();
-        }
-        step = DirectStep{ B::warp, entry_at(B::warp), entry_at(B::warp + B::warps) };
-        request(false, step);
-        request(true, step);
+        const int first = B::work.first_page + B::warp;
+        page = DirectPage{ first, entry_at(first), entry_at(first + B::warps) };
+        request(false, page);
+        request(true, page);
     }
 
     /* Waits for the older of two copies. */
     KVANT_INLINE void wait()
     {
-        if constexpr (BULK)
-            return barrier_wait(barrier(waits & 1), waits / 2), (void)waits++;
         wait_for_copies<1>();
         __syncwarp();
     }
@@ -212,7 +171,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             shrink[h] = exp2_fast(max[h] - raised);
             max[h] = raised, sum[h] *= shrink[h];
         }
-        family.shrink(shrink);
+        tiers.shrink(shrink);
     }
 
     /* A power of two above all numbers of a row of an open page, because weights divided by the
@@ -239,22 +198,20 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
                 float largest = 0;
-                unrolled_for (int i = 0; i < F::SCALES; i++)
+                unrolled_for (int i = 0; i < 2; i++)
                     largest =
-                        fmaxf(largest, family.value_scale(stage(true), i, 16 * k + 8 * r + at.row));
-                units[k][r] = F::SCALES == 0 ? 1
-                              : 16 * k + 8 * r + at.row < valid
+                        fmaxf(largest, tiers.value_scale(stage(true), i, 16 * k + 8 * r + at.row));
+                units[k][r] = 16 * k + 8 * r + at.row < valid
                                   ? fmaxf(power_above(largest), LEAST_UNIT)
                                   : LEAST_UNIT;
             }
-        if (F::SCALES > 0 && step.entry < 0)
+        if (page.entry < 0)
 #pragma unroll 1
             for (int n = 0; n < 2 * N; n++)
-                put_element(flat(units), n,
-                            open_unit(page_of(true, step.entry), first_of(step) + 8 * n + at.row));
+                put_element(flat(units), n, open_unit(page_of(true, page.entry), 8 * n + at.row));
     }
 
-    /* Applies the problem's changes to scores: softcap, mask, ALiBi. first: the step's first token
+    /* Applies the problem's changes to scores: softcap, mask, ALiBi. first: the page's first token
      * in the sequence. */
     KVANT_INLINE void change(float (&s)[N][4], int first) const
     {
@@ -269,7 +226,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 
     /* Computes weights from scores, divided by the units of their values, as operands. */
     KVANT_INLINE void weigh(float (&s)[N][4], int first, int valid, bool special,
-                            uint32_t (&w)[F::WEIGHTS][N][2])
+                            uint32_t (&w)[2][N][2])
     {
         float units[N][2];
         find_units(valid, units);
@@ -280,7 +237,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             change(s, first);
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int i = 0; i < 4; i++)
-                s[k][i] += F::SCALES ? (float)((__float_as_int(units[k][i / 2]) >> 23) - 127) : 0;
+                s[k][i] += (float)((__float_as_int(units[k][i / 2]) >> 23) - 127);
         raise(s);
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int r = 0; r < 2; r++) {
@@ -290,19 +247,17 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                     e[h] = exp2_fast(s[k][2 * r + h] - max[h]);
                     sum[h] += e[h] *= inverse_of(units[k][r]);
                 }
-                unrolled_for (int i = 0; i < F::WEIGHTS; i++) {
-                    const float scale = F::SCALES == 0 || step.entry < 0 ? 1
-                                        : token < valid ? family.value_scale(stage(true), i, token)
+                unrolled_for (int i = 0; i < 2; i++) {
+                    const float scale = page.entry < 0  ? 1
+                                        : token < valid ? tiers.value_scale(stage(true), i, token)
                                                         : 0;
-                    w[i][k][r] = transpose8x8(F::SCALES == 0 && step.entry < 0
-                                                  ? pack_half2(e[0], e[1])
-                                                  : F::pack_weights(i, e, scale));
+                    w[i][k][r] = transpose8x8(pack_half2(e[0] * scale, e[1] * scale));
                 }
             }
     }
 
     /* Computes scores of fp16 rows. */
-    KVANT_INLINE void open_keys(const uint8_t *page, int first, float (&s)[N][4]) const
+    KVANT_INLINE void open_keys(const uint8_t *page, float (&s)[N][4]) const
     {
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int i = 0; i < 4; i++)
@@ -311,25 +266,23 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         for (int c = 0; c < D; c += 16) {
             uint32_t b[2];
             unrolled_for (int i = 0; i < 2; i++)
-                b[i] = *reinterpret_cast<const uint32_t *>(
-                    B::queries + at.row * B::stride + F::place(c + F::column(2 * at.pair + 8 * i)));
+                b[i] = *reinterpret_cast<const uint32_t *>(B::queries + at.row * B::stride + c +
+                                                           2 * at.pair + 8 * i);
             unrolled_for (int k = 0; k < N; k++) {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++)
                     a[q] = __ldg(reinterpret_cast<const uint32_t *>(
                         reinterpret_cast<const __half *>(page) +
-                        (first + 16 * k + at.row + 8 * (q & 1)) * D + c +
-                        F::column(2 * at.pair + 8 * (q >> 1))));
+                        (16 * k + at.row + 8 * (q & 1)) * D + c + 2 * at.pair + 8 * (q >> 1)));
                 mma(s[k], a, b[0], b[1]);
             }
         }
     }
 
     /* Adds weighted fp16 rows to sums. Rows that do not exist count as 0. */
-    KVANT_INLINE void open_values(const uint8_t *page, int first, int valid,
-                                  const uint32_t (&w)[F::WEIGHTS][N][2])
+    KVANT_INLINE void open_values(const uint8_t *page, int valid, const uint32_t (&w)[2][N][2])
     {
-        const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(page) + first * D;
+        const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(page);
         const auto number = [&](int token, int channel) -> uint32_t {
             return token < valid ? __ldg(rows_here + token * D + channel) : 0;
         };
@@ -341,7 +294,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++) {
                     const int token = 16 * k + 2 * at.pair + 8 * (q >> 1),
-                              channel = 16 * F::tile_of(at, i) + F::column(at.row + 8 * (q & 1));
+                              channel = 16 * i + at.row + 8 * (q & 1);
                     a[q] = number(token, channel) | number(token + 1, channel) << 16;
                 }
                 uint32_t b[2];
@@ -350,31 +303,30 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                         b[0] = w[0][j][0], b[1] = w[0][j][1];
                 mma(x, a, b[0], b[1]);
             }
-            unrolled_for (int j = 0; j < D / 16; j++)
-                if (i == j)
-                    family.add(j, x);
+            tiers.add(i, x);
         }
     }
 
-    KVANT_INLINE void take(const DirectStep &next, const Seen &seen, bool changes)
+    KVANT_INLINE void take(const DirectPage &next, const Seen &seen, bool changes)
     {
-        const int first = first_token(step), valid = tokens_of(step);
+        const int first = PAGE_TOKENS * page.at, valid = tokens_of(page);
         float s[N][4];
-        uint32_t w[F::WEIGHTS][N][2];
+        uint32_t w[2][N][2];
         wait();
         if (valid > 0)
-            step.entry < 0 ? open_keys(page_of(false, step.entry), first_of(step), s)
-                           : family.keys(stage(false), B::queries, B::stride, s);
+            page.entry < 0 ? open_keys(page_of(false, page.entry), s)
+                           : tiers.keys(stage(false), B::queries, B::stride, s);
         request(false, next);
         wait();
         if (valid > 0) {
             weigh(s, first, valid,
-                  changes || valid < TOKENS || first < seen.from || first + TOKENS - 1 > seen.to,
+                  changes || valid < PAGE_TOKENS || first < seen.from ||
+                      first + PAGE_TOKENS - 1 > seen.to,
                   w);
-            if (step.entry < 0)
-                open_values(page_of(true, step.entry), first_of(step), valid, w);
+            if (page.entry < 0)
+                open_values(page_of(true, page.entry), valid, w);
             else
-                family.values(stage(true), w);
+                tiers.values(stage(true), w);
         }
         request(true, next);
     }
@@ -386,10 +338,10 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         unrolled_for (int h = 0; h < 2; h++)
             max[h] = NEVER, sum[h] = 0, factor[h] = B::rows.factor[2 * at.pair + h];
 #pragma unroll 1
-        while (page_at(step.at) < B::work.end_page) {
-            const DirectStep next = following();
+        while (page.at < B::work.end_page) {
+            const DirectPage next = following();
             take(next, seen, changes);
-            step = next;
+            page = next;
         }
         wait_for_copies<0>();
     }
@@ -405,8 +357,6 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                                                         B::rows.team_sum[B::warp][2 * at.pair + h] =
                                                             sum[h];
         }
-        __syncwarp();
-        family.leave(reinterpret_cast<float *>(own()));
         __syncthreads();
         if (threadIdx.x < DIRECT_ROWS) {
             const int row = (int)threadIdx.x;
@@ -422,14 +372,14 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = threadIdx.x; i < F::SUMS * 16 * DIRECT_ROWS; i += blockDim.x) {
+        for (int i = threadIdx.x; i < D * DIRECT_ROWS; i += blockDim.x) {
             const int row = i % DIRECT_ROWS, channel = i / DIRECT_ROWS;
             const float *from = reinterpret_cast<const float *>(B::memory + B::places.scratch) + i;
             float x = 0;
 #pragma unroll 4
             for (int n = 0; n < B::warps; n++)
                 x += from[n * (B::places.scratch_bytes / 4)] * B::rows.team_max[n][row];
-            B::results()[(channel / D * DIRECT_ROWS + row) * D + channel % D] = x;
+            B::results()[row * D + channel] = x;
         }
         __syncthreads();
     }
@@ -437,10 +387,6 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     KVANT_INLINE void finish()
     {
         add_warps();
-#pragma unroll 1
-        for (int n = B::warp; n < B::work.pair.n_columns; n += B::warps)
-            F::turn_back(*this, n);
-        __syncthreads();
         B::end();
     }
 };
@@ -458,20 +404,10 @@ __global__ void __launch_bounds__(DIRECT_WARPS * 32, 2)
     if (work.pair.n_columns == 0)
         return;
     Direct<F> attention(p, work, places, memory);
-    attention.load_queries(
-        0, [](int channel) { return F::place(channel); }, [&] { attention.begin(); });
-    __syncthreads();
-    F::prepare(attention);
+    attention.load_queries(0, [&] { attention.begin(); });
     __syncthreads();
     attention.run();
     attention.finish();
-}
-
-template <class F> DirectKernel direct_kernel_of()
-{
-    return DirectKernel{ (const void *)direct_kernel<F>, [](uint32_t k, uint32_t v, int warps) {
-                            return direct_places<F>(k, v, warps).end;
-                        } };
 }
 
 } // namespace kvant

@@ -1,5 +1,4 @@
-/* direct.h - the pairs of codecs that kernels of direct.cuh serve. Each family has its own source
- * file. */
+/* direct.h - the pairs of codecs that kernels of direct.cuh serve. */
 #pragma once
 
 #include "../attention/attention.h"
@@ -16,10 +15,7 @@ struct DirectKernel {
 /* the most warps and query rows of a thread block */
 constexpr int DIRECT_WARPS = 8, DIRECT_ROWS = 8;
 
-/* The kernel for the family and head_dim of g, which both roles have. */
-DirectKernel direct_sketch(const kvant_general &g);
+/* The kernel for the tiers and the head_dim of g, which both roles have. */
 DirectKernel direct_tiers(const kvant_general &g);
-DirectKernel direct_polar(const kvant_general &g);
-DirectKernel direct_rows(const kvant_general &g);
 
 } // namespace kvant

@@ -7,16 +7,58 @@
 #pragma once
 
 #include "decode_tiers.cuh"
-#include "direct_codes.cuh"
 
 namespace kvant
 {
 
+/* A lane's place in an operand: rows row and row + 8 of A, columns 2 pair and + 1. */
+struct DirectLane {
+    int lane, row, pair;
+
+    KVANT_INLINE DirectLane(int lane_) : lane(lane_), row(lane_ >> 2), pair(lane_ & 3)
+    {
+    }
+};
+
+/* The levels of pairs of codes, as halves in shared memory. There are COPIES of each entry, so that
+ * lanes use different banks. The offset of a pair is computed by a product of bytes whose upper
+ * halves are codes. */
+template <int BITS, int COPIES> struct PairBook {
+    static constexpr int STRIDE = COPIES / 4, BYTES = 4 * COPIES << 2 * BITS;
+    static_assert(STRIDE << BITS < 256, "factors are bytes");
+    uint32_t at; /* offset of the lane's copy */
+
+    KVANT_INLINE PairBook(const void *memory, int lane)
+        : at(shared_address(memory) + 4 * (lane & (COPIES - 1)))
+    {
+    }
+
+    /* Looks up the codes in bytes j and j + 2. */
+    KVANT_INLINE uint32_t look_up(uint32_t bytes, int j) const
+    {
+        return look_up_word(__dp4a(bytes, (STRIDE | (uint32_t)STRIDE << BITS << 16) << 8 * j, at));
+    }
+
+    KVANT_INLINE static void load(void *memory, const float *levels, int thread, int threads)
+    {
+#pragma unroll 4
+        for (int i = thread; i < BYTES / 4; i += threads)
+            static_cast<uint32_t *>(memory)[i] =
+                pack_half2(__ldg(levels + (i / COPIES & ((1 << BITS) - 1))),
+                           __ldg(levels + (i / COPIES >> BITS)));
+    }
+};
+
+KVANT_INLINE float stored_half(const uint8_t *page, int byte, int at)
+{
+    return __half2float(__ushort_as_half(reinterpret_cast<const uint16_t *>(page + byte)[at]));
+}
+
 /* LOW: bits of a code of the second tier; a code of the first tier has one bit more. */
-template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
-    static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4, SUMS = T, QUERIES = 1,
-                         SCALES = 2, WEIGHTS = 2, SUM_BYTES = D * 8 * (int)sizeof(float),
-                         EXTRA_BYTES = SUM_BYTES + 2 * D, COPIES = LOW == 2 ? 8 : 4;
+template <int HEAD_DIM, int LOW> struct TieredCodes {
+    static constexpr int D = HEAD_DIM, T = D / 16, T0 = T / 4, TILES = 4,
+                         SUM_BYTES = D * 8 * (int)sizeof(float), EXTRA_BYTES = SUM_BYTES + 2 * D,
+                         COPIES = LOW == 2 ? 8 : 4;
     using HighBook = PairBook<LOW + 1, COPIES>;
     using LowBook = PairBook<LOW, COPIES>;
     static constexpr int BOOK_BYTES = 2 * (LowBook::BYTES + HighBook::BYTES);
@@ -25,7 +67,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
     const kvant_general &k, &v;
     const DirectLane at;
     const uint8_t *books;
-    float *sums;     /* [channel][row] */
+    float *sums;     /* [channel][row], at the beginning of the warp's memory */
     uint16_t *order; /* the page's channels, outliers first */
 
     KVANT_INLINE TieredCodes(const kvant_general &k_, const kvant_general &v_,
@@ -48,16 +90,6 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
             LowBook::load(books, g.tables + g.view.books[1].values, thread, threads);
             books += LowBook::BYTES;
         }
-    }
-
-    KVANT_INLINE static int place(int channel)
-    {
-        return channel;
-    }
-
-    KVANT_INLINE static int column(int c)
-    {
-        return c;
     }
 
     /* 16 columns of the rotation (for values in the order of channels, for keys in the order of
@@ -146,11 +178,6 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
         return stored_half(page, (int)v.view.tiers.scales[i], token);
     }
 
-    KVANT_INLINE static uint32_t pack_weights(int, const float (&e)[2], float scale)
-    {
-        return pack_half2(e[0] * scale, e[1] * scale);
-    }
-
     template <class C, class Book>
     KVANT_INLINE void sum_up(const C &codes, const uint32_t *words, const Book &book, int tile,
                              const uint32_t (&w)[TILES][2], float (&sum)[4]) const
@@ -178,7 +205,7 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
 
     /* The sums of a page are at most 2^8 x 64 times the largest level. The largest level is below
      * 3. Divided by 4 they fit fp16. */
-    KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[WEIGHTS][TILES][2])
+    KVANT_INLINE void values(const uint8_t *page, const uint32_t (&w)[2][TILES][2])
     {
         const uint8_t *book = books + LowBook::BYTES + HighBook::BYTES;
         const HighBook high(book, at.lane);
@@ -214,10 +241,6 @@ template <int HEAD_DIM, int LOW> struct TieredCodes : DirectFamily {
             float2 &x = sum_of(8 * i + at.row);
             x = make_float2(x.x * by[0], x.y * by[1]);
         }
-    }
-
-    KVANT_INLINE void leave(float *) const
-    {
     }
 };
 

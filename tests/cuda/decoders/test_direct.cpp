@@ -1,15 +1,11 @@
-/* test_direct.cpp - the families of src/cuda/any/direct.cuh without a GPU. The warp of warp.h
- * computes scores and sums of a page, which are compared with the CPU's rows in double precision.
+/* test_direct.cpp - tiers in src/cuda/any/direct.cuh without a GPU. The warp of warp.h computes
+ * scores and sums of a page, which are compared with the CPU's rows in double precision.
  *
  * For the bounds, u = 2^-11. A level, its scaled weight and a query's number are rounded to fp16,
- * by u / 2 each. Polar numbers are products of up to 7 factors, and each factor and each product is
- * rounded. S q, rotated queries and rotated sums of tiers are rounded again, by u / 2 of their
- * length. In all, that is at most 12 u of lengths. */
+ * by u / 2 each. Rotated queries and rotated sums are rounded again, by u / 2 of their length, and
+ * so are the rotations. In all, that is at most 12 u of lengths. */
 #include "warp.h"
 
-#include "device/any/direct_polar.cuh"
-#include "device/any/direct_rows.cuh"
-#include "device/any/direct_sketch.cuh"
 #include "device/any/direct_tiers.cuh"
 #include "page.h"
 
@@ -18,44 +14,7 @@ Warp warp;
 using namespace kvant;
 
 static constexpr int ROWS = 8, MOST = 128, PAGE_AT = 0, BOOKS_AT = 1 << 15, OWN_AT = 1 << 16,
-                     QUERIES_AT = OWN_AT + (1 << 14), RESULTS_AT = QUERIES_AT + (1 << 14);
-
-/* The members of a thread block that families use: AnyBlock with one warp. */
-struct Block {
-    struct {
-        struct {
-            kvant_general general;
-        } keys, values;
-    } p;
-    __half *queries;
-    int d, stride, lane, warp, warps;
-
-    float *results()
-    {
-        return reinterpret_cast<float *>(::warp.shared + RESULTS_AT);
-    }
-
-    template <class F> void each_channel(F &&use)
-    {
-        for (int channel = lane; channel < d; channel += LANES)
-            use(channel);
-    }
-
-    void rotate_row(float *row, int block, float scale)
-    {
-        __syncwarp();
-        if (lane == 0)
-            for (int distance = 1; distance < block; distance *= 2)
-                for (int i = 0; i < block; i++)
-                    if (!(i & distance)) {
-                        const float a = row[i], b = row[i + distance];
-                        row[i] = a + b, row[i + distance] = a - b;
-                    }
-        __syncwarp();
-        each_channel([&](int channel) { row[channel] *= scale; });
-        __syncwarp();
-    }
-};
+                     QUERIES_AT = OWN_AT + (1 << 14);
 
 static struct Task {
     const test_page *page;
@@ -63,81 +22,50 @@ static struct Task {
     double scores[64][ROWS], sums[ROWS][MOST];     /* computed by the warp */
 } task;
 
-template <class F> static void prepare(Block &block)
+template <class F> static void score(F &tiers, const __half *queries)
 {
-    if (block.lane == 0)
-        for (int n = 0; n < ROWS; n++)
-            for (int j = 0; j < F::D; j++)
-                block.queries[n * block.stride + F::place(j)] =
-                    __float2half_rn((float)task.queries[n][j]);
-    __syncwarp();
-    F::prepare(block);
-    __syncwarp();
-}
-
-template <class F> static void score(F &family, const Block &block, int part)
-{
-    const uint8_t *stage = warp.shared + PAGE_AT;
     float s[F::TILES][4] = {};
-    family.keys(stage, block.queries, block.stride, s);
+    tiers.keys(warp.shared + PAGE_AT, queries, F::D + 8, s);
     for (int k = 0; k < F::TILES; k++)
         for (int i = 0; i < 4; i++)
-            task.scores[16 * (F::TILES * part + k) + 8 * (i / 2) + block.lane / 4]
-                       [2 * (block.lane % 4) + i % 2] = s[k][i];
+            task.scores[16 * k + 8 * (i / 2) + warp.lane / 4][2 * (warp.lane % 4) + i % 2] =
+                s[k][i];
 }
 
-template <class F> static void sum_up(F &family, const Block &block, int part)
+template <class F> static void sum_up(F &tiers)
 {
-    const uint8_t *stage = warp.shared + PAGE_AT;
-    uint32_t w[F::WEIGHTS][F::TILES][2];
+    const uint8_t *page = warp.shared + PAGE_AT;
+    uint32_t w[2][F::TILES][2];
     for (int k = 0; k < F::TILES; k++)
         for (int r = 0; r < 2; r++) {
-            const int token = 16 * k + 8 * r + block.lane / 4;
-            const double *weights =
-                task.weights[16 * F::TILES * part + token] + 2 * (block.lane % 4);
-            const float e[2] = { (float)weights[0], (float)weights[1] };
-            for (int i = 0; i < F::WEIGHTS; i++)
-                w[i][k][r] = transpose8x8(
-                    F::pack_weights(i, e, F::SCALES ? family.value_scale(stage, i, token) : 1));
+            const int token = 16 * k + 8 * r + warp.lane / 4;
+            const double *weights = task.weights[token] + 2 * (warp.lane % 4);
+            for (int i = 0; i < 2; i++) {
+                const float scale = tiers.value_scale(page, i, token);
+                w[i][k][r] =
+                    transpose8x8(pack_half2((float)weights[0] * scale, (float)weights[1] * scale));
+            }
         }
-    family.values(stage, w);
+    tiers.values(page, w);
 }
 
 template <class F> static void run_lane()
 {
     const kvant_general &g = task.page->general;
-    Block block{ { { g }, { g } },
-                 reinterpret_cast<__half *>(warp.shared + QUERIES_AT),
-                 F::D,
-                 F::D + 8,
-                 warp.lane,
-                 0,
-                 1 };
+    __half *queries = reinterpret_cast<__half *>(warp.shared + QUERIES_AT);
     F::load_books(g, g, warp.shared + BOOKS_AT, warp.lane, LANES);
-    __syncwarp();
-    prepare<F>(block);
-    F family(g, g, warp.shared + BOOKS_AT, warp.shared + OWN_AT, warp.lane);
-    for (int part = 0; part < 4 / F::TILES; part++) {
-        __syncwarp();
-        F::copy(PAGE_AT, task.page->page, task.page->bytes, part, 64, warp.lane);
-        __syncwarp();
-        g.keys ? score(family, block, part) : sum_up(family, block, part);
+    if (warp.lane == 0) {
+        memcpy(warp.shared + PAGE_AT, task.page->page, task.page->bytes);
+        for (int n = 0; n < ROWS; n++)
+            for (int j = 0; j < F::D; j++)
+                queries[n * (F::D + 8) + j] = __float2half_rn((float)task.queries[n][j]);
     }
     __syncwarp();
-    if (!g.keys) {
-        const float *sums = reinterpret_cast<const float *>(warp.shared + OWN_AT);
-        family.leave(reinterpret_cast<float *>(warp.shared + OWN_AT));
-        __syncwarp();
-        for (int i = block.lane; i < F::SUMS * 16 * ROWS; i += LANES)
-            block.results()[(i / ROWS / F::D * ROWS + i % ROWS) * F::D + i / ROWS % F::D] = sums[i];
-        for (int n = 0; n < ROWS; n++) {
-            __syncwarp();
-            F::turn_back(block, n);
-        }
-        __syncwarp();
-        for (int i = block.lane; i < ROWS * F::D; i += LANES)
-            task.sums[i / F::D][i % F::D] = block.results()[i];
-    }
+    F tiers(g, g, warp.shared + BOOKS_AT, warp.shared + OWN_AT, warp.lane);
+    g.keys ? score(tiers, queries) : sum_up(tiers);
+    __syncwarp();
+    for (int i = warp.lane; !g.keys && i < ROWS * F::D; i += LANES)
+        task.sums[i % ROWS][i / ROWS] = reinterpret_cast<float *>(warp.shared + OWN_AT)[i];
     warp.lane++; /* the next lane finishes next */
 }
 
@@ -225,19 +153,7 @@ template <class F> static int check(const char *spec)
 
 template <int D> static int check_all()
 {
-    int failed = check<RawRows<D, false>>("f16") + check<RawRows<D, true>>("bf16");
-#if KVANT_PAPERS
-    failed += check<SketchedCodes<D, 0>>("turboquant-1:qjl,rotate=none") +
-              check<SketchedCodes<D, 1>>("turboquant-2:qjl,rotate=none") +
-              check<SketchedCodes<D, 2>>("turboquant-3:qjl,sketch=gaussian,rotate=none") +
-              check<SketchedCodes<D, 3>>("turboquant-4:qjl,rotate=none") +
-              check<TieredCodes<D, 2>>("turboquant-2.5") +
-              check<TieredCodes<D, 3>>("turboquant-3.5") +
-              check<PolarCodes<D, 2>>("polar-2:rotate=none") +
-              check<PolarCodes<D, 3>>("polar-3:rotate=none") +
-              check<PolarCodes<D, 4>>("polar-4:rotate=none");
-#endif
-    return failed;
+    return check<TieredCodes<D, 2>>("turboquant-2.5") + check<TieredCodes<D, 3>>("turboquant-3.5");
 }
 
 int main()

@@ -242,18 +242,6 @@ template <uint32_t MASK> uint32_t bit_select(uint32_t a, uint32_t b)
     return (a & MASK) | (b & ~MASK);
 }
 
-inline uint32_t look_up_half(uint32_t at)
-{
-    uint16_t x;
-    memcpy(&x, warp.shared + at, sizeof x);
-    return x;
-}
-
-inline void copy_or_clear(uint32_t to, const uint8_t *from, bool there)
-{
-    there ? (void)memcpy(warp.shared + to, from, 16) : (void)memset(warp.shared + to, 0, 16);
-}
-
 inline uint32_t half_of(uint32_t pair, int i)
 {
     return pair >> 16 * i & 0xffffu;
@@ -291,11 +279,6 @@ void multiply_matrices(N &&number, float (&d)[4], const uint32_t (&a)[4], uint32
 inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     multiply_matrices([](uint16_t x) { return kvant_half_to_float(x); }, d, a, b0, b1);
-}
-
-inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    multiply_matrices([](uint16_t x) { return kvant_bf16_to_float(x); }, d, a, b0, b1);
 }
 
 /* A is 16 x 32, and a lane has 4 neighbouring columns of it. */
