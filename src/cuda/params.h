@@ -56,11 +56,9 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_OCTOPUS4,
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
-    KVANT_CUDA_HQMQ_ANY,       /* other sizes; only kernels of any/ */
-    KVANT_CUDA_OCTOPUS_SPLITS, /* only decode kernels: any split, any sizes */
-    KVANT_CUDA_HQMQ_SIZES,
-    KVANT_CUDA_OPEN,    /* fp16 rows */
-    KVANT_CUDA_GENERAL, /* only kernels of any/ */
+    KVANT_CUDA_HQMQ_ANY, /* other sizes; only kernels of any/ */
+    KVANT_CUDA_OPEN,     /* fp16 rows */
+    KVANT_CUDA_GENERAL,  /* only kernels of any/ */
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
     KVANT_CUDA_CODEBOOK4,
@@ -102,7 +100,7 @@ typedef struct kvant_cuda_wide_rotation {
 typedef struct kvant_cuda_params {
     kvant_cuda_codes codes;
     kvant_cuda_kind kind;
-    /* another kind for decode kernels, which serve more groups and sizes than other kernels */
+    /* another kind for decode kernels, which serve more groups than other kernels */
     kvant_cuda_kind decoder;
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;

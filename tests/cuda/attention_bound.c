@@ -103,29 +103,17 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
 }
 
 /* How often a number of any/ is rounded to fp16. Codewords and radii are rounded before their
- * product. For a table of triplets, directions, norms, scales and both products are rounded. A polar
- * number is a product of up to 10 factors in fp32, which differs by at most 20 x 2^-24 from the
- * CPU's. */
+ * product. A polar number is a product of up to 10 factors in fp32, which differs by at most 20 x
+ * 2^-24 from the CPU's. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 1;
-    if (codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS)
-        return 5.02;
     return view->sketched                           ? 2
            : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01
            : view->kind == KVANT_GENERAL_POLAR      ? 1.01
                                                     : 1;
-}
-
-/* The error of the bytes of directions in kernels of any/. */
-static double byte_error(const kvant_cuda_codec *codec, double error, const located *at,
-                         uint32_t token)
-{
-    return at->open || codec->params.decoder != KVANT_CUDA_HQMQ_SIZES
-               ? 0
-               : error * half_at(&codec->params, at->page, token);
 }
 
 /* The arithmetic that is used for a codec. */
@@ -326,8 +314,7 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
         if (units == ROW_UNITS) {
             of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
                         (0x1p-23 * largest +
-                         rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares)) +
-                         byte_error(codec, k_error, &page.at, (uint32_t)t % 64)) *
+                         rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) *
                             q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) +
                                     plain * 0x1p-20 + more);
@@ -370,8 +357,7 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
     double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY;
-    const double bytes_error = step_error(f->cache.gpu_v),
-                 v_error = units == ROW_UNITS ? 0 : bytes_error;
+    const double v_error = units == ROW_UNITS ? 0 : step_error(f->cache.gpu_v);
     double delta = score_errors(f, at, wanted, kv, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
@@ -397,13 +383,9 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
             rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
-            tile += w *
-                    (rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) +
-                     byte_error(codec, bytes_error, &page.at, (uint32_t)t % 64)) *
-                    root;
+            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
             summed += w * sqrt(norm);
             small += 8 * root + (page.at.open ? sqrt(norm) : 0);
-            small_zero += codec->general.view.kind == KVANT_GENERAL_RAW ? sqrt(norm) : 0;
             largest = fmax(largest, fmax(4 * w * sqrt(norm), page.at.open ? w * 0x1p-7 : 0));
             tile += w * (0x1p-23 * sqrt(norm) + 0x1p-64) * root;
             continue;

@@ -36,23 +36,7 @@ static inline const float *tables_of(const kvant_cuda_codec *codec)
 
 static inline bool has_chunks(const kvant_cuda_codec *codec)
 {
-    return kvant_cuda_has_chunks(&codec->params) ||
-           codec->params.decoder == KVANT_CUDA_OCTOPUS_SPLITS ||
-           codec->params.decoder == KVANT_CUDA_HQMQ_SIZES;
-}
-
-/* The largest distance of a codeword's number from its byte, which is rounded from the number as
- * fp16. */
-static inline double codeword_error(const kvant_cuda_codec *codec)
-{
-    const kvant_general_view *view = &codec->general.view;
-    const float *codewords = tables_of(codec) + view->chunks.codewords;
-    double worst = 0;
-    for (uint32_t i = 0; i < 4 * view->chunks.n_codewords; i++) {
-        const double half = kvant_half_to_float(kvant_half_from_float(codewords[i]));
-        worst = fmax(worst, fabs(codewords[i] - fmin(rint(128 * half), 127) / 128));
-    }
-    return worst;
+    return kvant_cuda_has_chunks(&codec->params);
 }
 
 /* The largest distance between a number and the byte that stands for it, for a scale of 1. */
@@ -61,8 +45,6 @@ static inline double step_error(const kvant_cuda_codec *codec)
     const kvant_cuda_params *p = &codec->params;
     const bool known = p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6;
     double worst = known ? direction_error(&codec->book) : 0;
-    if (p->decoder == KVANT_CUDA_HQMQ_SIZES) /* pairs of different sizes use kernels for any size */
-        worst = fmax(worst, codeword_error(codec));
     if (worst > 0)
         return worst * ((1 << codec->general.view.chunks.length_bits) - 1);
     const bool codebook =

@@ -398,8 +398,8 @@ __global__ void __launch_bounds__(MOST_WARPS * 32, AnyShape<EIGHTS>::BLOCKS)
     if (work.pair.n_columns == 0)
         return;
     const AnyPlaces places(p.keys, p.values, S::ROWS, (int)blockDim.x / 32);
-    load_book(memory + places.books[0], p.keys);
-    load_book(memory + places.books[1], p.values);
+    reinterpret_cast<AnyBook *>(memory + places.books[0])->load(p.keys);
+    reinterpret_cast<AnyBook *>(memory + places.books[1])->load(p.values);
     AnyAttention<EIGHTS, WITH> attention(p, work, places, memory);
     attention.begin();
     attention.run();

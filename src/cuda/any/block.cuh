@@ -65,8 +65,8 @@ struct AnyPlaces {
     {
         const int d = (int)k.params.head_dim, team = team_of(d), teams = warps / team;
         books[0] = round_up((int)sizeof(AnyRows));
-        books[1] = books[0] + book_bytes(k);
-        queries = books[1] + book_bytes(v);
+        books[1] = books[0] + AnyBook::bytes(k);
+        queries = books[1] + AnyBook::bytes(v);
         tiles = round_up(queries + rows * stride(d) * 2);
         tile_bytes = TILE_TOKENS * stride(d) * 2;
         units = tiles + teams * tile_bytes;

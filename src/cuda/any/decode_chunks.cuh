@@ -4,11 +4,11 @@
  * A word of a plane has the codes of two neighbours (format.md, "Chunk codes"): for keys two chunks
  * of a token, for values two tokens of a chunk. A lane processes a token of keys, or a chunk of
  * values, so neighbouring lanes read neighbouring words. A token's unit follows from its scale, and
- * its numbers are at most 8 units. Numbers are looked up in shared memory (any_chunks.cuh), or in
- * device memory if the table is large. Triplets with large tables are computed. */
+ * its numbers are at most 8 units. Codewords are looked up in device memory, and triplets are
+ * computed. */
 #pragma once
 
-#include "../chunks/any_chunks.cuh"
+#include "../chunks/chunk_operands.cuh"
 #include "decode_planes.cuh"
 #include "decoders.h"
 
@@ -190,46 +190,9 @@ template <int CHANNELS> KVANT_INLINE void put_chunks(__half *to, const ChunkNumb
     words[2] = prmt(x[1].low, x[1].high, 0x5432);
 }
 
-/* Looks up the numbers of two codes in a table in shared memory. */
-template <int CHANNELS> struct TableDecoder {
-    using Codes = typename std::conditional<CHANNELS == 3, OctopusSplits, HqmqSizes>::type;
-    typename Codes::Table table;
-
-    KVANT_INLINE TableDecoder(const kvant_general &g, const uint8_t *entries, int lane)
-        : table(Codes::table(entries, sizes_of(g), Codes::one_copy(sizes_of(g)), lane))
-    {
-    }
-
-    /* scale: the scales as pairs of halves; for quaternions multiplied by UNIT. */
-    KVANT_INLINE void numbers(const CodePair &pair, const uint32_t (&scale)[2],
-                              ChunkNumbers (&x)[2]) const
-    {
-        if constexpr (CHANNELS == 3) {
-            const typename Codes::Two two(pair.low, table);
-            unrolled_for (int i = 0; i < 2; i++) {
-                const uint2 n = two.numbers(table, i);
-                x[i] =
-                    ChunkNumbers{ multiply_halves(n.x, scale[i]), multiply_halves(n.y, scale[i]) };
-            }
-        } else {
-            const typename Codes::Two two(pair.low, pair.high, table);
-            x[0] = ChunkNumbers{
-                multiply_halves(two.radii.template times_one<0, 1, false>(two.x), scale[0]),
-                multiply_halves(two.radii.template times_one<2, 3, false>(two.x), scale[0])
-            };
-            x[1] = ChunkNumbers{
-                multiply_halves(two.radii.template times_one<0, 1, true>(two.y), scale[1]),
-                multiply_halves(two.radii.template times_one<2, 3, true>(two.y), scale[1])
-            };
-        }
-    }
-};
-
-/* Decodes a tile. Triplets write up to 4 halves behind a row, into padding. entries: the codec's
- * table, if TABLED. */
-template <int CHANNELS, bool KEYS, int PLANES, bool TABLED>
-__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint8_t *entries,
-                                              const DecodedTile tile)
+/* Decodes a tile. Triplets write up to 4 halves behind a row, into padding. */
+template <int CHANNELS, bool KEYS, int PLANES>
+__device__ __noinline__ void decode_chunks_of(const kvant_general &g, const DecodedTile tile)
 {
     const ChunkDecoder decoder(g, tile.page);
     const int n = (int)g.view.chunks.n, bits = decoder.bits + (int)g.view.chunks.length_bits,
@@ -244,30 +207,14 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
                 inverse = valid ? inverse_of(unit) : 0, scale = stored * inverse;
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
-    const TableDecoder<CHANNELS> table(g, entries, tile.lane);
-    const float in_table = CHANNELS == 3 ? scale : scale * HqmqSizes::UNIT;
-    const uint32_t halves = TABLED ? pack_half2(in_table, in_table) : 0;
     /* of: the lanes that have the codes' tokens */
     const auto read = [&](const CodePair &pair, const int(&of)[2], ChunkNumbers(&x)[2]) {
-        if constexpr (TABLED) {
-            const uint32_t scales[2] = { KEYS ? halves : __shfl_sync(FULL, halves, of[0]),
-                                         KEYS ? halves : __shfl_sync(FULL, halves, of[1]) };
-            table.numbers(pair, scales, x);
-        }
-        if constexpr (!TABLED || CHANNELS == 4) {
-            if (TABLED && g.view.chunks.slots == 0)
-                return;
-            unrolled_for (int i = 0; i < 2; i++) {
-                const float norm = KEYS ? scale : __shfl_sync(FULL, scale, of[i]),
-                            own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
-                const uint32_t code = pair.code(i);
-                if (!TABLED)
-                    x[i] = CHANNELS == 3
-                               ? decoder.triplet(code, norm)
-                               : decoder.word(code, norm, own_inverse, tile.first + of[i]);
-                else if (decoder.is_outlier(code))
-                    x[i] = decoder.outlier(code >> decoder.bits, tile.first + of[i], own_inverse);
-            }
+        unrolled_for (int i = 0; i < 2; i++) {
+            const float norm = KEYS ? scale : __shfl_sync(FULL, scale, of[i]),
+                        own_inverse = KEYS ? inverse : __shfl_sync(FULL, inverse, of[i]);
+            x[i] = CHANNELS == 3
+                       ? decoder.triplet(pair.code(i), norm)
+                       : decoder.word(pair.code(i), norm, own_inverse, tile.first + of[i]);
         }
     };
     ChunkNumbers x[2];
@@ -294,26 +241,12 @@ __device__ __noinline__ void decode_chunks_of(const kvant_general &g, const uint
     }
 }
 
-/* entries: the table that fill_small_table filled; NULL without a small table. */
 template <int CHANNELS, bool KEYS>
-KVANT_INLINE void decode_chunks(const kvant_general &g, const uint8_t *entries,
-                                const DecodedTile &tile)
+KVANT_INLINE void decode_chunks(const kvant_general &g, const DecodedTile &tile)
 {
     with_planes((int)(g.view.chunks.index_bits + g.view.chunks.length_bits), [&](auto planes) {
-        entries
-            ? decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, true>(g, entries, tile)
-            : decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value, false>(g, entries, tile);
+        decode_chunks_of<CHANNELS, KEYS, decltype(planes)::value>(g, tile);
     });
-}
-
-/* Called by all threads of a block. */
-KVANT_INLINE void fill_small_table(uint8_t *entries, const kvant_general &g)
-{
-    const ChunkSizes sizes = sizes_of(g);
-    if (g.view.kind == KVANT_GENERAL_TRIPLETS)
-        OctopusSplits::fill(entries, sizes, OctopusSplits::one_copy(sizes));
-    else
-        HqmqSizes::fill(entries, sizes, 1);
 }
 
 } // namespace kvant

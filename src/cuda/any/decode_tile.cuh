@@ -12,21 +12,6 @@
 namespace kvant
 {
 
-/* Bytes of the tables that decoders of a codec read in shared memory: an AnyBook, or tables of
- * chunks. */
-__host__ __device__ inline int book_bytes(const kvant_cuda_codec &codec)
-{
-    return AnyBook::bytes(codec) + small_table_bytes(codec.params, codec.general);
-}
-
-KVANT_INLINE void load_book(uint8_t *book, const kvant_cuda_codec &codec)
-{
-    if (small_table_bytes(codec.params, codec.general) > 0)
-        fill_small_table(book, codec.general);
-    else
-        reinterpret_cast<AnyBook *>(book)->load(codec);
-}
-
 /* Four numbers of a row. */
 KVANT_INLINE float4 load_four(const uint8_t *page, int at, kvant_cuda_type type)
 {
@@ -88,22 +73,16 @@ __device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cu
 }
 
 template <bool KEYS>
-KVANT_INLINE void decode_chunk_codes(const kvant_cuda_codec &codec, const AnyBook &book,
-                                     const DecodedTile &tile)
+KVANT_INLINE void decode_chunk_codes(const kvant_general &g, const DecodedTile &tile)
 {
-    const kvant_general &g = codec.general;
-    const uint8_t *entries =
-        small_table_bytes(codec.params, g) > 0 ? reinterpret_cast<const uint8_t *>(&book) : nullptr;
-    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, entries, tile)
-                                          : decode_chunks<4, KEYS>(g, entries, tile);
+    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, tile)
+                                          : decode_chunks<4, KEYS>(g, tile);
 }
 
 /* Decodes codecs in the general form. */
 template <bool KEYS>
-KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &book,
-                                const DecodedTile &tile)
+KVANT_INLINE void decode_family(const kvant_general &g, const DecodedTile &tile)
 {
-    const kvant_general &g = codec.general;
     const kvant_codebook_position &levels = g.view.books[0];
     switch (g.view.kind) {
     case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
@@ -111,7 +90,7 @@ KVANT_INLINE void decode_family(const kvant_cuda_codec &codec, const AnyBook &bo
         decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile);
         break;
     case KVANT_GENERAL_TRIPLETS:
-    case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(codec, book, tile); break;
+    case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
     case KVANT_GENERAL_UNIFORM:
         decode_uniform_codes<KEYS, true>(g, tile);
@@ -144,9 +123,9 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
         decode_uniform_codes<KEYS, true>(codec.general, tile);
         add_centroids(codec.general, tile);
     } else if constexpr ((WITH & FAMILIES) != 0)
-        decode_family<KEYS>(codec, book, tile);
+        decode_family<KEYS>(codec.general, tile);
     else if constexpr ((WITH & CHUNKS) != 0)
-        decode_chunk_codes<KEYS>(codec, book, tile);
+        decode_chunk_codes<KEYS>(codec.general, tile);
 }
 
 } // namespace kvant

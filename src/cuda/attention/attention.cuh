@@ -14,7 +14,6 @@
  * So a code is unpacked once for 8 or 16 rows. */
 #pragma once
 
-#include "../chunks/outliers.cuh"
 #include "prefetch.cuh"
 #include "combine.cuh"
 #include "feeder.cuh"
@@ -170,13 +169,9 @@ using ArgsOf =
 template <class KC, class VC, int D, bool LARGE, class S>
 KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
-    if constexpr (HAS_ANY_SIZES<KC>)
-        KC::fill(tables, p.k_sizes, KC::template copies_of<LARGE>(p.k_sizes));
-    else if constexpr (HAS_CHUNKS<KC>)
+    if constexpr (HAS_CHUNKS<KC>)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D, S::TILES>());
-    if constexpr (HAS_ANY_SIZES<VC> && !S::ONE_TABLE)
-        VC::fill(tables + S::K_TABLE, p.v_sizes, VC::template copies_of<LARGE>(p.v_sizes));
-    else if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
+    if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D, S::TILES>());
     if constexpr (HAS_WIDE_BOOK<KC>)
         fill_wide_book<KC>(tables, p.k_levels);
@@ -192,10 +187,7 @@ template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int lane)
 {
     const uint8_t *own = tables + (KEYS || S::ONE_TABLE ? 0 : S::K_TABLE);
-    if constexpr (HAS_ANY_SIZES<C>) {
-        const ChunkSizes &sizes = KEYS ? p.k_sizes : p.v_sizes;
-        return C::table(own, sizes, C::template copies_of<LARGE>(sizes), lane);
-    } else if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_CHUNKS<C>)
         return chunk_table<C, C::template copies<LARGE, D, S::TILES>()>(
             own, KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_WIDE_BOOK<C>)
@@ -204,16 +196,6 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         return level_table<C, level_copies<C, LARGE>()>(own, p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
-}
-
-/* Bytes of codes in front of a page's metadata. */
-template <class C, class KC, class VC, int D, bool KEYS>
-KVANT_INLINE int codes_of(const ArgsOf<KC, VC> &p)
-{
-    if constexpr (HAS_ANY_SIZES<C>)
-        return (KEYS ? p.k_sizes : p.v_sizes).code_bytes;
-    else
-        return page_code_bytes<C, D>(KEYS);
 }
 
 /* The warp's first page of the piece that has a new token; else the piece's end. */
@@ -362,18 +344,13 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                     unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(tile_at<D, MANY>(p, shared.queries, counted.tile), t,
                                              q[t], lane);
-                const int k_codes = codes_of<KC, KC, VC, D, true>(p),
-                          v_codes = codes_of<VC, KC, VC, D, false>(p);
+                constexpr int k_codes = S::K_CODES, v_codes = S::V_CODES;
                 if (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && p.k_groups.hybrid) {
                     split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
                     feeder.ring.fence_writes();
                 }
                 score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric,
                                             p.k_offset, p.k_groups, lane, s);
-                if constexpr (HAS_OUTLIERS<KC>)
-                    score_outliers<KC, D>(page, p.k_sizes,
-                                          tile_at<D, MANY>(p, shared.queries, counted.tile), valid,
-                                          lane, s[0]);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -400,8 +377,6 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 }
                 add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset,
                                 p.v_groups, lane, valid, s, sums);
-                if constexpr (HAS_OUTLIERS<VC>)
-                    add_outliers<VC, D>(page + S::K_BYTES, p.v_sizes, valid, lane, s[0], sums[0]);
             }
             __syncwarp();
             mine += S::WARPS;
@@ -472,8 +447,7 @@ AttentionKernel kernel_of()
         LARGE ? LARGE_BYTES : 0,
         S::COLUMNS,
         S::BYTES,
-        LARGE ? LARGE_PTX : 0,
-        HAS_ANY_SIZES<KC>
+        LARGE ? LARGE_PTX : 0
     };
 }
 

@@ -124,20 +124,10 @@ struct kvant_cuda_directions {
     float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
 };
 
-/* The same where sizes are not constants (any_chunks.cuh); arrays are the device's. */
-struct ChunkSizes {
-    int bits, index_bits, length_bits; /* of a code */
-    int code_bytes;
-    const float *direction, *norm; /* octopus */
-    const uint2 *codewords;        /* hqmq: four halves each */
-    int n_codewords, slots;        /* slots: for a token's outliers */
-};
-
 /* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or
  * later. */
 struct ChunkAttentionArgs : WideAttentionArgs {
     kvant_cuda_directions k_directions, v_directions;
-    ChunkSizes k_sizes, v_sizes;
 };
 
 struct AttentionKernel {
@@ -149,7 +139,6 @@ struct AttentionKernel {
     int columns;      /* query rows per pass over the pages */
     bool byte_keys;   /* codebook keys are multiplied as signed bytes */
     int ptx_least;    /* code made from older PTX has no body */
-    bool any_sizes;   /* reads ChunkSizes */
 };
 
 /* With `large`, a block has up to 227 KB of shared memory, for compute_90 and later. Otherwise it

@@ -8,7 +8,7 @@
  *     about four times as much as values
  *   groups of tokens or channels as in use: kivi, innerq (hybrid groups have the same kinds)
  *   groups of one sort with themselves
- *   codes of several channels with their own kind; of sizes in use, and of any sizes
+ *   codes of several channels with their own kind, of sizes in use
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
  *   keys with a codebook of 6 bits with a trellis of 4 bits: the preset "quality"
@@ -52,8 +52,6 @@
     X(Octopus4, Octopus4) \
     X(HqmqS96R4, HqmqS96R4) \
     X(HqmqS192R6, HqmqS192R6) \
-    X(OctopusSplits, OctopusSplits) \
-    X(HqmqSizes, HqmqSizes) \
     X(Trellis4, Trellis4) \
     X(Trellis4, Trellis3) \
     X(Trellis4, Trellis2) \

@@ -8,7 +8,7 @@
 #include "../any/any.h"
 #include "../centers.h"
 #include "../checks.h"
-#include "../chunks/any_chunks.cuh"
+#include "../chunks/chunks.cuh"
 #include "../launch.h"
 #include "../table.h"
 #include "../tiles/tiles.h"
@@ -129,14 +129,6 @@ bool is_general(const kvant_cuda_kernel_attention_args &args)
            args.logit_softcap > 0 || args.max_bias > 0;
 }
 
-/* Triplets of keys and values have one table. */
-bool share_table(const kvant_cuda_codec &k, const kvant_cuda_codec &v)
-{
-    return k.params.decoder != KVANT_CUDA_OCTOPUS_SPLITS ||
-           (k.general.view.chunks.index_bits == v.general.view.chunks.index_bits &&
-            k.general.view.chunks.length_bits == v.general.view.chunks.length_bits);
-}
-
 /* The large shape before the small one, the wide kernel before the narrow one. */
 kvant_status choose_kernel(const kvant_cuda_kernel_attention_args &args, const Device &device,
                            AttentionKernel &kernel)
@@ -150,8 +142,6 @@ kvant_status choose_kernel(const kvant_cuda_kernel_attention_args &args, const D
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
-        if (kernel.any_sizes && !share_table(*args.k_codec, *args.v_codec))
-            return KVANT_ERR_UNSUPPORTED;
         status = check_kernel(kernel, device);
     }
     return status;
@@ -393,14 +383,6 @@ kvant_status launch_others(const kvant_cuda_kernel_attention_args &args, bool an
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
-kvant_status place_sizes(const kvant_cuda_kernel_attention_args &args, ChunkAttentionArgs &p)
-{
-    kvant_cuda_codec keys, values;
-    const kvant_status status = place_codecs(args, keys, values);
-    p.k_sizes = sizes_of(keys.general), p.v_sizes = sizes_of(values.general);
-    return status;
-}
-
 void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
 {
     std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
@@ -485,8 +467,6 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel, device);
     if (finds)
         copy_plain_queries(p, args.plain_queries);
-    if (kernel.any_sizes && (status = place_sizes(args, p)) != KVANT_OK)
-        return status;
     if (args.k_codec->params.decoder == KVANT_CUDA_CODEBOOK6)
         std::copy_n(args.k_codec->wide.values, std::size(p.k_levels), p.k_levels);
     if (kvant_cuda_has_chunks(&args.k_codec->params))

@@ -2,8 +2,8 @@
  * tables, slots of the ring, queries, and the sums of warps. */
 #pragma once
 
-#include "../chunks/outliers.cuh"
 #include "combine.cuh"
+#include "values.cuh"
 
 #include <type_traits>
 
@@ -13,9 +13,7 @@ namespace kvant
 /* Bytes of a slot for a page's metadata. Symmetric codes need half of them. */
 template <class C, int D> constexpr int metadata_bytes()
 {
-    if constexpr (HAS_OUTLIERS<C>)
-        return PAGE_TOKENS * (2 + 8 * most_slots(D));
-    else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+    if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN)
         return PAGE_TOKENS * (HAS_ZEROS<C> ? 4 : 2);
     else
         return PAGE_TOKENS * D / group_step<C, D>() * 4;
@@ -25,8 +23,7 @@ template <class C, int D> constexpr int metadata_bytes()
  * channels of the other. */
 template <class KC, class VC> __host__ __device__ constexpr bool is_rare()
 {
-    return HAS_ANY_SIZES<KC> ||
-           (KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP));
+    return KC::GROUP != KVANT_CUDA_GROUP_TOKEN && (KC::BITS >= 4 || KC::GROUP == VC::GROUP);
 }
 
 template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
@@ -78,8 +75,7 @@ __host__ __device__ constexpr int warps_for(int slot, int room)
 
 template <class KC, class VC, int D> __host__ __device__ constexpr int most_tiles()
 {
-    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN &&
-                   !HAS_ANY_SIZES<KC>
+    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN
                ? 2
                : 1;
 }

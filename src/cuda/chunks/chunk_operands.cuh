@@ -31,11 +31,6 @@ struct ChunkCodes {
     static constexpr Order ORDER = Order::COLUMNS;
 };
 
-/* A base of codes whose sizes are arguments of a launch (any_chunks.cuh). */
-struct AnySizes {
-};
-template <class C> constexpr bool HAS_ANY_SIZES = std::is_base_of<AnySizes, C>::value;
-
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
 /* The data of a lane for look-ups in a table in shared memory: where the lane's copy is. Levels of

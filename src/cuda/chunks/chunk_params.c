@@ -1,6 +1,5 @@
 /* chunk_params.c - the part of params.c for chunk codes: triplets (octopus) and quaternions
  * (hqmq). */
-#include <math.h>
 #include <string.h>
 
 #include "../params.h"
@@ -61,46 +60,9 @@ static bool init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book,
     return true;
 }
 
-/* Whether each level in the lower half is the negative of a level in the upper half. */
-static bool is_symmetric(const float *levels, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (levels[i] != -levels[n - 1 - i])
-            return false;
-    return true;
-}
-
-/* Whether all numbers are within -1 and 1, which directions stored as bytes need. */
-static bool within_one(const float *numbers, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (fabsf(numbers[i]) > 1)
-            return false;
-    return true;
-}
-
-/* The kind of decode kernel for codes of any size (any_chunks.cuh), with a slot for outliers per 64
- * channels (most_slots). */
-static kvant_cuda_kind decoder_of(const kvant_codec_view *view)
-{
-    const kvant_chunk_view *chunk = &view->of.chunk;
-    const uint32_t index = chunk->index_bits, coordinate = index / 2;
-    if (chunk->kind == KVANT_CHUNK_TRIPLETS)
-        return coordinate <= 7 && chunk->length_bits <= 7 && index + chunk->length_bits <= 16 &&
-                       is_symmetric(chunk->direction, 1u << coordinate)
-                   ? KVANT_CUDA_OCTOPUS_SPLITS
-                   : KVANT_CUDA_NO_KIND;
-    return index <= 13 && chunk->length_bits <= 7 &&
-                   chunk->outliers <= (view->info->head_dim + 63) / 64 &&
-                   within_one(chunk->codewords, 4u << index)
-               ? KVANT_CUDA_HQMQ_SIZES
-               : KVANT_CUDA_NO_KIND;
-}
-
 bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book,
                            const kvant_codec_view *view)
 {
-    params->decoder = decoder_of(view);
     switch (view->of.chunk.kind) {
     case KVANT_CHUNK_TRIPLETS: return init_triplets(params, book, view);
     case KVANT_CHUNK_QUATERNIONS: return init_quaternions(params, book, view);

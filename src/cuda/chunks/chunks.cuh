@@ -26,9 +26,7 @@ template <class C> __host__ __device__ constexpr int most_warps()
 /* Bytes of a kind's table; 0 for other kinds. */
 template <class C, bool LARGE, int D, int TILES> __host__ __device__ constexpr int table_bytes()
 {
-    if constexpr (HAS_ANY_SIZES<C>)
-        return C::template bytes<LARGE>();
-    else if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_CHUNKS<C>)
         return (C::ENTRIES * C::ENTRY_BYTES * C::template copies<LARGE, D, TILES>() + 15) / 16 * 16;
     else
         return 0;

@@ -2,10 +2,9 @@
  * warp.h runs their source, and the results are compared with the CPU's rows. Copies of the headers
  * lie next to this program and include warp.h in place of CUDA.
  *
- * A number is rounded to fp16 up to three times, by 2^-11 of itself each time; a triplet of a table
- * is rounded five times. Bytes of a direction err by 2^-8 of its length, all four together by 2 x
- * 2^-8, and are made from halves. Products with a rotation of halves have the rotation's errors:
- * 2^-11 of its numbers, whose magnitudes as a matrix have a length of at most sqrt(head_dim). */
+ * A number is rounded to fp16 up to three times, by 2^-11 of itself each time. Products with a
+ * rotation of halves have the rotation's errors: 2^-11 of its numbers, whose magnitudes as a matrix
+ * have a length of at most sqrt(head_dim). */
 #include "warp.h"
 
 #include "device/any/decode_polar.cuh"
@@ -18,8 +17,7 @@ Warp warp;
 
 using namespace kvant;
 
-static constexpr int UNITS_AT = 1 << 16, SCRATCH_AT = UNITS_AT + 256, LEVELS_AT = SCRATCH_AT + 8192,
-                     TABLE_AT = LEVELS_AT + 4096;
+static constexpr int UNITS_AT = 1 << 16, SCRATCH_AT = UNITS_AT + 256, LEVELS_AT = SCRATCH_AT + 8192;
 
 static const char *const specs[] = {
     "int-2",
@@ -68,15 +66,6 @@ static const char *const specs[] = {
 #endif
 };
 
-static const uint8_t *table_of(const test_page &page)
-{
-    if (small_table_bytes(page.gpu.params, page.general) == 0)
-        return NULL;
-    fill_small_table(warp.shared + TABLE_AT, page.general);
-    meet();
-    return warp.shared + TABLE_AT;
-}
-
 template <bool KEYS> static void decode(const test_page &page, const DecodedTile &tile)
 {
     const kvant_general &g = page.general;
@@ -95,8 +84,8 @@ template <bool KEYS> static void decode(const test_page &page, const DecodedTile
     case KVANT_GENERAL_CODEBOOK:
         decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile);
         break;
-    case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, table_of(page), tile); break;
-    case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, table_of(page), tile); break;
+    case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, tile); break;
+    case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, tile); break;
     default: clear_tile(tile); break;
     }
     if (g.view.sketched)
@@ -167,10 +156,7 @@ static int check(const char *spec, uint32_t head_dim, kvant_role role)
         return 0;
     const bool rotated =
         page.general.view.sketched || page.general.view.kind == KVANT_GENERAL_TIERS;
-    const bool table = small_table_bytes(page.gpu.params, page.general) > 0,
-               bytes = table && page.general.view.kind == KVANT_GENERAL_DIRECTIONS;
-    const double bound = 0x1p-11 * ((table ? 5.02 : 3.01) + (rotated ? sqrt(head_dim) : 0)) +
-                         (bytes ? 2 * (0x1p-8 + 0x1p-12) : 0);
+    const double bound = 0x1p-11 * (3.01 + (rotated ? sqrt(head_dim) : 0));
     for (int i = 0; i < 3; i++) {
         task = Task{ &page, i == 1 ? 32 : 0, i == 2 ? 13 : 32 };
         run_warp();

@@ -7,7 +7,7 @@
 #include "warp.h"
 
 #include "cuda/attention/attention_pairs.h"
-#include "device/chunks/outliers.cuh"
+#include "device/attention/values.cuh"
 #include "page.h"
 
 #include <kvant/settings.h>
@@ -35,17 +35,9 @@ template <class C> static auto table_of()
         if (warp.lane == 0)
             memset(warp.shared + TABLE_AT, 0xff, sizeof warp.shared - TABLE_AT);
         meet();
-        if constexpr (HAS_ANY_SIZES<C>)
-            C::fill(warp.shared + TABLE_AT, task.chunks.k_sizes,
-                    C::template copies_of<true>(task.chunks.k_sizes));
-        else
-            C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
+        C::fill(warp.shared + TABLE_AT, task.chunks.k_directions, 2);
         meet();
-        if constexpr (HAS_ANY_SIZES<C>)
-            return C::table(warp.shared + TABLE_AT, task.chunks.k_sizes,
-                            C::template copies_of<true>(task.chunks.k_sizes), warp.lane);
-        else
-            return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
+        return chunk_table<C, 2>(warp.shared + TABLE_AT, task.chunks.k_directions, warp.lane);
     } else if constexpr (HAS_WIDE_BOOK<C>) {
         meet();
         fill_wide_book<C>(warp.shared + TABLE_AT, task.chunks.k_levels);
@@ -63,9 +55,7 @@ template <class C> static auto table_of()
 
 template <class C, int D> static int code_bytes_of(bool keys)
 {
-    if constexpr (HAS_ANY_SIZES<C>)
-        return task.chunks.k_sizes.code_bytes;
-    else if constexpr (HAS_CHUNKS<C>)
+    if constexpr (HAS_CHUNKS<C>)
         return chunk_code_bytes(C::BITS, ChunkPlaces<C, D>::CHUNKS, keys);
     else
         return keys ? code_bytes(C::BITS, 4, D / 16) : code_bytes(C::BITS, D / 16, 4);
@@ -93,9 +83,6 @@ template <class C, int D> static void score()
         split_hybrid(task.page->page + codes, task.places, task.args.k_offset, warp.lane);
     score_page<C, D, BYTES>(task.page->page, codes, q, factors, table, task.args.k_symmetric,
                             task.args.k_offset, task.places, warp.lane, s);
-    if constexpr (HAS_OUTLIERS<C>)
-        score_outliers<C, D>(task.page->page, task.chunks.k_sizes, tile, task.valid, warp.lane,
-                             s[0]);
     for (int i = 0; i < 16; i++)
         task.of_tokens[16 * (i / 4) + 8 * (i / 2 % 2) + warp.lane / 4]
                       [2 * (warp.lane % 4) + i % 2] = s[0][i / 4][i % 4];
@@ -119,8 +106,6 @@ template <class C, int D> static void add()
                                task.valid, lane);
     add_page<C, D>(task.page->page, codes, table, task.args.k_symmetric, task.args.k_offset,
                    task.places, lane, task.valid, s, sums);
-    if constexpr (HAS_OUTLIERS<C>)
-        add_outliers<C, D>(task.page->page, task.chunks.k_sizes, task.valid, lane, s[0], sums[0]);
     sums[0].finish(task.args.k_step, task.args.k_bias, lane);
     for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++)
         for (int h = 0; h < 2; h++) {
@@ -284,8 +269,6 @@ template <class C, int D> static int check(const char *spec)
                 task.places = {};
             } else if (HAS_WIDE_BOOK<C>) {
                 memcpy(task.chunks.k_levels, page.gpu.wide.values, sizeof task.chunks.k_levels);
-            } else if (HAS_ANY_SIZES<C>) {
-                task.chunks.k_sizes = sizes_of(page.general);
             } else {
                 if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
                     memcpy(task.chunks.k_directions.direction, view->of.chunk.direction,
@@ -410,17 +393,6 @@ int main()
     failed += check_all<Octopus3>("octopus-3:rotate=none") +
               check_all<Octopus4>("octopus-4:rotate=none") + check_all<HqmqS96R4>("hqmq-s96r4") +
               check_all<HqmqS192R6>("hqmq-s192r6");
-#if KVANT_PAPERS
-    for (const char *spec :
-         { "octopus-5:rotate=none", "octopus-4:rotate=none", "octopus-4:split=7.1,rotate=none",
-           "octopus-3:split=5.2,rotate=none", "octopus-2:split=2.3,rotate=none",
-           "octopus-1:split=1.1,rotate=none" })
-        failed += check_all<OctopusSplits>(spec);
-    for (const char *spec : { "hqmq-s341r6", "hqmq-s341r7", "hqmq-s96r4", "hqmq-s42r4",
-                              "hqmq-s85r5", "hqmq-s170r2", "hqmq-s2r3", "addvq-k24r3",
-                              "hqmq-s341r6:med=1", "hqmq-s42r4:med3", "hqmq-s85r5:med=2,slots=1" })
-        failed += check_all<HqmqSizes>(spec);
-#endif
     printf("%d failed\n", failed);
     return failed != 0;
 }
