@@ -52,17 +52,18 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
         return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
-    case KVANT_CUDA_CODES_QUATERNIONS: return launch_append_chunks;
+    case KVANT_CUDA_CODES_QUATERNIONS:
     case KVANT_CUDA_CODES_GENERAL: break;
     }
     return nullptr;
 }
 
-/* Whether a kernel of any/ appends or seals the role. No other kernel appends groups of channels or
- * computes feedback. These kernels take one role per launch. */
+/* Whether a kernel of any/ appends or seals the role. No other kernel encodes chunks, appends groups
+ * of channels or computes feedback. These kernels take one role per launch. */
 bool accepts_any(const kvant_cuda_params &codec, bool seals)
 {
-    return kvant_cuda_needs_any(&codec) || codec.feedback || (has_groups(codec) && !seals);
+    return kvant_cuda_needs_any(&codec) || kvant_cuda_has_chunks(&codec) || codec.feedback ||
+           (has_groups(codec) && !seals);
 }
 
 /* Whether one launch takes both roles. launch_append can take uniform codes for keys with codebooks

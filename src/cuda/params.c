@@ -222,7 +222,7 @@ static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
     case KVANT_CODES_UNIFORM: return init_uniform(out, view);
     case KVANT_CODES_CODEBOOK: init_codebook(out, view); return true;
     case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(out, view); return true;
-    case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->book, view);
+    case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->directions, view);
     case KVANT_CODES_NONE: break;
     }
     return false;

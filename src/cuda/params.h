@@ -55,10 +55,8 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_OCTOPUS3,
     KVANT_CUDA_OCTOPUS4,
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
-    KVANT_CUDA_HQMQ_S192R6,
-    KVANT_CUDA_HQMQ_ANY, /* other sizes; only kernels of any/ */
-    KVANT_CUDA_OPEN,     /* fp16 rows */
-    KVANT_CUDA_GENERAL,  /* only kernels of any/ */
+    KVANT_CUDA_OPEN,       /* fp16 rows */
+    KVANT_CUDA_GENERAL,    /* only kernels of any/ */
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
     KVANT_CUDA_CODEBOOK4,
@@ -149,21 +147,13 @@ typedef struct kvant_cuda_trellis {
     float values[KVANT_CUDA_TRELLIS_LEVELS]; /* in standard deviations */
 } kvant_cuda_trellis;
 
-#define KVANT_CUDA_MAX_SECONDARIES 192u
+#define KVANT_CUDA_SECONDARIES 96u
 
-/* For kinds whose codes stand for several channels (format.md, "Chunk codes"): the meaning of such
- * a code. */
-typedef struct kvant_cuda_book {
-    uint32_t n_chunks;
-    /* octopus: bits of a coordinate and of a norm; the levels that are tried
-     * (kvant_triplet_rounding); levels, and thresholds between them */
-    uint32_t direction_bits, norm_bits, rounding;
-    float direction[32], direction_thresholds[32], norm[8], norm_thresholds[8];
-    /* hqmq: bits of an index and of a radius; secondary quaternions, in binary64 because directions
-     * are rounded from it */
-    uint32_t index_bits, radius_bits, n_secondaries;
-    double secondaries[KVANT_CUDA_MAX_SECONDARIES][4];
-} kvant_cuda_book;
+/* The numbers that codes of several channels stand for (format.md, "Chunk codes"), in attention. */
+typedef struct kvant_cuda_directions {
+    float direction[32], norm[8];                 /* octopus: levels */
+    float secondaries[KVANT_CUDA_SECONDARIES][4]; /* hqmq: secondary quaternions */
+} kvant_cuda_directions;
 
 /* Whether there are kernels that are compiled for this head_dim. */
 static inline uint32_t kvant_cuda_knows(uint32_t head_dim)
@@ -175,7 +165,7 @@ static inline uint32_t kvant_cuda_knows(uint32_t head_dim)
 static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
 {
     return !kvant_cuda_knows(params->head_dim) || params->kind == KVANT_CUDA_UNIFORM_ANY ||
-           params->kind == KVANT_CUDA_HQMQ_ANY || params->kind == KVANT_CUDA_GENERAL;
+           params->kind == KVANT_CUDA_GENERAL;
 }
 
 #if defined(__CUDACC__)
@@ -226,10 +216,10 @@ struct kvant_cuda_codec {
     kvant_general general; /* for all codecs but trellises; tables: set in copies for a launch */
     kvant_cuda_tables_of *tables;
     kvant_cuda_any any;
-    kvant_cuda_book book;       /* for chunks */
-    kvant_cuda_trellis trellis; /* for trellises */
-    kvant_cuda_wide_book wide;  /* for wide codebooks */
-    kvant_codec_info info;      /* its spec lies behind this struct */
+    kvant_cuda_directions directions; /* for chunks */
+    kvant_cuda_trellis trellis;       /* for trellises */
+    kvant_cuda_wide_book wide;        /* for wide codebooks */
+    kvant_codec_info info;            /* its spec lies behind this struct */
 };
 
 /* Receives the explanation of a refusal: `size` bytes of text, or NULL. */
@@ -242,14 +232,14 @@ typedef struct kvant_cuda_error {
 kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status,
                                const char *format, ...) KVANT_PRINTF(3, 4);
 
-/* Fills a codec's params, book and trellis from a view, or explains why the codec is not served on
+/* Fills a codec's params, directions and trellis from a view, or explains why the codec is not served on
  * the GPU. */
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_view *view,
                                     const kvant_cuda_error *error);
 
 /* The part of params_init for chunks (chunk_params.c). False when kernels for chunks do not serve
  * them. */
-bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book,
+bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_directions *directions,
                            const kvant_codec_view *view);
 /* Fills a codec's general form without its tables; false when the view has none. */
 bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *view);

@@ -14,14 +14,14 @@
 
 /* A unit times a secondary has the components of the secondary, or half their sum with any signs.
  * Bytes count these in 128ths, up to 127. */
-static inline double direction_error(const kvant_cuda_book *book)
+static inline double direction_error(const kvant_cuda_directions *directions)
 {
     double top = 0;
-    for (uint32_t i = 0; i < book->n_secondaries; i++) {
+    for (uint32_t i = 0; i < KVANT_CUDA_SECONDARIES; i++) {
         double sum = 0;
         for (int k = 0; k < 4; k++) {
-            sum += fabs(book->secondaries[i][k]);
-            top = fmax(top, fabs(book->secondaries[i][k]));
+            sum += fabs(directions->secondaries[i][k]);
+            top = fmax(top, fabs(directions->secondaries[i][k]));
         }
         top = fmax(top, sum / 2);
     }
@@ -43,8 +43,7 @@ static inline bool has_chunks(const kvant_cuda_codec *codec)
 static inline double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
-    const bool known = p->kind == KVANT_CUDA_HQMQ_S96R4 || p->kind == KVANT_CUDA_HQMQ_S192R6;
-    double worst = known ? direction_error(&codec->book) : 0;
+    double worst = p->kind == KVANT_CUDA_HQMQ_S96R4 ? direction_error(&codec->directions) : 0;
     if (worst > 0)
         return worst * ((1 << codec->general.view.chunks.length_bits) - 1);
     const bool codebook =

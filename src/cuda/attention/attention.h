@@ -117,14 +117,7 @@ struct WideAttentionArgs : AttentionArgs {
     float k_levels[64];
 };
 
-/* The numbers that codes of several channels stand for (kvant_cuda_book), as far as attention needs
- * them. */
-struct kvant_cuda_directions {
-    float direction[32], norm[8];                     /* octopus */
-    float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
-};
-
-/* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or
+/* The arguments of kernels of pairs with codes of several channels. More than 4 KB: CUDA 12.1 and its driver, or
  * later. */
 struct ChunkAttentionArgs : WideAttentionArgs {
     kvant_cuda_directions k_directions, v_directions;

@@ -51,7 +51,6 @@
     X(Octopus3, Octopus3) \
     X(Octopus4, Octopus4) \
     X(HqmqS96R4, HqmqS96R4) \
-    X(HqmqS192R6, HqmqS192R6) \
     X(Trellis4, Trellis4) \
     X(Trellis4, Trellis3) \
     X(Trellis4, Trellis2) \

@@ -383,15 +383,6 @@ kvant_status launch_others(const kvant_cuda_kernel_attention_args &args, bool an
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
-void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
-{
-    std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
-    std::copy(std::begin(book.norm), std::end(book.norm), to.norm);
-    for (uint32_t i = 0; i < book.n_secondaries; i++)
-        std::copy(std::begin(book.secondaries[i]), std::end(book.secondaries[i]),
-                  to.secondaries[i]);
-}
-
 } // namespace
 
 kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec,
@@ -470,9 +461,9 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
     if (args.k_codec->params.decoder == KVANT_CUDA_CODEBOOK6)
         std::copy_n(args.k_codec->wide.values, std::size(p.k_levels), p.k_levels);
     if (kvant_cuda_has_chunks(&args.k_codec->params))
-        copy_directions(p.k_directions, args.k_codec->book);
+        p.k_directions = args.k_codec->directions;
     if (kvant_cuda_has_chunks(&args.v_codec->params))
-        copy_directions(p.v_directions, args.v_codec->book);
+        p.v_directions = args.v_codec->directions;
     void *parameters[] = { &p };
     return from_cuda(launch_early(kernel.kernel, grid_for(p, kernel, device),
                                   (unsigned)kernel.threads, parameters, (size_t)kernel.shared_bytes,

@@ -126,16 +126,6 @@ template <class C, int D> struct ChunkPlaces {
                                                                     shifted(x, left + 8 - P));
         }
     }
-
-    /* The same for column tile ct only, for planes of any width; codes begin at bits 0 and 16. */
-    template <int P>
-    KVANT_INLINE static uint32_t value_pair(const uint32_t *page, int chunk, int column, int h,
-                                            int ct)
-    {
-        const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
-        const int k = 8 * column + 4 * h + ct, fields = 16 / P;
-        return plane[CHUNKS * (k / fields)] >> (P * (k % fields));
-    }
 };
 
 /* Unpacks a page of codes C of constant sizes, step by step, with VALUE_PARTS steps per group of

@@ -11,8 +11,6 @@ namespace kvant
 using Octopus2 = Octopus<2>;
 using Octopus3 = Octopus<3>;
 using Octopus4 = Octopus<4>;
-using HqmqS96R4 = Hqmq<96, 12, 4>;
-using HqmqS192R6 = Hqmq<192, 13, 6>;
 
 /* Warps per multiprocessor, if there is room for them. */
 template <class C> __host__ __device__ constexpr int most_warps()

@@ -7,26 +7,24 @@
 namespace kvant
 {
 
-/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. The bytes of a direction
- * are 128 + 128 times its channels. Radii are small whole numbers, which are subnormal as fp16, so
- * their products with bytes are exact if they have 4 bits. */
-template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS>
-struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
-    static constexpr kvant_cuda_kind KIND =
-        RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
-    static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
-    static constexpr int ENTRIES = 24 * SECONDARIES + 1,
+/* A code of four channels: 12 bits of direction, 4 bits of radius. The bytes of a direction are 128 +
+ * 128 times its channels. Radii are small whole numbers, which are subnormal as fp16, so their
+ * products with bytes are exact. */
+struct HqmqS96R4 : SteppedChunks<HqmqS96R4, 4> {
+    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_HQMQ_S96R4;
+    static constexpr int CHANNELS = 4, INDEX_BITS = 12, BITS = 16;
+    static constexpr int SECONDARIES = KVANT_CUDA_SECONDARIES, ENTRIES = 24 * SECONDARIES + 1,
                          /* the last entry is zero, for every index beyond the codewords */
         ENTRY_BYTES = 4;
     static constexpr int RADIUS_LOG =
-        7 - RADIUS_BITS + 4; /* position of a radius' lowest bit: 11 bits of a half are linear */
+        7; /* position of a radius' lowest bit: 11 bits of a half are linear */
     static constexpr float UNIT = (float)(1 << (17 - RADIUS_LOG));
-    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12, TILE_COPIES = 1;
+    static constexpr int MOST_WARPS = 8, TILE_COPIES = 1;
     static constexpr bool SAME_TABLE = false; /* keys and values have different seeds */
 
     template <bool LARGE, int D, int TILES> __host__ __device__ static constexpr int copies()
     {
-        return (SECONDARIES <= 96 ? 2 : 1) * (!LARGE ? 1 : SECONDARIES <= 96 && TILES == 1 ? 4 : 2);
+        return !LARGE ? 2 : TILES == 1 ? 8 : 4;
     }
 
     /* The directions of the codes at bits 0 and 16 of a word. */
@@ -72,28 +70,24 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
         }
     };
 
-    /* The radii of the codes at bits 0 and 16, as halves. `two` and `one` are words of the planes
-     * of 2 bits and of 1 bit. */
-    KVANT_INLINE static uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
+    /* The radii of the codes at bits 0 and 16, as halves. */
+    KVANT_INLINE static uint32_t radii(uint32_t word)
     {
-        if constexpr (RADIUS_BITS == 4)
-            return word >> 5 & 0x07800780u;
-        return (word >> 8 & 0x00e000e0u) | (two << 8 & 0x03000300u) | (one << 10 & 0x04000400u);
+        return word >> 5 & 0x07800780u;
     }
 
     /* The registers of a row tile for column tiles 2 step and 2 step + 1. The array w has two
      * words, one for row r and one for row r + 8. */
     template <class T>
-    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], uint32_t two, uint32_t one,
-                                       const T &table, uint32_t (&a)[2][4])
+    KVANT_INLINE static void key_tiles(const uint32_t (&w)[2], const T &table, uint32_t (&a)[2][4])
     {
         unrolled_for (int h = 0; h < 2; h++) {
-            const Radii r(radii(w[h], two >> 8 * h, one >> 8 * h));
+            const Radii r(radii(w[h]));
             const Directions own = look_up(table, w[h]);
-            a[0][h] = r.template times_one<0, 1, false>(own.x);
-            a[0][h + 2] = r.template times_one<2, 3, false>(own.x);
-            a[1][h] = r.template times_one<0, 1, true>(own.y);
-            a[1][h + 2] = r.template times_one<2, 3, true>(own.y);
+            a[0][h] = r.times_one<0, 1, false>(own.x);
+            a[0][h + 2] = r.times_one<2, 3, false>(own.x);
+            a[1][h] = r.times_one<0, 1, true>(own.y);
+            a[1][h + 2] = r.times_one<2, 3, true>(own.y);
         }
     }
 
@@ -101,19 +95,15 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
                                       F &&use)
     {
-        using P = ChunkPlaces<Hqmq, D>;
+        using P = ChunkPlaces<HqmqS96R4, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int row = lane >> 2, pair = 4 * step + (lane & 3);
-        uint32_t w[2][4], two[4] = {}, one[4] = {};
+        uint32_t w[2][4];
         P::template key_words<16>(words, pair, row, 0, w[0]);
         P::template key_words<16>(words, pair, row, 1, w[1]);
-        if constexpr (RADIUS_BITS == 6) {
-            P::template key_words<2>(words, pair, row, 0, two);
-            P::template key_words<1>(words, pair, row, 0, one);
-        }
         unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
-            key_tiles({ w[0][rt], w[1][rt] }, two[rt], one[rt], table, a);
+            key_tiles({ w[0][rt], w[1][rt] }, table, a);
             use(rt, a);
         }
     }
@@ -123,16 +113,12 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
     KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step,
                                       int rt, uint32_t (&a)[2][4])
     {
-        using P = ChunkPlaces<Hqmq, D>;
+        using P = ChunkPlaces<HqmqS96R4, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int row = lane >> 2, pair = 4 * step + (lane & 3);
         const uint32_t w[2] = { P::template key_word<16>(words, pair, row, 0, rt),
                                 P::template key_word<16>(words, pair, row, 1, rt) };
-        const uint32_t two =
-                           RADIUS_BITS == 6 ? P::template key_word<2>(words, pair, row, 0, rt) : 0,
-                       one =
-                           RADIUS_BITS == 6 ? P::template key_word<1>(words, pair, row, 0, rt) : 0;
-        key_tiles(w, two, one, table, a);
+        key_tiles(w, table, a);
     }
 
     /* For values: tile 2g + i has channel 2i (in rows r) and the channel after it (in rows r + 8)
@@ -141,24 +127,19 @@ struct Hqmq : SteppedChunks<Hqmq<SECONDARIES, INDEX_BITS, RADIUS_BITS>, 4> {
     KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g,
                                         int ct, F &&use)
     {
-        using P = ChunkPlaces<Hqmq, D>;
+        using P = ChunkPlaces<HqmqS96R4, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int chunk = 8 * g + (lane >> 2), column = lane & 3;
         uint32_t a[2][4];
         unrolled_for (int h = 0; h < 2; h++) {
-            const uint32_t w = P::template value_pair<16>(words, chunk, column, h, ct);
-            uint32_t two = 0, one = 0;
-            if constexpr (RADIUS_BITS == 6) {
-                two = P::template value_pair<2>(words, chunk, column, h, ct);
-                one = P::template value_pair<1>(words, chunk, column, h, ct);
-            }
-            const Radii r(radii(w, two, one));
+            const uint32_t w = words[P::CHUNKS * (8 * column + 4 * h + ct) + chunk];
+            const Radii r(radii(w));
             const Directions own = look_up(table, w);
             const uint32_t near = prmt(own.x, own.y, 0x5140), far = prmt(own.x, own.y, 0x7362);
-            a[0][2 * h] = r.template times<0, 1>(near);
-            a[0][2 * h + 1] = r.template times<2, 3>(near);
-            a[1][2 * h] = r.template times<0, 1>(far);
-            a[1][2 * h + 1] = r.template times<2, 3>(far);
+            a[0][2 * h] = r.times<0, 1>(near);
+            a[0][2 * h + 1] = r.times<2, 3>(near);
+            a[1][2 * h] = r.times<0, 1>(far);
+            a[1][2 * h + 1] = r.times<2, 3>(far);
         }
         use(2 * g, ct, a[0]);
         use(2 * g + 1, ct, a[1]);

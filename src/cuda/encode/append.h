@@ -58,10 +58,6 @@ cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles
 cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                int n_kv_heads, cudaStream_t stream);
 
-/* The same for kinds whose codes stand for several channels. All roles have one kind of chunk. */
-cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles,
-                                 int n_kv_heads, cudaStream_t stream);
-
 /* The same for trellis kinds. All roles have the same number of states. */
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                   int n_kv_heads, cudaStream_t stream);

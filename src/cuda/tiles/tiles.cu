@@ -60,7 +60,6 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
     case KVANT_CUDA_OCTOPUS3: return chunk_bytes<Octopus3>(looks_up);
     case KVANT_CUDA_OCTOPUS4: return chunk_bytes<Octopus4>(looks_up);
     case KVANT_CUDA_HQMQ_S96R4: return chunk_bytes<HqmqS96R4>(looks_up);
-    case KVANT_CUDA_HQMQ_S192R6: return chunk_bytes<HqmqS192R6>(looks_up);
     case KVANT_CUDA_CODEBOOK_WIDE: return 4 << codec.bits;
     default: break;
     }
@@ -94,13 +93,7 @@ static TileCodec tile_codec(const kvant_cuda_codec &codec)
     TileCodec c{};
     c.params = codec.params;
     c.trellis = codec.trellis;
-    c.index_bits = codec.book.index_bits;
-    std::copy(std::begin(codec.book.direction), std::end(codec.book.direction),
-              c.directions.direction);
-    std::copy(std::begin(codec.book.norm), std::end(codec.book.norm), c.directions.norm);
-    for (uint32_t i = 0; i < codec.book.n_secondaries; i++)
-        std::copy(std::begin(codec.book.secondaries[i]), std::end(codec.book.secondaries[i]),
-                  c.directions.secondaries[i]);
+    c.directions = codec.directions;
     std::copy(std::begin(codec.wide.values), std::end(codec.wide.values), c.levels);
     return c;
 }

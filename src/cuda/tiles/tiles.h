@@ -12,7 +12,6 @@ struct TileCodec {
     kvant_cuda_params params;
     kvant_cuda_trellis trellis;
     kvant_cuda_directions directions;     /* for chunks */
-    uint32_t index_bits;                  /* for quaternions */
     float levels[KVANT_CUDA_WIDE_LEVELS]; /* for a wide codebook */
     bool looks_up; /* shared memory has room for the table of a trellis or of quaternions */
     int table_bytes;

@@ -18,7 +18,6 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_far_page(const Unpacking &
     case KVANT_CUDA_OCTOPUS3: return unpack_chunks<Octopus3, D, KEYS>(u);
     case KVANT_CUDA_OCTOPUS4: return unpack_chunks<Octopus4, D, KEYS>(u);
     case KVANT_CUDA_HQMQ_S96R4: return unpack_chunks<HqmqS96R4, D, KEYS>(u);
-    case KVANT_CUDA_HQMQ_S192R6: return unpack_chunks<HqmqS192R6, D, KEYS>(u);
     case KVANT_CUDA_TRELLIS2:
     case KVANT_CUDA_TRELLIS3:
     case KVANT_CUDA_TRELLIS4: return unpack_any_trellis<D, KEYS>(u);
@@ -46,7 +45,6 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_page(const Unpacking &u)
     case KVANT_CUDA_OCTOPUS3: return unpack_any_chunks<Octopus3, D, KEYS>(u);
     case KVANT_CUDA_OCTOPUS4: return unpack_any_chunks<Octopus4, D, KEYS>(u);
     case KVANT_CUDA_HQMQ_S96R4: return unpack_any_chunks<HqmqS96R4, D, KEYS>(u);
-    case KVANT_CUDA_HQMQ_S192R6: return unpack_any_chunks<HqmqS192R6, D, KEYS>(u);
     case KVANT_CUDA_TRELLIS2:
         return u.codec.looks_up ? unpack_trellis<Trellis2, D, KEYS>(u)
                                 : unpack_any_trellis<D, KEYS>(u);
@@ -70,7 +68,6 @@ KVANT_INLINE void fill_table(const TileCodec &codec, uint8_t *table)
     case KVANT_CUDA_OCTOPUS3: return fill_chunks<Octopus3>(table, codec);
     case KVANT_CUDA_OCTOPUS4: return fill_chunks<Octopus4>(table, codec);
     case KVANT_CUDA_HQMQ_S96R4: return fill_chunks<HqmqS96R4>(table, codec);
-    case KVANT_CUDA_HQMQ_S192R6: return fill_chunks<HqmqS192R6>(table, codec);
     case KVANT_CUDA_TRELLIS2:
         if (codec.looks_up)
             return fill_levels<Trellis2, TRELLIS_COPIES>(table, codec.params.bytes);

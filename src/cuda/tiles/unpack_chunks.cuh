@@ -3,7 +3,6 @@
  * shared memory has no room for the table. */
 #pragma once
 
-#include "../chunks/chunk_values.cuh"
 #include "../chunks/chunks.cuh"
 #include "unpack_values.cuh"
 
@@ -49,9 +48,8 @@ KVANT_INLINE uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t sca
             x.x = multiply_halves(x.x, norm), x.y = multiply_halves(x.y, norm);
         }
     } else { /* without a table; directions are multiplied by 2^15, and radii are at most 1 */
-        const uint32_t index =
-                           min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
-                       radius = code >> u.codec.index_bits;
+        const uint32_t index = min(code & ((1u << C::INDEX_BITS) - 1), (uint32_t)C::ENTRIES - 1),
+                       radius = code >> C::INDEX_BITS;
         float y[4];
         C::direction(u.codec.directions, (int)index, y);
         x = make_uint2(pack_half2(32768 * y[0], 32768 * y[1]),

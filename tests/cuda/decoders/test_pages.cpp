@@ -270,15 +270,7 @@ template <class C, int D> static int check(const char *spec)
             } else if (HAS_WIDE_BOOK<C>) {
                 memcpy(task.chunks.k_levels, page.gpu.wide.values, sizeof task.chunks.k_levels);
             } else {
-                if (view->of.chunk.kind == KVANT_CHUNK_TRIPLETS) {
-                    memcpy(task.chunks.k_directions.direction, view->of.chunk.direction,
-                           sizeof task.chunks.k_directions.direction);
-                    memcpy(task.chunks.k_directions.norm, view->of.chunk.length,
-                           sizeof task.chunks.k_directions.norm);
-                }
-                for (uint32_t i = 0; i < 4 * view->of.chunk.n_secondaries; i++)
-                    task.chunks.k_directions.secondaries[i / 4][i % 4] =
-                        (float)view->of.chunk.secondaries[i];
+                task.chunks.k_directions = page.gpu.directions;
             }
             static uint32_t rng = 1;
             const auto next = [] {
@@ -390,9 +382,9 @@ int main()
     failed += check_all<Codebook6>("turboquant-6:rotate=none");
     failed += check_all<Trellis4>("trellis-4") + check_all<Trellis3>("trellis-3") +
               check_all<Trellis2>("trellis-2");
-    failed += check_all<Octopus3>("octopus-3:rotate=none") +
-              check_all<Octopus4>("octopus-4:rotate=none") + check_all<HqmqS96R4>("hqmq-s96r4") +
-              check_all<HqmqS192R6>("hqmq-s192r6");
+    failed += check_all<Octopus2>("octopus-2:rotate=none,round=next,pad=zero") +
+              check_all<Octopus3>("octopus-3:rotate=none") +
+              check_all<Octopus4>("octopus-4:rotate=none") + check_all<HqmqS96R4>("hqmq-s96r4");
     printf("%d failed\n", failed);
     return failed != 0;
 }
