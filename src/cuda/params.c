@@ -7,8 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "any/halves.h"
 #include "table.h"
+
+#if KVANT_PAPERS
+#include "papers/halves.h"
+#endif
 
 kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status,
                                const char *format, ...)
@@ -222,12 +225,29 @@ static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
     case KVANT_CODES_UNIFORM: return init_uniform(out, view);
     case KVANT_CODES_CODEBOOK: init_codebook(out, view); return true;
     case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(out, view); return true;
+#if KVANT_PAPERS
     case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->directions, view);
-    case KVANT_CODES_NONE: break;
+#endif
+    default: break;
     }
     return false;
 }
 
+/* Whether only kernels of papers/ serve the codec, and this build lacks them. libkvant may come from
+ * another build, which has the families of papers. */
+static bool lacks_kernels(const kvant_codec_view *view)
+{
+    if (KVANT_PAPERS)
+        return false;
+    switch (view->general.kind) {
+    case KVANT_GENERAL_NONE:
+    case KVANT_GENERAL_RAW: return false;
+    case KVANT_GENERAL_UNIFORM: return view->general.uniform.clusters != 0;
+    default: return true;
+    }
+}
+
+#if KVANT_PAPERS
 /* Copies the tables of codecs whose kernels of any/ read them. */
 static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
@@ -248,6 +268,14 @@ static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *v
     }
     return KVANT_OK;
 }
+#else
+/* No codec that this build serves has tables. */
+static kvant_status copy_tables(kvant_cuda_codec *out, const kvant_codec_view *view)
+{
+    (void)out, (void)view;
+    return KVANT_OK;
+}
+#endif
 
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_view *view,
                                     const kvant_cuda_error *error)
@@ -263,6 +291,11 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u is not a multiple of 16 up to 512",
                                  (unsigned)d);
+    if (lacks_kernels(view))
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: this libkvant_cuda has no kernels for %s; build it "
+                                 "with -DKVANT_PAPERS=ON",
+                                 info->spec);
     init_transform(out, view);
     const bool general = kvant_cuda_general_init(out, view);
     if (!init_codes(out, view)) {

@@ -186,7 +186,7 @@ KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_is_general(const kvant_cuda_pa
     return params->codes == KVANT_CUDA_CODES_GENERAL || kvant_cuda_has_chunks(params);
 }
 
-/* Whether the rotations of keys in tiers are stored transposed, as any/direct_tiers.cuh needs
+/* Whether the rotations of keys in tiers are stored transposed, as papers/direct_tiers.cuh needs
  * them. */
 KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_rotates_tiers(const kvant_general *g)
 {

@@ -7,9 +7,11 @@
 #include <math.h>
 
 #include "../../src/codec/encode.h"
-#include "../../src/cuda/any/halves.h"
 #include "../../src/cuda/any/general_encode.h"
 #include "../../src/cuda/table.h"
+#if KVANT_PAPERS
+#include "../../src/cuda/papers/halves.h"
+#endif
 #include "../unit/calibrated.h"
 
 /* Specs in addition to all_specs, for code paths that only the kernels have. */
@@ -97,19 +99,12 @@ static bool general_of(const kvant_codec *codec, kvant_cuda_codec *gpu)
     return known;
 }
 
-static void seal(const kvant_general *g, const float *rows, void *page)
+#if KVANT_PAPERS
+static void seal_tiers(const kvant_general *g, const float *rows, void *page)
 {
     work w;
     general_space s = space_of(&w);
     const uint32_t d = g->head_dim;
-    for (uint32_t first = 0; g->view.kind == KVANT_GENERAL_UNIFORM && first < 64;
-         first += g->view.uniform.group)
-        for (uint32_t j = 0; j < d; j++) {
-            const general_run x = { rows + (size_t)first * d + j, NULL, (int)d, 64 };
-            general_encode_tokens(g, &x, (int)first, (int)j, page);
-        }
-    if (g->view.kind != KVANT_GENERAL_TIERS)
-        return;
     for (uint32_t j = 0; j < d; j++) {
         const general_run x = { rows + j, NULL, (int)d, 64 };
         w.a[j] = general_energy(&x);
@@ -122,6 +117,22 @@ static void seal(const kvant_general *g, const float *rows, void *page)
         memcpy(w.y, rows + (size_t)t * d, d * sizeof *rows);
         general_encode_tiers(alone, g, &s, t, page);
     }
+}
+#endif
+
+static void seal(const kvant_general *g, const float *rows, void *page)
+{
+    const uint32_t d = g->head_dim;
+    for (uint32_t first = 0; g->view.kind == KVANT_GENERAL_UNIFORM && first < 64;
+         first += g->view.uniform.group)
+        for (uint32_t j = 0; j < d; j++) {
+            const general_run x = { rows + (size_t)first * d + j, NULL, (int)d, 64 };
+            general_encode_tokens(g, &x, (int)first, (int)j, page);
+        }
+#if KVANT_PAPERS
+    if (g->view.kind == KVANT_GENERAL_TIERS)
+        seal_tiers(g, rows, page);
+#endif
 }
 
 /* Both encode the same transformed rows into pages with the same old bytes. */
@@ -170,6 +181,7 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
     }
 }
 
+#if KVANT_PAPERS
 /* Products of a row with the operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row
  * rotated back. For keys of tiers they are rotated as queries are (direct_tiers.cuh: head_dim 64
  * and 128). */
@@ -211,6 +223,7 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     }
     free(halves);
 }
+#endif
 
 /* Each codec gets this number of pages with 64 random rows. The first page has rows of all
  * kinds. */
@@ -237,7 +250,9 @@ static uint32_t check_codec(const kvant_codec *codec, uint64_t *rng)
          i++) /* damaged bytes do no harm and decode to the same numbers */
         pages[0][i] = (uint8_t)test_random(rng);
     check_decoded(codec, &gpu.general, pages[0]);
+#if KVANT_PAPERS
     check_rotation(codec, &gpu.general, rng);
+#endif
     free(rows);
     free(pages[0]);
     free(pages[1]);

@@ -1,10 +1,13 @@
 /* attention.cu - chooses the kernel of any/ for a problem, and launches it. */
 #include "any.h"
 #include "block.cuh"
-#include "direct.h"
 
 #include "../checks.h"
 #include "../launch.h"
+
+#if KVANT_PAPERS
+#include "../papers/direct.h"
+#endif
 
 #include <algorithm>
 #include <climits>
@@ -66,25 +69,12 @@ static KernelOf kernel_for(unsigned decoders)
     case PLAIN: return any_kernel<PLAIN>;
     case GROUPS: return any_kernel<GROUPS>;
     case TRELLISES: return any_kernel<TRELLISES>;
+#if KVANT_PAPERS
     case CHUNKS: return any_kernel<CHUNKS>;
     case CENTROIDS: return any_kernel<CENTROIDS>;
+#endif
     default: return any_kernel<ALL_DECODERS>;
     }
-}
-
-/* The direct kernel for a problem. These kernels know a single key transform and no centres of
- * keys. */
-static DirectKernel direct_for(const AnyAttentionArgs &p)
-{
-    const kvant_general &k = p.keys.general, &v = p.values.general;
-    const auto has_tiers = [](const kvant_cuda_codec &codec) {
-        return codec.params.codes == KVANT_CUDA_CODES_GENERAL &&
-               codec.general.view.kind == KVANT_GENERAL_TIERS;
-    };
-    const bool serves = !p.k_center && !p.page_offsets && !p.matrices && has_tiers(p.keys) &&
-                        has_tiers(p.values) && k.view.books[1].bits == v.view.books[1].bits &&
-                        (k.head_dim == 64 || k.head_dim == 128);
-    return serves ? direct_tiers(k) : DirectKernel{};
 }
 
 static kvant_status launch_rows(AnyAttentionArgs &p, bool many, int multiprocessors,
@@ -105,12 +95,14 @@ kvant_status launch_attention_any(const kvant_cuda_kernel_attention_args &args,
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
+#if KVANT_PAPERS
     const DirectKernel direct = direct_for(p);
     if (direct.kernel)
         return launch(
             { direct.kernel, DIRECT_ROWS, DIRECT_WARPS, 1 }, p,
             [&](int warps) { return direct.shared_bytes(p.k.bytes, p.v.bytes, warps); },
             multiprocessors, shared_bytes, stream);
+#endif
     /* a block has 16 rows if there are more than 8 and shared memory has room for them */
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     if ((int64_t)p.query_tokens * p.heads_a_kv > AnyShape<1>::ROWS)

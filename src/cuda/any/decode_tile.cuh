@@ -3,11 +3,13 @@
  * numbers bit by bit. */
 #pragma once
 
-#include "decode_chunks.cuh"
-#include "decode_polar.cuh"
-#include "decode_tiers.cuh"
 #include "decode_trellis.cuh"
 #include "decode_uniform.cuh"
+#include "decoders.h"
+
+#if KVANT_PAPERS
+#include "../papers/decode_families.cuh"
+#endif
 
 namespace kvant
 {
@@ -72,35 +74,6 @@ __device__ static __noinline__ void decode_open(const DecodedTile tile, kvant_cu
     tile.d <= 128 ? copy_rows<1, 4>(tile, type) : copy_rows<4, 1>(tile, type);
 }
 
-template <bool KEYS>
-KVANT_INLINE void decode_chunk_codes(const kvant_general &g, const DecodedTile &tile)
-{
-    g.view.kind == KVANT_GENERAL_TRIPLETS ? decode_chunks<3, KEYS>(g, tile)
-                                          : decode_chunks<4, KEYS>(g, tile);
-}
-
-/* Decodes codecs in the general form. */
-template <bool KEYS>
-KVANT_INLINE void decode_family(const kvant_general &g, const DecodedTile &tile)
-{
-    const kvant_codebook_position &levels = g.view.books[0];
-    switch (g.view.kind) {
-    case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
-    case KVANT_GENERAL_CODEBOOK:
-        decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile);
-        break;
-    case KVANT_GENERAL_TRIPLETS:
-    case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
-    case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
-    case KVANT_GENERAL_UNIFORM:
-        decode_uniform_codes<KEYS, true>(g, tile);
-        return add_centroids(g, tile);
-    default: return decode_tiers<KEYS>(g, tile);
-    }
-    if (g.view.sketched)
-        add_sketch<KEYS>(g, tile);
-}
-
 /* Decodes a tile of a sealed page. WITH: the kernel's Decoders. */
 template <bool KEYS, unsigned WITH>
 KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book,
@@ -119,6 +92,7 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
     if constexpr ((WITH & TRELLISES) != 0)
         if (c.codes == KVANT_CUDA_CODES_TRELLIS)
             return decode_trellis<KEYS>(c, book.trellis.whole, tile);
+#if KVANT_PAPERS
     if constexpr (WITH == CENTROIDS) {
         decode_uniform_codes<KEYS, true>(codec.general, tile);
         add_centroids(codec.general, tile);
@@ -126,6 +100,7 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
         decode_family<KEYS>(codec.general, tile);
     else if constexpr ((WITH & CHUNKS) != 0)
         decode_chunk_codes<KEYS>(codec.general, tile);
+#endif
 }
 
 } // namespace kvant

@@ -1,5 +1,6 @@
 /* general.h - the common parts of pages in the general form (codec/view.h, kvant_general_view):
- * numbers, sums, rotations, codes. general_decode.h and general_encode.h process rows.
+ * numbers and codes. general_decode.h and general_encode.h process rows of numbers and of uniform
+ * codes, and papers/general_*.h all other rows.
  *
  * The same source is C and CUDA. A team of lanes works on a row. In CUDA the team is a warp; in C
  * it is one lane, and tests compare its bytes with the CPU's codecs. Between two barriers no lane
@@ -152,18 +153,6 @@ KVANT_INLINE float general_round_to_half(float x)
     return general_from_half(general_to_half(x));
 }
 
-KVANT_INLINE float general_dot3(float a, float b, float c, float d, float e, float f)
-{
-    return general_add(general_add(general_mul(a, b), general_mul(c, d)), general_mul(e, f));
-}
-
-/* (a b + c d) + (e f + g h) of four numbers each */
-KVANT_INLINE float general_dot4(const float *x, const float *w)
-{
-    return general_add(general_add(general_mul(x[0], w[0]), general_mul(x[1], w[1])),
-                       general_add(general_mul(x[2], w[2]), general_mul(x[3], w[3])));
-}
-
 /* The 16 partial sums of format.md, "Numbers". */
 KVANT_INLINE float general_tree(const float *sums)
 {
@@ -176,97 +165,9 @@ KVANT_INLINE float general_tree(const float *sums)
     return s[0];
 }
 
-/* The sum of products of two rows; with b NULL, the sum of the numbers a. All lanes get the sum. */
-KVANT_INLINE float general_sum(general_team team, float *sums, const float *a, const float *b,
-                               int n)
+KVANT_INLINE bool general_fits(float x)
 {
-    general_meet();
-    for (int j = team.lane; j < 16; j += team.lanes) {
-        float sum = 0;
-        for (int i = j; i < n; i += 16)
-            sum = general_add(sum, b ? general_mul(a[i], b[i]) : a[i]);
-        sums[j] = sum;
-    }
-    general_meet();
-    return general_tree(sums);
-}
-
-/* A dot product by one lane. */
-KVANT_INLINE float general_own_dot(const float *a, const float *b, int n)
-{
-    float s[16] = { 0 };
-    int at = 0;
-    for (; at + 16 <= n; at += 16)
-        unrolled_for (int i = 0; i < 16; i++)
-            s[i] = general_add(s[i], general_mul(a[at + i], b[at + i]));
-    unrolled_for (int i = 0; i < 16; i++)
-        if (at + i < n)
-            s[i] = general_add(s[i], general_mul(a[at + i], b[at + i]));
-    return general_tree(s);
-}
-
-/* ---- rotations ---- */
-
-KVANT_INLINE void general_hadamard(general_team team, float *x, int n, float scale)
-{
-    for (int distance = 1; distance < n; distance *= 2) {
-        general_meet();
-        for (int i = team.lane; i < n / 2; i += team.lanes) {
-            const int at = 2 * i - (i & (distance - 1));
-            const float p = x[at], q = x[at + distance];
-            x[at] = general_add(p, q);
-            x[at + distance] = general_sub(p, q);
-        }
-    }
-    general_meet();
-    for (int i = team.lane; i < n; i += team.lanes)
-        x[i] = general_mul(x[i], scale);
-    general_meet();
-}
-
-/* to = R from; to and from do not overlap. */
-KVANT_INLINE void general_rotate(general_team team, const kvant_rotation_position *place,
-                                 const float *tables, const float *from, float *to)
-{
-    const int n = (int)place->n;
-    const float *numbers = tables + place->numbers;
-    general_meet();
-    for (int i = team.lane; i < n; i += team.lanes)
-        to[i] = place->dense ? general_own_dot(numbers + (size_t)i * (size_t)n, from, n)
-                             : general_mul(from[i], numbers[i]);
-    if (place->dense)
-        general_meet();
-    else
-        general_hadamard(team, to, n, place->scale);
-}
-
-/* Sum over j of weights[j] rows[j][i], in this order, for rows of n numbers. Loads sixteen numbers
- * at a time, because they come from device memory. */
-KVANT_INLINE float general_combine(const float *rows, const float *weights, int n, int i)
-{
-    float sum = 0, x[16];
-    for (int first = 0; first < n; first += 16) {
-        unrolled_for (int j = 0; j < 16; j++)
-            x[j] = first + j < n ? rows[(size_t)(first + j) * (size_t)n + (size_t)i] : 0;
-        unrolled_for (int j = 0; j < 16; j++)
-            sum = first + j < n ? general_add(sum, general_mul(weights[first + j], x[j])) : sum;
-    }
-    return sum;
-}
-
-/* to = R^T from; from is overwritten. */
-KVANT_INLINE void general_rotate_back(general_team team, const kvant_rotation_position *place,
-                                      const float *tables, float *from, float *to)
-{
-    const int n = (int)place->n;
-    const float *numbers = tables + place->numbers;
-    if (!place->dense)
-        general_hadamard(team, from, n, place->scale);
-    general_meet();
-    for (int i = team.lane; i < n; i += team.lanes)
-        to[i] =
-            place->dense ? general_combine(numbers, from, n, i) : general_mul(from[i], numbers[i]);
-    general_meet();
+    return x <= GENERAL_HALF_MAX;
 }
 
 /* ---- codes ---- */
@@ -304,41 +205,6 @@ KVANT_INLINE void general_put_code(const kvant_general *g, uint32_t *words, int 
     }
 }
 
-/* The same for chunk codes. */
-KVANT_INLINE uint32_t general_get_chunk(const kvant_general *g, const uint32_t *words, int n_chunks,
-                                        int bits, int token, int chunk)
-{
-    uint32_t code = 0;
-    for (int p = 16, shift = 0; p > 0; p /= 2) {
-        if (!(bits & p))
-            continue;
-        const kvant_code_position at = chunk_place(p, n_chunks, g->keys, token, chunk);
-        code |= (words[at.word] >> at.bit & ((1u << p) - 1)) << shift;
-        words += chunk_plane_words(p, n_chunks, g->keys);
-        shift += p;
-    }
-    return code;
-}
-
-KVANT_INLINE void general_put_chunk(const kvant_general *g, uint32_t *words, int n_chunks, int bits,
-                                    int token, int chunk, uint32_t code)
-{
-    for (int p = 16, shift = 0; p > 0; p /= 2) {
-        if (!(bits & p))
-            continue;
-        const kvant_code_position at = chunk_place(p, n_chunks, g->keys, token, chunk);
-        const uint32_t ones = (1u << p) - 1;
-        general_put_bits(words + at.word, (code >> shift & ones) << at.bit, ones << at.bit);
-        words += chunk_plane_words(p, n_chunks, g->keys);
-        shift += p;
-    }
-}
-
-KVANT_INLINE int general_chunk_bits(const kvant_general *g)
-{
-    return (int)(g->view.chunks.index_bits + g->view.chunks.length_bits);
-}
-
 /* The fp16 numbers at a byte of a page. */
 KVANT_INLINE const uint16_t *general_halves(const void *page, uint32_t byte)
 {
@@ -348,4 +214,18 @@ KVANT_INLINE const uint16_t *general_halves(const void *page, uint32_t byte)
 KVANT_INLINE const uint32_t *general_words(const void *page, uint32_t byte)
 {
     return (const uint32_t *)(const void *)((const uint8_t *)page + byte);
+}
+
+/* The numbers of a group, `stride` apart, over channels or tokens. Numbers from `there` on count as
+ * copies of the first. */
+typedef struct general_run {
+    const float *numbers;
+    const uint16_t *halves; /* fp16 numbers instead of floats, or NULL */
+    int stride, there;
+} general_run;
+
+KVANT_INLINE float general_at(const general_run *x, int i)
+{
+    const size_t at = i < x->there ? (size_t)i * (size_t)x->stride : 0;
+    return x->halves ? general_from_half(x->halves[at]) : x->numbers[at];
 }

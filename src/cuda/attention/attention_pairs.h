@@ -18,7 +18,18 @@
 #pragma once
 
 /* clang-format off */
+#if KVANT_PAPERS
+#define KVANT_CUDA_PAPER_PAIRS(X) \
+    X(Octopus2, Octopus2) \
+    X(Octopus3, Octopus3) \
+    X(Octopus4, Octopus4) \
+    X(HqmqS96R4, HqmqS96R4)
+#else
+#define KVANT_CUDA_PAPER_PAIRS(X)
+#endif
+
 #define KVANT_CUDA_ATTENTION_PAIRS(X) \
+    KVANT_CUDA_PAPER_PAIRS(X) \
     X(Uniform8, Uniform8) \
     X(Uniform8, Uniform4) \
     X(Uniform8, Codebook4) \
@@ -47,10 +58,6 @@
     X(Uniform4Channels, Uniform4Channels) \
     X(Uniform4Tokens, Uniform4Channels) \
     X(Uniform4Tokens, Uniform4Tokens) \
-    X(Octopus2, Octopus2) \
-    X(Octopus3, Octopus3) \
-    X(Octopus4, Octopus4) \
-    X(HqmqS96R4, HqmqS96R4) \
     X(Trellis4, Trellis4) \
     X(Trellis4, Trellis3) \
     X(Trellis4, Trellis2) \

@@ -8,7 +8,7 @@
 #include "../any/any.h"
 #include "../centers.h"
 #include "../checks.h"
-#include "../chunks/chunks.cuh"
+#include "../papers/chunks.cuh"
 #include "../launch.h"
 #include "../table.h"
 #include "../tiles/tiles.h"

@@ -9,7 +9,7 @@
  * registers than there are. */
 #pragma once
 
-#include "../chunks/chunks.cuh"
+#include "../papers/chunks.cuh"
 #include "../rotate.cuh"
 #include "../trellis/trellis.cuh"
 #include "schedule.cuh"

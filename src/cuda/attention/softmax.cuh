@@ -11,7 +11,7 @@
  * SLACK. */
 #pragma once
 
-#include "../chunks/chunks.cuh"
+#include "../papers/chunks.cuh"
 #include "../rotate.cuh"
 #include "../trellis/trellis.cuh"
 #include "wide_keys.cuh"

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "../attention/attention.cuh"
-#include "unpack_chunks.cuh"
+#include "../papers/unpack_chunks.cuh"
 #include "unpack_trellis.cuh"
 
 namespace kvant

@@ -2,10 +2,10 @@
 #include "tiles.h"
 
 #include "../checks.h"
-#include "../chunks/chunks.cuh"
+#include "../papers/chunks.cuh"
 #include "../trellis/trellis_pairs.cuh"
 #include "code_pairs.h"
-#include "unpack_chunks.cuh"
+#include "../papers/unpack_chunks.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -56,10 +56,10 @@ template <class C> static int chunk_bytes(bool looks_up)
 static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
 {
     switch (codec.kind) {
-    case KVANT_CUDA_OCTOPUS2: return chunk_bytes<Octopus2>(looks_up);
-    case KVANT_CUDA_OCTOPUS3: return chunk_bytes<Octopus3>(looks_up);
-    case KVANT_CUDA_OCTOPUS4: return chunk_bytes<Octopus4>(looks_up);
-    case KVANT_CUDA_HQMQ_S96R4: return chunk_bytes<HqmqS96R4>(looks_up);
+#define KVANT_CUDA_CASE(KIND, C)                                                                   \
+    case KIND: return chunk_bytes<C>(looks_up);
+        KVANT_CUDA_CHUNK_KINDS(KVANT_CUDA_CASE)
+#undef KVANT_CUDA_CASE
     case KVANT_CUDA_CODEBOOK_WIDE: return 4 << codec.bits;
     default: break;
     }

@@ -2,7 +2,7 @@
  * chooses the way for a codec, and fills its tables. */
 #pragma once
 
-#include "unpack_chunks.cuh"
+#include "../papers/unpack_chunks.cuh"
 #include "unpack_values.cuh"
 #include "unpack_trellis.cuh"
 
@@ -14,10 +14,10 @@ namespace kvant
 template <int D, bool KEYS> KVANT_INLINE float unpack_far_page(const Unpacking &u)
 {
     switch (u.codec.params.kind) {
-    case KVANT_CUDA_OCTOPUS2: return unpack_chunks<Octopus2, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS3: return unpack_chunks<Octopus3, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS4: return unpack_chunks<Octopus4, D, KEYS>(u);
-    case KVANT_CUDA_HQMQ_S96R4: return unpack_chunks<HqmqS96R4, D, KEYS>(u);
+#define KVANT_CUDA_CASE(KIND, C)                                                                   \
+    case KIND: return unpack_chunks<C, D, KEYS>(u);
+        KVANT_CUDA_CHUNK_KINDS(KVANT_CUDA_CASE)
+#undef KVANT_CUDA_CASE
     case KVANT_CUDA_TRELLIS2:
     case KVANT_CUDA_TRELLIS3:
     case KVANT_CUDA_TRELLIS4: return unpack_any_trellis<D, KEYS>(u);
@@ -41,10 +41,10 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_page(const Unpacking &u)
     case KVANT_CUDA_CODEBOOK2: return unpack_in_registers<Codebook2, D, KEYS>(u);
     case KVANT_CUDA_CODEBOOK3: return unpack_in_registers<Codebook3, D, KEYS>(u);
     case KVANT_CUDA_CODEBOOK4: return unpack_in_registers<Codebook4, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS2: return unpack_any_chunks<Octopus2, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS3: return unpack_any_chunks<Octopus3, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS4: return unpack_any_chunks<Octopus4, D, KEYS>(u);
-    case KVANT_CUDA_HQMQ_S96R4: return unpack_any_chunks<HqmqS96R4, D, KEYS>(u);
+#define KVANT_CUDA_CASE(KIND, C)                                                                   \
+    case KIND: return unpack_any_chunks<C, D, KEYS>(u);
+        KVANT_CUDA_CHUNK_KINDS(KVANT_CUDA_CASE)
+#undef KVANT_CUDA_CASE
     case KVANT_CUDA_TRELLIS2:
         return u.codec.looks_up ? unpack_trellis<Trellis2, D, KEYS>(u)
                                 : unpack_any_trellis<D, KEYS>(u);
@@ -64,10 +64,10 @@ KVANT_INLINE void fill_table(const TileCodec &codec, uint8_t *table)
     if (codec.table_bytes == 0)
         return;
     switch (codec.params.kind) {
-    case KVANT_CUDA_OCTOPUS2: return fill_chunks<Octopus2>(table, codec);
-    case KVANT_CUDA_OCTOPUS3: return fill_chunks<Octopus3>(table, codec);
-    case KVANT_CUDA_OCTOPUS4: return fill_chunks<Octopus4>(table, codec);
-    case KVANT_CUDA_HQMQ_S96R4: return fill_chunks<HqmqS96R4>(table, codec);
+#define KVANT_CUDA_CASE(KIND, C)                                                                   \
+    case KIND: return fill_chunks<C>(table, codec);
+        KVANT_CUDA_CHUNK_KINDS(KVANT_CUDA_CASE)
+#undef KVANT_CUDA_CASE
     case KVANT_CUDA_TRELLIS2:
         if (codec.looks_up)
             return fill_levels<Trellis2, TRELLIS_COPIES>(table, codec.params.bytes);

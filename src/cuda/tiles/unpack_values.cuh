@@ -8,7 +8,7 @@
 
 #include "../attention/dequant.cuh"
 #include "../attention/softmax.cuh"
-#include "../chunks/chunks.cuh"
+#include "../papers/chunks.cuh"
 #include "../pages/read_code.cuh"
 #include "operands.cuh"
 #include "tiles.h"

@@ -1,5 +1,5 @@
-/* test_decoders.cpp - decoders of tiles (src/cuda/any/decode_*.cuh) without a GPU. The warp of
- * warp.h runs their source, and the results are compared with the CPU's rows. Copies of the headers
+/* test_decoders.cpp - decoders of tiles (decode_*.cuh of src/cuda/any and src/cuda/papers)
+ * without a GPU. The warp of warp.h runs their source, and the results are compared with the CPU's rows. Copies of the headers
  * lie next to this program and include warp.h in place of CUDA.
  *
  * A number is rounded to fp16 up to three times, by 2^-11 of itself each time. Products with a
@@ -7,10 +7,12 @@
  * have a length of at most sqrt(head_dim). */
 #include "warp.h"
 
-#include "device/any/decode_polar.cuh"
-#include "device/any/decode_tiers.cuh"
 #include "device/any/decode_trellis.cuh"
 #include "device/any/decode_uniform.cuh"
+#include "device/any/decoders.h"
+#if KVANT_PAPERS
+#include "device/papers/decode_families.cuh"
+#endif
 #include "page.h"
 
 Warp warp;
@@ -69,27 +71,16 @@ static const char *const specs[] = {
 template <bool KEYS> static void decode(const test_page &page, const DecodedTile &tile)
 {
     const kvant_general &g = page.general;
-    const kvant_codebook_position &book = g.view.books[0];
     if (page.params.codes == KVANT_CUDA_CODES_CODEBOOK)
         return decode_book<KEYS>((int)page.params.bits, (int)g.metadata, page.values, tile);
     if (page.params.codes == KVANT_CUDA_CODES_TRELLIS)
         return decode_trellis<KEYS>(page.params,
                                     reinterpret_cast<uint16_t *>(warp.shared + LEVELS_AT), tile);
-    switch (g.view.kind) {
-    case KVANT_GENERAL_UNIFORM:
-        decode_uniform_codes<KEYS, true>(g, tile);
-        return g.view.uniform.clusters ? add_centroids(g, tile) : (void)0;
-    case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
-    case KVANT_GENERAL_TIERS: return decode_tiers<KEYS>(g, tile);
-    case KVANT_GENERAL_CODEBOOK:
-        decode_book<KEYS>((int)book.bits, (int)g.metadata, g.tables + book.values, tile);
-        break;
-    case KVANT_GENERAL_TRIPLETS: decode_chunks<3, KEYS>(g, tile); break;
-    case KVANT_GENERAL_DIRECTIONS: decode_chunks<4, KEYS>(g, tile); break;
-    default: clear_tile(tile); break;
-    }
-    if (g.view.sketched)
-        add_sketch<KEYS>(g, tile);
+    if (g.view.kind == KVANT_GENERAL_UNIFORM && g.view.uniform.clusters == 0)
+        return decode_uniform_codes<KEYS, true>(g, tile);
+#if KVANT_PAPERS
+    decode_family<KEYS>(g, tile);
+#endif
 }
 
 static struct Task {

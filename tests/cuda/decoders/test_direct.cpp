@@ -1,4 +1,4 @@
-/* test_direct.cpp - tiers in src/cuda/any/direct.cuh without a GPU. The warp of warp.h computes
+/* test_direct.cpp - tiers in src/cuda/papers/direct.cuh without a GPU. The warp of warp.h computes
  * scores and sums of a page, which are compared with the CPU's rows in double precision.
  *
  * For the bounds, u = 2^-11. A level, its scaled weight and a query's number are rounded to fp16,
@@ -6,7 +6,7 @@
  * so are the rotations. In all, that is at most 12 u of lengths. */
 #include "warp.h"
 
-#include "device/any/direct_tiers.cuh"
+#include "device/papers/direct_tiers.cuh"
 #include "page.h"
 
 Warp warp;

@@ -1,4 +1,4 @@
-/* warp.h - the parts of CUDA that decoders of tiles (src/cuda/any/decode_*.cuh) and decode kernels'
+/* warp.h - the parts of CUDA that decoders of tiles (any/decode_*.cuh) and decode kernels'
  * pages (src/cuda/attention) use, for a warp of 32 contexts in a C++ program.
  *
  * A lane runs until the warp synchronises, then the next lane runs. So lanes exchange numbers as on

@@ -3,18 +3,13 @@
  * the page. */
 #pragma once
 
-#include "general_decode.h"
+#include "general_numbers.h"
 
 /* A token's scale before it is rounded to fp16, and whether the row fits. */
 typedef struct general_scale {
     float stored;
     bool fits;
 } general_scale;
-
-KVANT_INLINE bool general_fits(float x)
-{
-    return x <= GENERAL_HALF_MAX;
-}
 
 /* fp16(length / sqrt(dim)) and its inverse, for a row whose squares have this sum. */
 typedef struct general_norm {

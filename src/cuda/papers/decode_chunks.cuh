@@ -8,9 +8,9 @@
  * computed. */
 #pragma once
 
-#include "../chunks/chunk_operands.cuh"
-#include "decode_planes.cuh"
-#include "decoders.h"
+#include "chunk_operands.cuh"
+#include "../any/decode_planes.cuh"
+#include "../any/decoders.h"
 
 namespace kvant
 {

@@ -3,8 +3,8 @@
  * shared memory has no room for the table. */
 #pragma once
 
-#include "../chunks/chunks.cuh"
-#include "unpack_values.cuh"
+#include "chunks.cuh"
+#include "../tiles/unpack_values.cuh"
 
 namespace kvant
 {

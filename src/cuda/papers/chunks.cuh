@@ -12,6 +12,17 @@ using Octopus2 = Octopus<2>;
 using Octopus3 = Octopus<3>;
 using Octopus4 = Octopus<4>;
 
+/* X(name in params.h, kind): the kinds that tile kernels unpack, for cases of a switch. */
+#if KVANT_PAPERS
+#define KVANT_CUDA_CHUNK_KINDS(X)                                                                  \
+    X(KVANT_CUDA_OCTOPUS2, Octopus2)                                                               \
+    X(KVANT_CUDA_OCTOPUS3, Octopus3)                                                               \
+    X(KVANT_CUDA_OCTOPUS4, Octopus4)                                                               \
+    X(KVANT_CUDA_HQMQ_S96R4, HqmqS96R4)
+#else
+#define KVANT_CUDA_CHUNK_KINDS(X)
+#endif
+
 /* Warps per multiprocessor, if there is room for them. */
 template <class C> __host__ __device__ constexpr int most_warps()
 {

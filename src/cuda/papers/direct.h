@@ -15,7 +15,10 @@ struct DirectKernel {
 /* the most warps and query rows of a thread block */
 constexpr int DIRECT_WARPS = 8, DIRECT_ROWS = 8;
 
-/* The kernel for the tiers and the head_dim of g, which both roles have. */
-DirectKernel direct_tiers(const kvant_general &g);
+struct AnyAttentionArgs;
+
+/* The direct kernel for a problem. These kernels know a single key transform and no centres of
+ * keys. */
+DirectKernel direct_for(const AnyAttentionArgs &p);
 
 } // namespace kvant

@@ -7,7 +7,7 @@
  * multiplied. */
 #pragma once
 
-#include "block.cuh"
+#include "../any/block.cuh"
 #include "direct.h"
 #include "direct_tiers.cuh"
 

@@ -6,7 +6,7 @@
  * of a row read its codes before any of them writes. */
 #pragma once
 
-#include "decode_planes.cuh"
+#include "../any/decode_planes.cuh"
 
 namespace kvant
 {
