@@ -58,8 +58,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     return nullptr;
 }
 
-/* Whether a kernel of any/ appends or seals the role. No other kernel encodes chunks, appends groups
- * of channels or computes feedback. These kernels take one role per launch. */
+/* Whether a kernel of any/ appends or seals the role. No other kernel encodes chunks, appends
+ * groups of channels or computes feedback. These kernels take one role per launch. */
 bool accepts_any(const kvant_cuda_params &codec, bool seals)
 {
     return kvant_cuda_needs_any(&codec) || kvant_cuda_has_chunks(&codec) || codec.feedback ||

@@ -233,8 +233,8 @@ static bool init_codes(kvant_cuda_codec *out, const kvant_codec_view *view)
     return false;
 }
 
-/* Whether only kernels of papers/ serve the codec, and this build lacks them. libkvant may come from
- * another build, which has the families of papers. */
+/* Whether only kernels of papers/ serve the codec, and this build lacks them. libkvant may come
+ * from another build, which has the families of papers. */
 static bool lacks_kernels(const kvant_codec_view *view)
 {
     if (KVANT_PAPERS)

@@ -232,8 +232,8 @@ typedef struct kvant_cuda_error {
 kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status,
                                const char *format, ...) KVANT_PRINTF(3, 4);
 
-/* Fills a codec's params, directions and trellis from a view, or explains why the codec is not served on
- * the GPU. */
+/* Fills a codec's params, directions and trellis from a view, or explains why the codec is not
+ * served on the GPU. */
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_view *view,
                                     const kvant_cuda_error *error);
 

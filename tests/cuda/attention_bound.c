@@ -48,10 +48,10 @@
  * centroid's number. It is also rounded by 2^-23 of a unit 2^10 times the scale, which is below
  * half of that.
  *
- * Tiers in papers/direct.cuh, where columns of a rotation M have length 1: for keys, M, M q and levels
- * are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length of |M| |q| is at most |q|_1. For
- * values, the level, the page's sum and M are rounded, by u (2 + sqrt(d)) |y|. Both are at most 3 u
- * |y| per number. */
+ * Tiers in papers/direct.cuh, where columns of a rotation M have length 1: for keys, M, M q and
+ * levels are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length of |M| |q| is at most |q|_1.
+ * For values, the level, the page's sum and M are rounded, by u (2 + sqrt(d)) |y|. Both are at most
+ * 3 u |y| per number. */
 #include "attention_errors.h"
 
 /* The arithmetic of kernels: decode kernels have no units, tile kernels have a unit per page,

@@ -63,8 +63,8 @@ static void centroids_are_refused(void **state)
     (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; i < N_CALIBRATED_SPECS + N_WEIGHTED_SPECS; i++) {
-        const char *spec = i < N_CALIBRATED_SPECS ? calibrated_specs[i]
-                                                  : weighted_specs[i - N_CALIBRATED_SPECS];
+        const char *spec =
+            i < N_CALIBRATED_SPECS ? calibrated_specs[i] : weighted_specs[i - N_CALIBRATED_SPECS];
         kvant_codec *codec;
         if (kvant_codec_create_calibrated(spec, 64, KVANT_ROLE_K, 3, calibration, 1, 0, &codec,
                                           NULL, 0) != KVANT_OK)

@@ -1,5 +1,5 @@
-/* general_space.cuh - what kernels that encode the general form share: the memory of a warp, and the
- * open page of a block. */
+/* general_space.cuh - what kernels that encode the general form share: the memory of a warp, and
+ * the open page of a block. */
 #pragma once
 
 #include "append_rows.cuh"

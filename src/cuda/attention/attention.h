@@ -117,8 +117,8 @@ struct WideAttentionArgs : AttentionArgs {
     float k_levels[64];
 };
 
-/* The arguments of kernels of pairs with codes of several channels. More than 4 KB: CUDA 12.1 and its driver, or
- * later. */
+/* The arguments of kernels of pairs with codes of several channels. More than 4 KB: CUDA 12.1 and
+ * its driver, or later. */
 struct ChunkAttentionArgs : WideAttentionArgs {
     kvant_cuda_directions k_directions, v_directions;
 };

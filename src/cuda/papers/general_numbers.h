@@ -1,6 +1,6 @@
-/* general_numbers.h - rows of pages in the general form (any/general.h) that only families of papers
- * have: from codes of triplets, directions, polar coordinates, tiers and sketches to numbers. A team
- * decodes a token: its codes to space.codes, and their numbers to space.y. */
+/* general_numbers.h - rows of pages in the general form (any/general.h) that only families of
+ * papers have: from codes of triplets, directions, polar coordinates, tiers and sketches to
+ * numbers. A team decodes a token: its codes to space.codes, and their numbers to space.y. */
 #pragma once
 
 #include "../any/general.h"

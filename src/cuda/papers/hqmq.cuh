@@ -7,8 +7,8 @@
 namespace kvant
 {
 
-/* A code of four channels: 12 bits of direction, 4 bits of radius. The bytes of a direction are 128 +
- * 128 times its channels. Radii are small whole numbers, which are subnormal as fp16, so their
+/* A code of four channels: 12 bits of direction, 4 bits of radius. The bytes of a direction are 128
+ * + 128 times its channels. Radii are small whole numbers, which are subnormal as fp16, so their
  * products with bytes are exact. */
 struct HqmqS96R4 : SteppedChunks<HqmqS96R4, 4> {
     static constexpr kvant_cuda_kind KIND = KVANT_CUDA_HQMQ_S96R4;

@@ -1,5 +1,5 @@
-/* seal_tiers.cuh - the kernel that seals pages of tiers. The channels of the first tier depend on all
- * rows of a page, so a thread block encodes a page. */
+/* seal_tiers.cuh - the kernel that seals pages of tiers. The channels of the first tier depend on
+ * all rows of a page, so a thread block encodes a page. */
 #pragma once
 
 #include "../any/general_space.cuh"

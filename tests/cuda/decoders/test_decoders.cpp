@@ -1,6 +1,6 @@
-/* test_decoders.cpp - decoders of tiles (decode_*.cuh of src/cuda/any and src/cuda/papers)
- * without a GPU. The warp of warp.h runs their source, and the results are compared with the CPU's rows. Copies of the headers
- * lie next to this program and include warp.h in place of CUDA.
+/* test_decoders.cpp - decoders of tiles (decode_*.cuh of src/cuda/any and src/cuda/papers) without
+ * a GPU. The warp of warp.h runs their source, and the results are compared with the CPU's rows.
+ * Copies of the headers lie next to this program and include warp.h in place of CUDA.
  *
  * A number is rounded to fp16 up to three times, by 2^-11 of itself each time. Products with a
  * rotation of halves have the rotation's errors: 2^-11 of its numbers, whose magnitudes as a matrix
