@@ -103,17 +103,13 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
 }
 
 /* How often a number of any/ is rounded to fp16. Codewords and radii are rounded before their
- * product. A polar number is a product of up to 10 factors in fp32, which differs by at most 20 x
- * 2^-24 from the CPU's. */
+ * product. */
 static double roundings(const kvant_cuda_codec *codec, const located *at)
 {
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 1;
-    return view->sketched                           ? 2
-           : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01
-           : view->kind == KVANT_GENERAL_POLAR      ? 1.01
-                                                    : 1;
+    return view->sketched ? 2 : view->kind == KVANT_GENERAL_DIRECTIONS ? 3.01 : 1;
 }
 
 /* The arithmetic that is used for a codec. */

@@ -122,59 +122,6 @@ __device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile
     }
 }
 
-/* Operand B: a 16 x 16 Hadamard matrix. */
-KVANT_INLINE void hadamard_operand(int lane, uint32_t (&b)[4])
-{
-    unrolled_for (int i = 0; i < 4; i++) {
-        const int row = 2 * (lane & 3) + 8 * (i & 1), column = (lane >> 2) + 8 * (i >> 1);
-        b[i] = 0x3c003c00u ^ (__popc(row & column) & 1) << 15 ^
-               (uint32_t)(__popc((row + 1) & column) & 1) << 31;
-    }
-}
-
-/* The same as add_signs for a Hadamard matrix of 16 BLOCKS rows: products mix 16 channels, and sums
- * mix blocks of 16 channels. A team of one warp. */
-template <bool KEYS, int BLOCKS>
-__device__ __noinline__ void add_hadamard(const kvant_general &g, const DecodedTile tile,
-                                          const SketchScale own)
-{
-    const float *flips = g.tables + g.view.projection.numbers;
-    DecodedTile signs = tile;
-    signs.page += g.view.sketch_codes;
-    SketchScales scales;
-    uint32_t b[4];
-    scales.share(SketchScale{ own.signs * g.view.projection.scale, own.numbers }, tile.lane);
-    hadamard_operand(tile.lane, b);
-    unrolled_for (int k = 0; k < TILE_TOKENS / 16; k++) {
-        float x[BLOCKS][2][4] = {};
-        unrolled_for (int c = 0; c < BLOCKS / 4; c++) {
-            TileCodes<1, KEYS> codes;
-            codes.load(signs, c, 4);
-            unrolled_for (int u = 0; u < 4; u++) {
-                uint32_t a[4];
-                sign_operand<KEYS>(codes, u, k, a);
-                mma(x[4 * c + u][0], a, b[0], b[1]);
-                mma(x[4 * c + u][1], a, b[2], b[3]);
-            }
-        }
-        unrolled_for (int s = 1; s < BLOCKS; s *= 2)
-            unrolled_for (int i = 0; i < BLOCKS; i++)
-                unrolled_for (int e = 0; (i & s) == 0 && e < 8; e++) {
-                    float &p = x[i][e / 4][e % 4], &q = x[i + s][e / 4][e % 4];
-                    const float sum = p + q;
-                    q = p - q, p = sum;
-                }
-        unrolled_for (int i = 0; i < BLOCKS; i++)
-            unrolled_for (int j = 0; j < 2; j++) {
-                const int channel = 16 * i + 8 * j + 2 * (tile.lane & 3);
-                const float2 flip = make_float2(__ldg(flips + channel), __ldg(flips + channel + 1));
-                unrolled_for (int h = 0; h < 2; h++)
-                    add_pair(tile, scales, k, h, channel, flip.x * x[i][j][2 * h],
-                             flip.y * x[i][j][2 * h + 1]);
-            }
-    }
-}
-
 /* Adds the sketch to the numbers; a token's unit becomes a common unit for both. */
 template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const DecodedTile &tile)
 {
@@ -187,12 +134,7 @@ template <bool KEYS> KVANT_INLINE void add_sketch(const kvant_general &g, const 
     tile.wait();
     if (tile.rank == 0)
         tile.units()[tile.lane] = unit;
-    const SketchScale scale{ 1.2533141373155003f * norm * inverse, before * inverse };
-    if (g.view.projection.dense || (tile.d != 64 && tile.d != 128))
-        add_signs<KEYS>(g, tile, scale);
-    else
-        tile.d == 64 ? add_hadamard<KEYS, 4>(g, tile, scale)
-                     : add_hadamard<KEYS, 8>(g, tile, scale);
+    add_signs<KEYS>(g, tile, SketchScale{ 1.2533141373155003f * norm * inverse, before * inverse });
 }
 
 } // namespace kvant
