@@ -191,13 +191,6 @@ template <int N> KVANT_INLINE void wait_for_copies()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Makes this thread's writes to shared memory visible to later bulk copies and wgmma.
- * compute_90. */
-KVANT_INLINE void order_writes()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /* Loads at this point. The compiler moves other loads to where their result is used. */
 KVANT_INLINE float load_here(const float *from)
 {
