@@ -100,10 +100,10 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                B::work.pair.kv_head * from.head_stride;
     }
 
-    KVANT_INLINE int32_t entry_at(int page) const
+    KVANT_INLINE int32_t entry_at(int place) const
     {
-        return page < B::work.end_page
-                   ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + page)
+        return place < B::work.end_page
+                   ? __ldg(B::p.table + B::work.pair.b * B::p.table_stride + place)
                    : KVANT_CUDA_NO_BLOCK;
     }
 
@@ -113,23 +113,23 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     }
 
     /* The number of a page's tokens that exist. */
-    KVANT_INLINE int tokens_of(const DirectPage &page) const
+    KVANT_INLINE int tokens_of(const DirectPage &of) const
     {
-        return page.entry == KVANT_CUDA_NO_BLOCK
+        return of.entry == KVANT_CUDA_NO_BLOCK
                    ? 0
-                   : min(B::work.length - PAGE_TOKENS * page.at, PAGE_TOKENS);
+                   : min(B::work.length - PAGE_TOKENS * of.at, PAGE_TOKENS);
     }
 
-    KVANT_INLINE void request(bool values, const DirectPage &page) const
+    KVANT_INLINE void request(bool values, const DirectPage &of) const
     {
         __syncwarp();
-        if (tokens_of(page) > 0 && page.entry >= 0) {
+        if (tokens_of(of) > 0 && of.entry >= 0) {
             const uint32_t to = shared_address(stage(values)),
                            bytes = (values ? B::p.v : B::p.k).bytes;
-            const uint8_t *from = page_of(values, page.entry);
+            const uint8_t *from = page_of(values, of.entry);
 #pragma unroll 4
-            for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32)
-                copy_or_clear(to + at, from + at, true);
+            for (uint32_t byte = 16 * B::lane; byte < bytes; byte += 16 * 32)
+                copy_or_clear(to + byte, from + byte, true);
         }
         end_copies();
     }
@@ -176,9 +176,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
 
     /* A power of two above all numbers of a row of an open page, because weights divided by the
      * unit have to stay within fp16. Computed by four lanes. */
-    KVANT_INLINE float open_unit(const uint8_t *page, int token) const
+    KVANT_INLINE float open_unit(const uint8_t *open, int token) const
     {
-        const uint32_t *row = reinterpret_cast<const uint32_t *>(page) + token * (D / 2);
+        const uint32_t *row = reinterpret_cast<const uint32_t *>(open) + token * (D / 2);
         float largest = 0;
 #pragma unroll 4
         for (int i = at.pair; i < D / 2; i += 4) {
@@ -257,7 +257,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     }
 
     /* Computes scores of fp16 rows. */
-    KVANT_INLINE void open_keys(const uint8_t *page, float (&s)[N][4]) const
+    KVANT_INLINE void open_keys(const uint8_t *open, float (&s)[N][4]) const
     {
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int i = 0; i < 4; i++)
@@ -272,7 +272,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++)
                     a[q] = __ldg(reinterpret_cast<const uint32_t *>(
-                        reinterpret_cast<const __half *>(page) +
+                        reinterpret_cast<const __half *>(open) +
                         (16 * k + at.row + 8 * (q & 1)) * D + c + 2 * at.pair + 8 * (q >> 1)));
                 mma(s[k], a, b[0], b[1]);
             }
@@ -280,9 +280,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
     }
 
     /* Adds weighted fp16 rows to sums. Rows that do not exist count as 0. */
-    KVANT_INLINE void open_values(const uint8_t *page, int valid, const uint32_t (&w)[2][N][2])
+    KVANT_INLINE void open_values(const uint8_t *open, int valid, const uint32_t (&w)[2][N][2])
     {
-        const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(page);
+        const uint16_t *rows_here = reinterpret_cast<const uint16_t *>(open);
         const auto number = [&](int token, int channel) -> uint32_t {
             return token < valid ? __ldg(rows_here + token * D + channel) : 0;
         };
