@@ -186,13 +186,6 @@ KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_is_general(const kvant_cuda_pa
     return params->codes == KVANT_CUDA_CODES_GENERAL || kvant_cuda_has_chunks(params);
 }
 
-/* Whether the rotations of keys in tiers are stored transposed, as papers/direct_tiers.cuh needs
- * them. */
-KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_rotates_tiers(const kvant_general *g)
-{
-    return g->view.kind == KVANT_GENERAL_TIERS && (g->head_dim == 64 || g->head_dim == 128);
-}
-
 /* Data that only kernels for any head_dim and codec read (any/). */
 typedef struct kvant_cuda_any {
     kvant_cuda_wide_rotation rotation;

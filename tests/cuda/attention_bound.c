@@ -44,10 +44,6 @@
  * 64). The codes' numbers, which are at most the result and the sketch's share, are rounded once
  * more.
  *
- * The difference to a centroid is rounded before the sum: by u of at most the row's and the
- * centroid's number. It is also rounded by 2^-23 of a unit 2^10 times the scale, which is below
- * half of that.
- *
  * Tiers in papers/direct.cuh, where columns of a rotation M have length 1: for keys, M, M q and
  * levels are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length of |M| |q| is at most |q|_1.
  * For values, the level, the page's sum and M are rounded, by u (2 + sqrt(d)) |y|. Both are at most
@@ -93,8 +89,6 @@ static double rotated_error(const kvant_cuda_codec *codec, const located *at, ui
     const kvant_general_view *view = &codec->general.view;
     if (at->open || !kvant_cuda_is_general(&codec->params))
         return 0;
-    if (view->kind == KVANT_GENERAL_UNIFORM && view->uniform.clusters)
-        return 1.5 * 0x1p-11 * (length + centroid_size(codec, at, token));
     if (!view->sketched)
         return view->kind == KVANT_GENERAL_TIERS ? 3.01 * 0x1p-11 * length : 0;
     const double norm = kvant_half_to_float(

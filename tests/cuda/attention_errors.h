@@ -97,18 +97,6 @@ static inline sizes sizes_of(const kvant_cuda_codec *codec, const uint8_t *page,
     return s;
 }
 
-/* The largest number of a token's centroid. */
-static inline double centroid_size(const kvant_cuda_codec *codec, const located *at, uint32_t token)
-{
-    kvant_general g = codec->general;
-    g.tables = kvant_codec_get_view(at->codec)->tables;
-    const float *centroid = general_centroid((general_team){ 0, 1, 0 }, &g, at->page, (int)token);
-    double largest = 0;
-    for (uint32_t j = 0; centroid && j < g.head_dim; j++)
-        largest = fmax(largest, fabs(centroid[j]));
-    return largest;
-}
-
 /* The largest code of a kind, plus the amount that a bias or a zero point takes off later. For
  * chunks, the largest number for a scale of 1. */
 static inline double largest_code(const kvant_cuda_codec *codec)

@@ -183,8 +183,7 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
 
 #if KVANT_PAPERS
 /* Products of a row with the operands B of mma.m16n8k16 (PTX ISA, "Matrix Fragments") are the row
- * rotated back. For keys of tiers they are rotated as queries are (direct_tiers.cuh: head_dim 64
- * and 128). */
+ * rotated back. For keys of tiers they are rotated as queries are (direct_tiers.cuh). */
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
     const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
@@ -193,7 +192,6 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
                                                 &g->view.tiers.rotations[1] };
     float row[KVANT_MAX_HEAD_DIM], from[KVANT_MAX_HEAD_DIM], to[KVANT_MAX_HEAD_DIM];
     const size_t bytes = kvant_cuda_halves_bytes(g);
-    const bool direct = d == 64 || d == 128;
     if (bytes == 0 || g->view.kind == KVANT_GENERAL_DIRECTIONS)
         return;
     uint16_t *halves = malloc(bytes);
@@ -201,7 +199,7 @@ static void check_rotation(const kvant_codec *codec, const kvant_general *g, uin
     for (uint32_t j = 0; j < d; j++)
         row[j] = from[j] = normal(rng);
     for (uint32_t k = 0; k < (n < d ? 2u : 1u); k++)
-        if (g->view.sketched || !g->keys || !direct)
+        if (g->view.sketched || !g->keys)
             general_rotate_back(alone, places[k], g->tables, from + k * n, to + k * n);
         else
             general_rotate(alone, places[k], g->tables, from + k * n, to + k * n);

@@ -71,7 +71,6 @@ static KernelOf kernel_for(unsigned decoders)
     case TRELLISES: return any_kernel<TRELLISES>;
 #if KVANT_PAPERS
     case CHUNKS: return any_kernel<CHUNKS>;
-    case CENTROIDS: return any_kernel<CENTROIDS>;
 #endif
     default: return any_kernel<ALL_DECODERS>;
     }

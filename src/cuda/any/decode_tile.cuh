@@ -93,10 +93,7 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
         if (c.codes == KVANT_CUDA_CODES_TRELLIS)
             return decode_trellis<KEYS>(c, book.trellis.whole, tile);
 #if KVANT_PAPERS
-    if constexpr (WITH == CENTROIDS) {
-        decode_uniform_codes<KEYS, true>(codec.general, tile);
-        add_centroids(codec.general, tile);
-    } else if constexpr ((WITH & FAMILIES) != 0)
+    if constexpr ((WITH & FAMILIES) != 0)
         decode_family<KEYS>(codec.general, tile);
     else if constexpr ((WITH & CHUNKS) != 0)
         decode_chunk_codes<KEYS>(codec.general, tile);

@@ -14,8 +14,7 @@ enum Decoders : unsigned {
     TRELLISES = 2,
     CHUNKS = 4,   /* codes of several channels */
     FAMILIES = 8, /* everything else that the general form has */
-    ALL_DECODERS = 15,
-    CENTROIDS = 16 /* uniform codes with a centroid; also part of ALL_DECODERS */
+    ALL_DECODERS = 15
 };
 
 __host__ __device__ inline bool has_groups(const kvant_general &g)
@@ -41,8 +40,6 @@ __host__ __device__ inline unsigned decoders_for(const kvant_cuda_codec &codec)
     }
     if (is_uniform(codec))
         return has_groups(codec.general) ? GROUPS : PLAIN;
-    if (view.kind == KVANT_GENERAL_UNIFORM)
-        return CENTROIDS;
     if (view.kind == KVANT_GENERAL_RAW)
         return PLAIN;
     const bool chunks =

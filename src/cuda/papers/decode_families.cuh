@@ -1,9 +1,8 @@
 /* decode_families.cuh - tiles of codecs that only families of papers have (any/decode_tile.cuh). */
 #pragma once
 
-#include "decode_centroids.cuh"
-#include "decode_polar.cuh"
-#include "decode_tiers.cuh"
+#include "decode_rotated.cuh"
+#include "decode_rows.cuh"
 
 namespace kvant
 {
@@ -21,17 +20,13 @@ KVANT_INLINE void decode_family(const kvant_general &g, const DecodedTile &tile)
 {
     const kvant_codebook_position &levels = g.view.books[0];
     switch (g.view.kind) {
-    case KVANT_GENERAL_POLAR: return decode_polar<KEYS>(g, tile);
     case KVANT_GENERAL_CODEBOOK:
         decode_book<KEYS>((int)levels.bits, (int)g.metadata, g.tables + levels.values, tile);
         break;
     case KVANT_GENERAL_TRIPLETS:
     case KVANT_GENERAL_DIRECTIONS: decode_chunk_codes<KEYS>(g, tile); break;
     case KVANT_GENERAL_SKETCH: clear_tile(tile); break;
-    case KVANT_GENERAL_UNIFORM:
-        decode_uniform_codes<KEYS, true>(g, tile);
-        return add_centroids(g, tile);
-    default: return decode_tiers<KEYS>(g, tile);
+    default: return decode_rows(g, tile);
     }
     if (g.view.sketched)
         add_sketch<KEYS>(g, tile);

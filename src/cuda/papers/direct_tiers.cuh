@@ -6,7 +6,8 @@
  * order. */
 #pragma once
 
-#include "decode_tiers.cuh"
+#include "../any/decode_planes.cuh"
+#include "chunk_operands.cuh"
 
 namespace kvant
 {
@@ -52,6 +53,61 @@ template <int BITS, int COPIES> struct PairBook {
 KVANT_INLINE float stored_half(const uint8_t *page, int byte, int at)
 {
     return __half2float(__ushort_as_half(reinterpret_cast<const uint16_t *>(page + byte)[at]));
+}
+
+/* The codes of a tier (chunk_place), each a chunk: pairs of codes in bytes j and j + 2 of a word,
+ * from bit 4 on. */
+template <int BITS> struct TierCodes {
+    static constexpr int FIRST = BITS >= 4 ? 4 : 2,
+                         REST = BITS - FIRST; /* bits of the first and of the second plane */
+    int channels;
+
+    /* For keys: tokens 16 k + row (j = 0) and 8 further (j = 1); channels 2 c and 2 c + 1. LOW: the
+     * lowest bit. */
+    template <int P, int LOW>
+    KVANT_INLINE static uint32_t keys(const uint32_t *plane, int c, int k, int row)
+    {
+        return rotate_left(plane[4 * (P * c + (row & (P - 1))) + k], LOW - row / P * P) &
+               0x01010101u * (((1 << P) - 1) << LOW);
+    }
+
+    KVANT_INLINE uint32_t keys(const uint32_t *words, int c, int k, int row) const
+    {
+        const uint32_t x = keys<FIRST, 4>(words, c, k, row);
+        if constexpr (REST > 0)
+            return x | keys<REST, 4 + FIRST>(words + 2 * FIRST * channels, c, k, row);
+        return x;
+    }
+
+    /* For values: tokens 16 k + 2 pair and the next one (j = 0), and 8 further (j = 1), of a
+     * channel. */
+    KVANT_INLINE uint32_t values(const uint32_t *words, int channel, int k, int pair) const
+    {
+        if constexpr (FIRST == 4) {
+            const uint32_t *at = words + 2 * pair * channels + channel;
+            return (rotate_left(at[0], 4 - 4 * k) & 0x00f000f0u) |
+                   (rotate_left(at[channels], 12 - 4 * k) & 0xf000f000u);
+        }
+        const uint32_t x = rotate_left(words[pair * channels + channel], 4 - 2 * k) & 0x30303030u;
+        if constexpr (REST > 0) { /* bits 0 and 4 go to bits 6 and 14 */
+            const uint32_t high = words[2 * FIRST * channels + (pair >> 1) * channels + channel] >>
+                                  (8 * (pair & 1) + k);
+            return x | ((high & 0x00110011u) * 1088 & 0x40404040u);
+        }
+        return x;
+    }
+};
+
+/* Finds the channel at every place in the page's order, in which outliers come first. Called by a
+ * warp. */
+template <int D>
+KVANT_INLINE void find_order(const kvant_general &g, const uint8_t *page, uint16_t *order, int lane)
+{
+    const uint32_t *mask = reinterpret_cast<const uint32_t *>(page + g.view.tiers.mask);
+    __syncwarp();
+    unrolled_for (int i = 0; i < D / 32; i++)
+        order[general_rank(mask, D, 32 * i + lane)] = (uint16_t)(32 * i + lane);
+    __syncwarp();
 }
 
 /* LOW: bits of a code of the second tier; a code of the first tier has one bit more. */

@@ -15,9 +15,9 @@ size_t kvant_cuda_halves_bytes(const kvant_general *g)
 {
     if (has_codewords(g))
         return (4 * sizeof(uint16_t)) << g->view.chunks.index_bits;
-    return g->view.sketched || g->view.kind == KVANT_GENERAL_TIERS
-               ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t)
-               : 0;
+    const bool direct =
+        g->view.kind == KVANT_GENERAL_TIERS && (g->head_dim == 64 || g->head_dim == 128);
+    return g->view.sketched || direct ? (size_t)g->head_dim * g->head_dim * sizeof(uint16_t) : 0;
 }
 
 static float sign_of_hadamard(uint32_t i, uint32_t j)
@@ -57,7 +57,7 @@ static void put_rotation(const kvant_general *g, const float *tables, uint16_t *
                        step = at / 256 % tiles, pair = at / 256 / tiles;
         const uint32_t row = 16 * step + 2 * (lane % 4) + k,
                        column = 16 * pair + 8 * right + lane / 4;
-        const bool rotated = g->keys && kvant_cuda_rotates_tiers(g);
+        const bool rotated = g->keys && !g->view.sketched;
         to[at] = kvant_half_from_float(
             number_at(g, tables, rotated ? column : row, rotated ? row : column));
     }

@@ -16,7 +16,7 @@ size_t kvant_cuda_halves_bytes(const kvant_general *g);
 
 /* Writes the codewords, 4 numbers each, or a matrix of head_dim x head_dim numbers: a sketch's
  * projection, or both tiers' rotations. Number (i, j) is the part of number i of the rotated row in
- * channel j. For some keys (kvant_cuda_rotates_tiers) the matrix is transposed. 16 rows and 16
+ * channel j. For keys of tiers the matrix is transposed. 16 rows and 16
  * columns lie together. Their order is the order in which the lanes of a warp hold two operands B
  * of mma.m16n8k16. */
 void kvant_cuda_halves(const kvant_general *g, const void *tables, uint16_t *to);

@@ -247,6 +247,17 @@ inline uint32_t half_of(uint32_t pair, int i)
     return pair >> 16 * i & 0xffffu;
 }
 
+/* One lane decodes a row for all lanes, because in C++ a team of the general form is one lane. */
+inline void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space,
+                           int lane, int kv_head)
+{
+    float *a = space + g->head_dim;
+    const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
+    if (lane == 0)
+        general_decode(general_team{ 0, 1, kv_head }, g, page, token, &s);
+    __syncwarp();
+}
+
 /* ---- matrices, laid out as in the PTX ISA, "Matrix Fragments" ---- */
 
 struct Operands {
