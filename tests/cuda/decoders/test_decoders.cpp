@@ -104,8 +104,8 @@ static void run_warp()
     run_lanes(run_lane);
 }
 
-/* The largest error of a token, relative to its row. Tokens that a page does not have must decode to
- * finite numbers. */
+/* The largest error of a token, relative to its row. Tokens that a page does not have must decode
+ * to finite numbers. */
 static double error_of_tile()
 {
     const int d = (int)task.page->general.head_dim;
