@@ -103,8 +103,10 @@ static void refused_rows_get_marks(void **unused)
     static const char *const specs[] = { "int-4",
                                          "turboquant-4:rotate=hadamard",
                                          "turboquant-6:rotate=hadamard",
+#if KVANT_PAPERS
                                          "octopus-4:rotate=hadamard",
                                          "hqmq-s96r4",
+#endif
                                          "trellis-4:rotate=hadamard" };
     static const uint32_t dims[] = { 64, 128, 80 }, counts[] = { 6, 40, MOST_ROWS };
     (void)unused;
