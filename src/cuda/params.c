@@ -293,8 +293,8 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
                                  (unsigned)d);
     if (lacks_kernels(view))
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: this libkvant_cuda has no kernels for %s; build it "
-                                 "with -DKVANT_PAPERS=ON",
+                                 "not on the GPU: this libkvant_cuda has no kernels for %s; build "
+                                 "it with -DKVANT_PAPERS=ON",
                                  info->spec);
     init_transform(out, view);
     const bool general = kvant_cuda_general_init(out, view);
