@@ -47,6 +47,13 @@ pages:
 pictures:
 	$(PYTHON) scripts/figures
 
+# Asks every program for every codec, and writes the answers (tests/doors).
+.PHONY: doors
+doors:
+	$(call configure_tests)
+	cmake --build $(BUILD) --target doors_csv
+	$(PYTHON) scripts/pages
+
 # The papers' ablations on three models; TEXT is a file to score, such as WikiText-2's
 # wiki.test.raw. Both targets continue where they were interrupted, and append to bench/results.
 PAPERS = $(PYTHON) bench/papers.py -f "$(TEXT)" -w $(BUILD)/papers --kvant $(BUILD)/bin/kvant
@@ -273,6 +280,7 @@ help:
 	@echo 'make demo       memory, quality and speed of the caches of llama.cpp and kvant (3 minutes)'
 	@echo 'make pictures   the figures of README and docs, from bench/results'
 	@echo 'make pages      the tables of README and docs, from bench/results, and the page of messages'
+	@echo 'make doors      which program serves which codec; writes the table (needs what test needs)'
 	@echo 'make papers     ablations of papers on three models (hours); TEXT=wiki.test.raw'
 	@echo 'make papers-long  the same with contexts up to 32768 tokens, on a GPU'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80 and later; needs nvcc, takes minutes'

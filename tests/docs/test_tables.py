@@ -16,7 +16,7 @@ sys.path.insert(0, str(SCRIPT))
 import age  # noqa: E402
 import fill  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
-from tables import archs, cards  # noqa: E402
+from tables import archs, cards, doors  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
 
 
@@ -259,6 +259,24 @@ class Architectures(unittest.TestCase):
         ):
             with self.assertRaisesRegex(Missing, words):
                 self.known(names, outcome)
+
+
+class Papers(unittest.TestCase):
+    """Tables of the papers' codecs."""
+
+    def made(self, file, text, make):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / file).write_text(text)
+            return make(Results(pathlib.Path(folder)))
+
+    def test_codecs_without_a_gpu(self):
+        text = (
+            'codec,door,answer\nint-4,"a, CPU",\nint-4,"a, GPU",\nint-4,"b, GPU",no\n'
+            'kivi-2,"a, CPU",\nkivi-2,"a, GPU",no\nkivi-2,"b, GPU",no\n'
+        )
+        self.assertEqual(self.made("doors.csv", text, doors.doors_cpu_only), "`kivi-2`")
+        rows = self.made("doors.csv", text, doors.doors)
+        self.assertEqual(rows[2:], ["| `int-4` | yes | yes | no |", "| `kivi-2` | yes | no | no |"])
 
 
 class Ages(unittest.TestCase):
