@@ -1,7 +1,7 @@
 """Vector search: recall, speed and memory of kvant next to FAISS and the papers' codes."""
 
 from results import like
-from text import code, significant, table, times
+from text import code, significant, table, thousands, times
 
 FILE = "search.csv"
 SETS = ("minilm", "words", "power", "offset", "gauss200")
@@ -52,7 +52,8 @@ def search_four_bits(results):
 
 
 def search_paper(results):
-    """The experiment of TurboQuant's section 2.4: recall@1 at two widths of codes on four sets."""
+    """The experiment of TurboQuant's section 2.4: recall@1 at two widths of codes on four sets, by
+    vectors x dimensions. PQ has 16 centroids for 2 numbers, or 256."""
     names = {
         "TurboQuant mse": "mse-{}",
         "TurboQuant prod": "prod-{}",
@@ -60,13 +61,21 @@ def search_paper(results):
         "`turboquant`": "turboquant-{}",
         "`trellis`": "trellis-{}",
     }
+    sizes = [results.newest(FILE, {"data": data}) for data in ISOTROPIC]
     rows = []
-    for bits in (2, 4):
+    for bits, tail in ((2, "x4fs"), (4, "")):
         for name, index in names.items():
             of = {"index": index.format(bits)}
             lines = [results.maybe(FILE, {"data": data, **of}) for data in ISOTROPIC]
             rows.append([bits, name, *(_recall(line, "recall_1") for line in lines)])
-    return table(["bits", "index", *map(code, ISOTROPIC)], *rows)
+        pq = [f"PQ{int(line['dim']) // 2}{tail}" for line in sizes]
+        lines = [results.maybe(FILE, {"data": d, "index": x}) for d, x in zip(ISOTROPIC, pq)]
+        rows.append([bits, "PQ, FAISS", *(_recall(line, "recall_1") for line in lines)])
+    columns = [
+        f"{code(data)}, {thousands(line.number('n'))} x {line['dim']}"
+        for data, line in zip(ISOTROPIC, sizes)
+    ]
+    return table(["bits", "index", *columns], *rows)
 
 
 def search_lists(results):
