@@ -7,13 +7,14 @@ on a GPU. Reads the files of bench/long_prepare.py and writes CSV.
 
 Prompts are decoded 512 tokens at a time, so that each position sees a compressed past. Weights, the
 reference cache and attention over it are float32. The line f16 is the floor: an exact cache with
-kvant's attention. q8_0, q4_0 and fp8 are rounded as in llama.cpp and PyTorch (e4m3), with attention
-in float32. The most important lines are computed first and written at once; lines that the files
-have are skipped. --limit ends the run in time. KVANT_LIBRARY and KVANT_CUDA_LIBRARY name the
-libraries."""
+kvant's attention. q8_0 and q4_0 are rotated and rounded as in llama.cpp, fp8 (e4m3) is rounded as
+in PyTorch, with attention in float32. The most important lines are computed first and written at
+once; lines that the files have are skipped. --limit ends the run in time. KVANT_LIBRARY and
+KVANT_CUDA_LIBRARY name the libraries."""
 
 import argparse
 import csv
+import functools
 import gc
 import math
 import os
@@ -55,7 +56,35 @@ class Rounded(DynamicCache):
         self.rounding = rounding
 
     def update(self, k, v, *arguments, **options):
-        return super().update(self.rounding(k), self.rounding(v), *arguments, **options)
+        k, v = self.rounding(k, "k"), self.rounding(v, "v")
+        return super().update(k, v, *arguments, **options)
+
+
+@functools.cache
+def hadamard(n, device):
+    """The orthonormal Hadamard matrix of Sylvester's order, which is its own inverse."""
+    made = torch.ones(1, 1, device=device)
+    while len(made) < n:
+        made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)])
+    return made * n**-0.5
+
+
+def rotated(rounding):
+    """A rounding of llama.cpp's quantised caches, which rotate blocks of channels first
+    (LLAMA_ATTN_ROT_DISABLE in llama-kv-cache.cpp): keys in blocks of the largest power of two that
+    divides head_dim, values in blocks of 64. Heads that are no multiple of 64 are not rotated.
+    Attention rotates queries and results alike, so rotating the rows back gives the same answers.
+    """
+
+    def rounded(rows, role):
+        d = rows.shape[-1]
+        if d % 64:
+            return rounding(rows)
+        h = hadamard(d & -d if role == "k" else 64, rows.device)
+        blocks = rounding((rows.unflatten(-1, (-1, len(h))) @ h).flatten(-2))
+        return (blocks.unflatten(-1, (-1, len(h))) @ h).flatten(-2)
+
+    return rounded
 
 
 def q8_0(rows):
@@ -72,11 +101,11 @@ def q4_0(rows):
     return (((x * inverse + 8.5).floor().clamp(0, 15) - 8) * d.half().float()).flatten(-2)
 
 
-def fp8(rows):
+def fp8(rows, role):
     return rows.to(torch.float8_e4m3fn).float()
 
 
-STOCK = {"q8_0": q8_0, "q4_0": q4_0, "fp8": fp8}
+STOCK = {"q8_0": rotated(q8_0), "q4_0": rotated(q4_0), "fp8": fp8}
 BOOK = papers.PAPERS_HQMQ
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(SCRIPT))
 import age  # noqa: E402
 import fill  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
-from tables import archs, cards, doors  # noqa: E402
+from tables import archs, cards, claims, doors  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
 
 
@@ -264,10 +264,27 @@ class Architectures(unittest.TestCase):
 class Papers(unittest.TestCase):
     """Tables of the papers' codecs."""
 
+    LINE = "group,k,v,model,bits,kld_mean,from,to\n" + "g,int-4,int-4,SmolLM2,4.5,0.1,512,1022\n"
+
     def made(self, file, text, make):
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / file).write_text(text)
             return make(Results(pathlib.Path(folder)))
+
+    def test_a_column_has_figures_of_the_same_positions(self):
+        wanted = [("int-4", "int-4"), ("bdr-4", "bdr-4")]
+
+        def make(results):
+            return claims._by_model(results, ["g"], wanted)
+
+        for last, right in (("1022", True), ("2046", False)):
+            text = f"{self.LINE}g,bdr-4,bdr-4,SmolLM2,4.5,0.05,512,{last}\n"
+            if right:
+                heading = "| keys / values | true bits | KLD, SmolLM2-135M, 511 positions |"
+                self.assertEqual(self.made("quality_papers.csv", text, make)[0], heading)
+            else:
+                with self.assertRaises(Missing):
+                    self.made("quality_papers.csv", text, make)
 
     def test_codecs_without_a_gpu(self):
         text = (

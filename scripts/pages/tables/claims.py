@@ -1,6 +1,6 @@
 """The papers' codecs on three models, KLD by paper; their timings; effects on synthetic rows."""
 
-from results import starts
+from results import Missing, starts
 from text import code, divergence, significant, table
 
 FILE = "quality_papers.csv"
@@ -21,21 +21,37 @@ def _name(k, v):
     return code(k) if k == v else f"{code(k)} / {code(v)}"
 
 
+def _positions(model, lines):
+    """How many positions the figures of a column come from. Figures of different positions cannot
+    stand in one column.
+    """
+    counts = {int(line["to"]) - int(line["from"]) + 1 for line in lines}
+    if len(counts) > 1:
+        raise Missing(f"{FILE}: one column has figures of {counts} positions of {model}")
+    return counts.pop()
+
+
 def _by_model(results, groups, wanted):
     """A row per pair of codecs, a column per model; empty cells were not measured."""
     found = [line for group in groups for line in results.lines(FILE, {"group": group})]
-    rows = []
+    rows, columns = [], {model: [] for model in MODELS}
     for k, v in wanted:
         lines = {
             model: [x for x in found if (x["k"], x["v"], x["model"]) == (k, v, model)]
             for model in MODELS
         }
         taken = {model: results.take(some) for model, some in lines.items() if some}
+        for model, line in taken.items():
+            columns[model].append(line)
         bits = next(iter(taken.values())).number("bits")
         cells = [divergence(taken[m].number("kld_mean")) if m in taken else "" for m in MODELS]
         rows.append([_name(k, v), f"{bits:.2f}", *cells])
-    used = [i for i in range(len(MODELS)) if any(row[i + 2] for row in rows)]
-    heading = ["keys / values", "true bits", *(f"KLD, {list(MODELS.values())[i]}" for i in used)]
+    used = {i: model for i, model in enumerate(MODELS) if columns[model]}
+    names = [
+        f"KLD, {MODELS[model]}, {_positions(model, columns[model]):,} positions"
+        for model in used.values()
+    ]
+    heading = ["keys / values", "true bits", *names]
     return table(heading, *([*row[:2], *(row[i + 2] for i in used)] for row in rows))
 
 
@@ -87,22 +103,22 @@ def papers_hqmq(results):
 
 
 def papers_saw(results):
-    """SAW-INT4: integers, block-diagonal rotations, k-means and the Hessian basis."""
+    """SAW-INT4: integers and block-diagonal rotations."""
     same = (
         "int-4",
         "bdr-4",
         "bdr-4:signs=seed",
         "bdr-4:block=16",
         "bdr-4:block=64",
-        "kmeans-4:c=1",
-        "kmeans-4:c=16",
-        "kmeans-4:c=256",
-        "kmeans-4:c=2048",
-        "kmeans-4:c=1,block=64",
-        "kmeans-4:c=16,block=64",
-        "hessian-4",
     )
-    return _by_model(results, ["bdr", "kmeans"], [*((s, s) for s in same), ("bdr-4", "int-4")])
+    return _by_model(results, ["bdr"], [*((s, s) for s in same), ("bdr-4", "int-4")])
+
+
+def papers_kmeans(results):
+    """SAW-INT4's k-means and Hessian basis, next to integers and rotations on the same text."""
+    specs = ["int-4", "bdr-4", "hessian-4"]
+    specs += [f"kmeans-4:c={n}{block}" for block in ("", ",block=64") for n in (1, 16, 256, 2048)]
+    return _by_model(results, ["kmeans"], [(spec, spec) for spec in specs])
 
 
 def papers_innerq(results):
@@ -117,24 +133,24 @@ def papers_innerq(results):
 
 
 def papers_symmetric(results):
-    """InnerQ's Table 7 on SmolLM2: symmetric and asymmetric groups, keys 3, values 2 bits."""
+    """InnerQ's Table 7 on SmolLM2: symmetric and asymmetric groups of keys and values, by bits."""
     tail = ",sink=32,recent=96"
     keys = {
         "symmetric": f"int-3:group=32,sym,norm=first{tail}",
         "asymmetric": f"int-3:group=32,norm=first{tail}",
     }
-    values = {
-        "symmetric": f"int-2:axis=channel,group=32,sym{tail}",
-        "asymmetric": f"int-2:axis=channel,group=32{tail}",
-    }
+    modes = {"symmetric": ",sym", "asymmetric": ""}
     rows = []
-    for k_name, k in keys.items():
-        row = [k_name]
-        for v in values.values():
-            wanted = {"group": "innerq-modes", "model": "SmolLM2", "k": k, "v": v}
-            row.append(divergence(results.newest(FILE, wanted).number("kld_mean")))
-        rows.append(row)
-    return table(["keys of 3 bits", *(f"KLD, {name} values of 2 bits" for name in values)], *rows)
+    for bits in (2, 3):
+        for k_name, k in keys.items():
+            for v_name, mode in modes.items():
+                v = f"int-{bits}:axis=channel,group=32{mode}{tail}"
+                wanted = {"group": "innerq-modes", "model": "SmolLM2", "k": k, "v": v}
+                line = results.newest(FILE, wanted)
+                cells = [f"{line.number('bits'):.2f}", divergence(line.number("kld_mean"))]
+                rows.append([f"3, {k_name}", f"{bits}, {v_name}", *cells])
+    rows.sort(key=lambda row: row[2])
+    return table(["bits of keys, groups", "bits of values, groups", "true bits", "KLD"], *rows)
 
 
 def papers_equal_bits(results):

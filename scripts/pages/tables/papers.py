@@ -9,12 +9,15 @@ LONG = {
 }
 CACHES = {
     "q8_0": "q8_0",
+    "q8_0, not rotated": "q8_0, not rotated",
     "fp8": "fp8",
     "q4_0": "q4_0",
+    "q4_0, not rotated": "q4_0, not rotated",
     "int-4": "int-4",
     "bdr-4": "bdr-4",
     "hqmq-s96r4": "hqmq-s96r4:book=random,scale=norm",
     "octopus-4": "octopus-4:scale=norm",
+    "octopus-4, its paper's recipe": "octopus-4_scale-norm_recent-32",
     "turboquant-4": "turboquant-4:scale=norm",
     "innerq-base": "innerq-base",
     "kivi-2": "kivi-2",
@@ -23,7 +26,9 @@ CACHES = {
 
 def _caches():
     """(label, cache, whether calibrated for all positions)"""
-    yield from ((code(name), spec, False) for name, spec in CACHES.items())
+    for name, spec in CACHES.items():
+        words = name.split(", ")
+        yield ", ".join([code(words[0]), *words[1:]]), spec, False
     yield "`balanced` (default)", "balanced", False
     yield "`balanced`, calibrated with `--positions`", "balanced", True
 
@@ -39,7 +44,8 @@ def long_contexts(results):
             for start, end in (("0", "1023"), (first, last)):
                 line = results.maybe("long_contexts.csv", {**of, "from": start, "to": end})
                 row.append(divergence(line.number("kld_mean")) if line else "")
-        rows.append(row)
+        if any(row[1:]):
+            rows.append(row)
     places = [
         f"{m}, {p}" for m, (c, *_) in LONG.items() for p in ("first 1024", f"end of {int(c):,}")
     ]
@@ -47,13 +53,16 @@ def long_contexts(results):
 
 
 def long_answers(results):
-    """Facts found in long texts: one of five keys (RULER's form) and questions about WikiText."""
+    """Facts found in long texts: one of five keys or a single one (RULER's form), and questions
+    about WikiText.
+    """
     columns = (
         ("SmolLM2", "multi", "8192"),
         ("SmolLM2", "reading", "8192"),
         ("Qwen2.5", "multi", "8192"),
         ("Qwen2.5", "reading", "8192"),
         ("Gemma-3", "multi", "32768"),
+        ("Gemma-3", "single", "32768"),
     )
     rows = []
     for label, cache, calibrated in (("uncompressed", "f32", False), *_caches()):
@@ -65,7 +74,7 @@ def long_answers(results):
             row.append(f"{line.number('found'):.0f} of {line['texts']}" if line else "")
         if any(row[1:]):
             rows.append(row)
-    names = {"multi": "keys", "reading": "questions"}
+    names = {"multi": "keys", "single": "a single key", "reading": "questions"}
     return table(["KV cache", *(f"{m}, {names[k]}, {int(n):,}" for m, k, n in columns)], *rows)
 
 
