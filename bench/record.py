@@ -7,7 +7,7 @@ needed to judge and repeat them.
 
 Every line gets date, machine, compiler, commit and command; --set model=SmolLM2 puts a column of
 that name first. The file is replaced as a whole by one rename. With --append it keeps its lines;
-then its columns must be the same."""
+columns that only the new lines have are empty in the old ones."""
 
 import argparse
 import csv
@@ -73,6 +73,15 @@ def write_rows(path, rows):
     temporary.replace(path)
 
 
+def together(old, new):
+    """The old rows and the new ones with the columns of the new, or None when those lack one of the
+    old columns: then the rows are another command's.
+    """
+    if old and not set(old[0]) <= set(new[0]):
+        return None
+    return [{name: row.get(name, "") for name in new[0]} for row in old] + new
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -106,12 +115,12 @@ def main():
     if not rows:
         sys.exit("record: the command printed no rows; nothing was written")
     if arguments.append and arguments.csv.exists():
-        old = read_rows(arguments.csv)
-        if old and list(old[0]) != list(rows[0]):
+        joined = together(read_rows(arguments.csv), rows)
+        if joined is None:
             spare = arguments.csv.with_suffix(".new.csv")
             write_rows(spare, rows)  # minutes of measuring are not thrown away
             sys.exit(f"record: {arguments.csv} has other columns; the rows are in {spare}")
-        rows = old + rows
+        rows = joined
     write_rows(arguments.csv, rows)
     print(f"record: {len(rows)} rows in {arguments.csv}", file=sys.stderr)
 

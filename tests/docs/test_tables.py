@@ -11,10 +11,11 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "pages"
-sys.path.insert(0, str(SCRIPT))
+sys.path[:0] = [str(SCRIPT), str(ROOT / "bench")]
 
 import age  # noqa: E402
 import fill  # noqa: E402
+import record  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
 from tables import archs, cards, claims, doors  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
@@ -294,6 +295,18 @@ class Papers(unittest.TestCase):
         self.assertEqual(self.made("doors.csv", text, doors.doors_cpu_only), "`kivi-2`")
         rows = self.made("doors.csv", text, doors.doors)
         self.assertEqual(rows[2:], ["| `int-4` | yes | yes | no |", "| `kivi-2` | yes | no | no |"])
+
+
+class Records(unittest.TestCase):
+    """bench/record.py --append."""
+
+    def test_new_columns_are_empty_in_old_rows(self):
+        old, new = [{"a": "1", "c": "2"}], [{"a": "3", "b": "4", "c": "5"}]
+        self.assertEqual(record.together(old, new), [{"a": "1", "b": "", "c": "2"}, *new])
+        self.assertEqual(record.together([], new), new)
+
+    def test_rows_of_another_command_are_refused(self):
+        self.assertIsNone(record.together([{"a": "1", "b": "2"}], [{"a": "3"}]))
 
 
 class Ages(unittest.TestCase):

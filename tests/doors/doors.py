@@ -90,9 +90,7 @@ def llama_gpu(asked):
     """llama.cpp with a back end "CUDA" that computes on the CPU."""
     names = {"KVANT_TEST_MOCK": "DOORS_MOCK", "KVANT_CUDA_LIBRARY": "KVANT_CUDA_LIBRARY"}
     driver = os.environ["DOORS_DRIVER"]
-    return _probe(
-        asked, {k: os.environ[v] for k, v in names.items()} | {"LD_LIBRARY_PATH": driver}
-    )
+    return _probe(asked, {k: os.environ[v] for k, v in names.items()} | {"LD_LIBRARY_PATH": driver})
 
 
 DOORS = {

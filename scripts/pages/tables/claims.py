@@ -41,6 +41,8 @@ def _by_model(results, groups, wanted):
             for model in MODELS
         }
         taken = {model: results.take(some) for model, some in lines.items() if some}
+        if not taken:
+            raise Missing(f"{FILE} has no line with k={k}, v={v} in {', '.join(groups)}")
         for model, line in taken.items():
             columns[model].append(line)
         bits = next(iter(taken.values())).number("bits")
@@ -99,7 +101,9 @@ def papers_hqmq(results):
         f"hqmq-s24r6{as_published},med3,median=page",
         f"hqmq-s96r6{as_published},med3,median=page",
     ]
-    return _by_model(results, ["hqmq", "hqmq-med3", "orders"], [(spec, spec) for spec in specs])
+    page = f"hqmq-s96r4{as_published},med3,median=page,slots="
+    pairs = [*((spec, spec) for spec in specs), (f"{page}112", f"{page}16")]
+    return _by_model(results, ["hqmq", "hqmq-med3", "orders"], pairs)
 
 
 def papers_saw(results):
