@@ -107,6 +107,7 @@ def orders():
     learned = "center=first,norm=first"
     return both(
         *(f"hqmq-s96r4:{PAPERS_HQMQ},order={order}" for order in ("halves", "dealt")),
+        *(f"hqmq-{name}:{PAPERS_HQMQ},order=halves" for name in ("s24r3", "s192r4")),
         "hqmq-s96r4:order=halves",
         f"hqmq-s96r4:{learned}",
         *(f"hqmq-s96r4:order={order},{learned}" for order in ("halves", "dealt")),
