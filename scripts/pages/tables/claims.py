@@ -95,6 +95,7 @@ def papers_hqmq(results):
         "naive-4:range=all",
         *names,
         f"hqmq-s96r4{as_published},order=halves",
+        "addvq-k48r4:search=greedy,scale=norm,order=halves",
         "hqmq-s96r4:center=first,norm=first",
         "hqmq-s96r4:order=dealt,center=first,norm=first",
         f"hqmq-s96r4{as_published},med3,median=page",
@@ -215,8 +216,8 @@ def papers_timing(results):
         ("OCTOPUS, Table 7", "H200", first, "octopus-2", 520),
         ("OCTOPUS, Table 7, its TurboQuant", "H200", first, "turboquant-4", 370),
         ("OCTOPUS, Table 7, cuDNN", "H200", first, "cudnn-bf16", 60),
-        ("SAW-INT4, Table 4, half the heads", "H100", second, "int-4", 327),
-        ("SAW-INT4, Table 4, half the heads", "H100", second, "bdr-4", 323),
+        ("SAW-INT4, Table 4, which has half of these heads", "H100", second, "int-4", 327),
+        ("SAW-INT4, Table 4, which has half of these heads", "H100", second, "bdr-4", 323),
     ]
     rows = []
     for where, gpu, shape, codec, paper in said:
