@@ -234,9 +234,11 @@ GROUPS = {
 
 def in_order(model, spec):
     """A spec with the papers' order of channels, which most models have without order=halves."""
-    for option in (",order=halves", ":order=halves") if model != STORES_PAIRS else ():
-        spec = spec.replace(option, "")
-    return spec
+    if model == STORES_PAIRS:
+        return spec
+    name, _, options = spec.partition(":")
+    kept = [option for option in options.split(",") if option not in ("", "order=halves")]
+    return name + (":" + ",".join(kept) if kept else "")
 
 
 def options_of(group, model, folder, done):
