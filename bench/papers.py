@@ -45,14 +45,15 @@ def bdr():
 
 
 def kmeans():
-    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. Needs a calibration with
-    these sets: kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
+    """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. The Hessian basis pools
+    queries by kv head, and by layer as in the paper. Needs a calibration with these sets: kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
     blocks = ("", ",block=64", ",block=16")
     return both(
         "int-4",
         "bdr-4",
         *(f"kmeans-4:c={c}{block}" for block in blocks for c in (1, 16, 256, 2048)),
         "hessian-4",
+        "hessian-4:pool=layer",
     )
 
 

@@ -54,7 +54,7 @@ OF_KEYS = {"turboquant-4:transform=file,feedback": "turboquant-4"}  # and the co
 
 
 class Asked(NamedTuple):
-    """What a door is asked for: specs of keys and values, or a settings file."""
+    """The codecs that a door is asked for: specs of keys and values, or a settings file."""
 
     name: str
     k: str | None
@@ -88,7 +88,7 @@ def calibrated(path):
 
 
 def per_head(path):
-    """Writes settings in which each layer, role and kv head has a book of its own."""
+    """Writes settings with a separate book for each layer, role and kv head."""
     places = [(r, i, h) for r in "kv" for i in range(LAYERS) for h in range(KV_HEADS)]
     lines = (
         f"{role} {layer}/{head} {KV_HEADS}x{DIM} hqmq-s96r4:{papers.PAPERS_HQMQ},seed={seed}"
