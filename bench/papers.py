@@ -46,7 +46,8 @@ def bdr():
 
 def kmeans():
     """SAW-INT4 Tables 2 and 9: 1 to 2048 centroids, alone and before BDR. The Hessian basis pools
-    queries by kv head, and by layer as in the paper. Needs a calibration with these sets: kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
+    queries by kv head, and by layer as in the paper. Needs a calibration with these sets:
+    kvant calibrate -n 8192 -c 1024 --clusters 16,256,2048 --sample 8192."""
     blocks = ("", ",block=64", ",block=16")
     return both(
         "int-4",
