@@ -94,7 +94,7 @@ def papers_hqmq(results):
         "naive-4",
         "naive-4:range=all",
         *names,
-        f"hqmq-s96r4{as_published},order=halves",
+        *(f"hqmq-{size}{as_published},order=halves" for size in ("s24r3", "s96r4", "s192r4")),
         "addvq-k48r4:search=greedy,scale=norm,order=halves",
         "hqmq-s96r4:center=first,norm=first",
         "hqmq-s96r4:order=dealt,center=first,norm=first",
