@@ -60,8 +60,13 @@ PAPERS = $(PYTHON) bench/papers.py -f "$(TEXT)" -w $(BUILD)/papers --kvant $(BUI
 
 .PHONY: papers papers-long
 papers: all
-	for model in smollm2 qwen gemma; do \
-	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$($(FETCH) model $$model)" || exit; done
+	mkdir -p $(BUILD)/papers && text=$$($(FETCH) text) && \
+	for name in smollm2 qwen gemma; do \
+	    model=$$($(FETCH) model $$name) && captured=$(BUILD)/papers/$$name.safetensors && \
+	    { test -e "$$captured" || $(BUILD)/bin/kvant capture -m "$$model" -f "$$text" -n 1024 \
+	        -c 1024 -o "$$captured"; } && \
+	    $(PAPERS) -o bench/results/quality_papers.csv -m "$$model" --captured "$$captured" || exit; \
+	done
 
 # After make cuda, with a PYTHON that has PyTorch for a GPU, transformers and gguf; on CPUs it takes
 # days. All words of Gemma's vocabulary would not fit the GPU. The second run of long_contexts.py

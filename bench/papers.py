@@ -99,6 +99,54 @@ def room_by_role(numbers, options):
     return f"hqmq-s96r{k}:{options},slots={k_slots}", f"hqmq-s96r{v}:{options},slots={v_slots}"
 
 
+def outlier_chunks(rows):
+    """For each page of 64 tokens of a head, [tokens, head_dim], the chunks above 3 medians."""
+    import numpy as np
+
+    norms = np.linalg.norm(rows.astype(float).reshape(len(rows) // 64, -1, 4), axis=2)
+    medians = np.sort(norms, 1)[:, (norms.shape[1] - 1) // 2]
+    return (norms > 3 * medians[:, None]).sum(1)
+
+
+def room_by_layer(model, folder, captured):
+    """Med3x whose room follows its layers, as the paper's room does by itself, with HQMQ and with
+    INT4. A layer and role gets the outliers of the largest page of a captured text, all times the
+    largest tenth with which the average is at most the usual room, 1 chunk in 16. The captured text
+    must not be the scored one.
+    """
+    sys.path.insert(0, str(HERE.parent / "integrations" / "python"))
+    from kvant.tuning import safetensors
+
+    layers, shape = SHAPES[model]
+    n_heads, head_dim = map(int, shape.split("x"))
+    with safetensors.File(captured) as file:
+        largest = {
+            (role, layer): max(
+                outlier_chunks(head[: len(head) // 64 * 64]).max()
+                for head in file.read(f"layers.{layer}.{role}").reshape(n_heads, -1, head_dim)
+            )
+            for role in "kv"
+            for layer in range(layers)
+        }
+    for tenths in range(10, 0, -1):
+        # In steps of 8 slots.
+        room = {place: max(8, -(-n * tenths // 80) * 8) for place, n in largest.items()}
+        if sum(room.values()) <= len(room) * 64 * head_dim / 4 / 16:
+            break
+    codecs = {
+        "hqmq-s96r4": f"hqmq-s96r4:{PAPERS_HQMQ},med3,median=page",
+        "naive-4": "naive-4:med=3",
+    }
+    return [
+        settings_file(
+            folder / f"{name}_med3_room.kvant",
+            layers,
+            [f"{role} {layer} {shape} {spec},slots={n}" for (role, layer), n in room.items()],
+        )
+        for name, spec in codecs.items()
+    ]
+
+
 def hqmq_seeds():
     """HQMQ Table 14. On 511 positions the sampling error hides what a seed does."""
     book = f"hqmq-s96r4:{PAPERS_HQMQ},order=halves"
@@ -106,9 +154,9 @@ def hqmq_seeds():
 
 
 def orders():
-    """HQMQ, its ablation with additive books (Table 16, the authors' greedy search), InnerQ's groups
-    and BDR with keys in other orders of channels: the papers' models store halves, Llama-type GGUF
-    files store pairs. A centre and a norm are not the papers'."""
+    """HQMQ, its ablation with additive books (Table 16, with the authors' greedy search), InnerQ's
+    groups and BDR with keys in other orders of channels. The papers' models store halves, and
+    Llama-type GGUF files store pairs. A centre and a norm are not the papers'."""
     learned = "center=first,norm=first"
     return both(
         *(f"hqmq-s96r4:{PAPERS_HQMQ},order={order}" for order in ("halves", "dealt")),
@@ -234,6 +282,9 @@ GROUPS = {
 }
 
 
+ROOM = "hqmq-room"  # a group that needs --captured
+
+
 def in_order(model, spec):
     """A spec with the papers' order of channels, which most models have without order=halves."""
     if model == STORES_PAIRS:
@@ -243,9 +294,14 @@ def in_order(model, spec):
     return name + (":" + ",".join(kept) if kept else "")
 
 
-def options_of(group, model, folder, done):
-    if group in ("octopus", "hqmq-books"):
-        files = [file for file in GROUPS[group](model, folder) if file.name not in done]
+def options_of(group, model, folder, done, captured=None):
+    if group in ("octopus", "hqmq-books", ROOM):
+        files = (
+            room_by_layer(model, folder, captured)
+            if group == ROOM
+            else GROUPS[group](model, folder)
+        )
+        files = [file for file in files if file.name not in done]
         return [word for file in files for word in ("--config", str(file))]
     pairs = [(in_order(model, k), in_order(model, v)) for k, v in GROUPS[group]()]
     pairs = [pair for pair in dict.fromkeys(pairs) if pair not in done]
@@ -286,17 +342,24 @@ def main():
     parser.add_argument("-c", "--ctx", default="2048")
     parser.add_argument("--chunks", default="1")
     parser.add_argument("--calibration", help="for the group kmeans")
+    parser.add_argument(
+        "--captured",
+        help=f"for the group {ROOM}: kvant capture -n 1024 -c 1024 of another text than -f",
+    )
     parser.add_argument("--kvant", default="kvant", help="the program")
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=" ".join(GROUPS))
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=" ".join([*GROUPS, ROOM]))
     given = parser.parse_args()
     model = next((name for name in SHAPES if given.model.name.startswith(name)), None)
     if model is None:
         parser.error(f"no shape known for {given.model.name}: {', '.join(SHAPES)}")
     given.work.mkdir(parents=True, exist_ok=True)
-    for group in given.groups or [name for name in GROUPS if name != "kmeans" or given.calibration]:
-        if group not in GROUPS:
-            parser.error(f"no group {group!r}: {', '.join(GROUPS)}")
-        options = options_of(group, model, given.work, have(given.output, model, group))
+    needs = {"kmeans": given.calibration, ROOM: given.captured}
+    groups = [*GROUPS, ROOM]
+    for group in given.groups or [name for name in groups if needs.get(name, True)]:
+        if group not in groups or not needs.get(group, True):
+            parser.error(f"no group {group!r}, or it needs a file: {', '.join(groups)}")
+        done = have(given.output, model, group)
+        options = options_of(group, model, given.work, done, given.captured)
         if not options:
             continue
         command = [

@@ -15,6 +15,7 @@ sys.path[:0] = [str(SCRIPT), str(ROOT / "bench")]
 
 import age  # noqa: E402
 import fill  # noqa: E402
+import papers  # noqa: E402
 import record  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
 from tables import archs, cards, claims, doors  # noqa: E402
@@ -307,6 +308,20 @@ class Records(unittest.TestCase):
 
     def test_rows_of_another_command_are_refused(self):
         self.assertIsNone(record.together([{"a": "1", "b": "2"}], [{"a": "3"}]))
+
+
+class Orders(unittest.TestCase):
+    """bench/papers.py: only SmolLM2 of its models needs order=halves for the papers' order."""
+
+    def test_options_beside_the_order_stay(self):
+        for spec, without in (
+            ("a-4", "a-4"),
+            ("a-4:order=halves", "a-4"),
+            ("a-4:order=halves,b=c", "a-4:b=c"),
+            ("a-4:b=c,order=halves,d", "a-4:b=c,d"),
+        ):
+            self.assertEqual(papers.in_order("SmolLM2", spec), spec)
+            self.assertEqual(papers.in_order("Qwen2.5", spec), without)
 
 
 class Ages(unittest.TestCase):

@@ -6,10 +6,15 @@ from text import code, divergence, significant, table
 FILE = "quality_papers.csv"
 MODELS = {"SmolLM2": "SmolLM2-135M", "Qwen2.5": "Qwen2.5-0.5B", "Gemma-3": "Gemma-3-270M"}
 OUTER = "_recent-32.kvant"
+ROOM = "_med3_room.kvant"
 
 
 def _name(k, v):
     """A settings file's name as the spec that it stands for."""
+    if k.endswith(ROOM):
+        as_published = ":book=random,scale=norm,med3,median=page"
+        name = k.removesuffix(ROOM)
+        return code(name + as_published * name.startswith("hqmq")) + ", `slots=` by layer"
     if k.endswith(OUTER):
         k = (
             k.removesuffix(OUTER)
@@ -104,7 +109,8 @@ def papers_hqmq(results):
     ]
     page = f"hqmq-s96r4{as_published},med3,median=page,slots="
     pairs = [*((spec, spec) for spec in specs), (f"{page}112", f"{page}16")]
-    return _by_model(results, ["hqmq", "hqmq-med3", "orders"], pairs)
+    pairs += [(name + ROOM, name + ROOM) for name in ("naive-4", "hqmq-s96r4")]
+    return _by_model(results, ["hqmq", "hqmq-med3", "hqmq-room", "orders"], pairs)
 
 
 def papers_saw(results):
