@@ -1,5 +1,8 @@
 """Codecs by program: what each door answered (tests/doors), and measured speeds of attention."""
 
+from results import has, like
+from speed import DECODE, gpu_pair, gpus, ratio
+from tables import vllm
 from text import code, table, times
 
 FILE = "doors.csv"
@@ -64,12 +67,32 @@ def _on_gpu(results, spec):
     return times(rival.number("us") / line.number("us")) if line else ""
 
 
+def _in_llama(results, spec):
+    """llama.cpp's decoding at 32k on a GPU, times f16 of the same run."""
+    pairs = (
+        gpu_pair(results, spec, machines, DECODE, 32768)
+        for name, machines in gpus(results).items()
+        if name == "H200" and spec != "f16"
+    )
+    return "".join(times(ratio(pair, "tokens/s")) for pair in pairs if pair)
+
+
+def _in_vllm(results, spec):
+    """vLLM's decoding of 8 sequences of 32,768 tokens, times bfloat16 of the same run."""
+    of = {**vllm.LLAMA, "command": vllm.ONE, "batch": "8", "context": "32768"}
+    of |= {"device": has("H200"), "tpot_ms": like(".+")}
+    ours, rival = ({**of, "cache": cache} for cache in (spec.replace("-", ""), vllm.RIVAL))
+    pair = results.pair(vllm.FILE, ours, rival, vllm.RUN)
+    return times(1 / ratio(pair, "tpot_ms")) if pair else ""
+
+
 def doors_speed(results):
-    """Speed of decode attention by codec: times ggml's f16 on CPUs, cuDNN's bf16 on GPUs."""
+    """Speed by codec: attention on a CPU and on an H200, decoding in llama.cpp and in vLLM."""
     rows = []
     for codec in _answers(results):
-        cells = [_on_cpu(results, codec), _on_gpu(results, codec)]
+        cells = [make(results, codec) for make in (_on_cpu, _on_gpu, _in_llama, _in_vllm)]
         if any(cells):
             rows.append([_spec(codec), *cells])
-    heading = ["codec", "CPU, times `f16` of ggml", "H200, times bf16 of cuDNN"]
+    heading = ["codec", "attention, CPU, times `f16`", "attention, H200, times bf16"]
+    heading += ["llama.cpp, H200, times `f16`", "vLLM, H200, times bf16"]
     return table(heading, *rows)
