@@ -9,7 +9,8 @@ import types
 from asked import DIM, HEADS, KV_HEADS, LAYERS
 from doors import N_TOKENS, NO_SETTINGS, finite
 
-HAS_VLLM = importlib.util.find_spec("vllm")  # before tests/python, whose folder is called vllm, too
+# Asked before tests/python is on the path, because its folder of tests is called vllm, too.
+HAS_VLLM = importlib.util.find_spec("vllm")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "python" / name) for name in ("pytorch", "vllm")]
 
