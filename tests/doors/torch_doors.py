@@ -1,5 +1,5 @@
-"""The doors that need PyTorch: transformers, LMCache's serde, and vLLM's backends without an engine.
-The doors of vLLM are left out where vLLM is not installed."""
+"""The doors that need PyTorch: transformers, LMCache's serde, and the backends of vLLM without its
+engine. The doors of vLLM are left out where vLLM is not installed."""
 
 import importlib.util
 import pathlib
