@@ -1,6 +1,8 @@
 """The papers' codecs on three models, KLD by paper; their timings; effects on synthetic rows."""
 
-from results import Missing, starts
+import statistics
+
+from results import Missing, has, starts
 from text import code, divergence, significant, table
 
 FILE = "quality_papers.csv"
@@ -111,6 +113,16 @@ def papers_hqmq(results):
     pairs = [*((spec, spec) for spec in specs), (f"{page}112", f"{page}16")]
     pairs += [(name + ROOM, name + ROOM) for name in ("naive-4", "hqmq-s96r4")]
     return _by_model(results, ["hqmq", "hqmq-med3", "hqmq-room", "orders"], pairs)
+
+
+def papers_seeds(results):
+    """How much HQMQ's perplexity varies between five seeds: the coefficient of variation."""
+    wanted = {"group": "hqmq-seeds", "model": "SmolLM2", "k": has("order=halves,seed=")}
+    specs = dict.fromkeys(line["k"] for line in results.lines(FILE, wanted))
+    ppl = [results.newest(FILE, {**wanted, "k": spec}).number("ppl") for spec in specs]
+    if len(ppl) < 2:
+        raise Missing(f"{FILE}: seeds of HQMQ in the papers' order")
+    return f"{100 * statistics.stdev(ppl) / statistics.mean(ppl):.1f} %"
 
 
 def papers_saw(results):
