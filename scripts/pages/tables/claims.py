@@ -139,7 +139,7 @@ def papers_saw(results):
 
 def papers_kmeans(results):
     """SAW-INT4's k-means and Hessian basis, next to integers and rotations on the same text."""
-    specs = ["int-4", "bdr-4", "hessian-4"]
+    specs = ["int-4", "bdr-4", "hessian-4", "hessian-4:pool=layer"]
     specs += [f"kmeans-4:c={n}{block}" for block in ("", ",block=64") for n in (1, 16, 256, 2048)]
     return _by_model(results, ["kmeans"], [(spec, spec) for spec in specs])
 
