@@ -8,8 +8,9 @@
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
-#define GPU_ALIGN 256u   /* alignment of fp16 pages */
-#define LEAST_NEWEST 64u /* tokens of a sliding window: a block */
+#define GPU_ALIGN 256u     /* alignment of fp16 pages */
+#define LEAST_NEWEST 64u   /* tokens of a sliding window: a block */
+#define LEAST_HEAD_DIM 64u /* few models have a smaller one */
 
 static bool is_placed(const kvp_kv_shape *shape)
 {
@@ -161,7 +162,8 @@ static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape 
     size_t bytes;
 
     *most = 0;
-    for (at.head_dim = 64; unknown && at.head_dim <= KVANT_MAX_HEAD_DIM; at.head_dim += 8)
+    for (at.head_dim = LEAST_HEAD_DIM; unknown && at.head_dim <= KVANT_MAX_HEAD_DIM;
+         at.head_dim += 8)
         if (shape->row % at.head_dim == 0 &&
             kvant_scheme_most_bytes(settings->scheme, &at, shape->row, params, &bytes) ==
                 KVANT_OK &&
@@ -170,6 +172,48 @@ static kvant_status most_bytes(const kvp_settings *settings, const kvp_kv_shape 
     return *most > 0
                ? KVANT_OK
                : kvant_scheme_most_bytes(settings->scheme, location, shape->row, params, most);
+}
+
+/* Bytes of a tensor's pages on a GPU; 0: there is no codec. */
+static size_t pages_on_gpu(const kvp_settings *settings, const kvp_kv_shape *shape,
+                           const kvant_tensor_params *params)
+{
+    const kvant_scheme_location location =
+        kvp_kv_location(shape, 0, kvp_kv_known_head_dim(shape, settings));
+    size_t bytes;
+
+    if (most_bytes(settings, shape, &location, params, &bytes) != KVANT_OK)
+        return 0;
+    return (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN + kvp_kv_open_bytes(shape, settings);
+}
+
+/* Bytes of a layer's matrices on a GPU. Without a known head_dim it counts the least one. */
+static size_t matrices_on_gpu(const kvp_settings *settings, const kvp_kv_shape *shape)
+{
+    const uint32_t head_dim = kvp_kv_known_head_dim(shape, settings);
+
+    return kvp_kv_learns(settings) ? 2 * (size_t)shape->row *
+                                         (head_dim != 0 ? head_dim : LEAST_HEAD_DIM) * sizeof(float)
+                                   : 0;
+}
+
+/* Bytes that a tensor reserves on a GPU. A short context takes as much memory in pages, with its
+ * matrices, as in f16. Then all of its cells get room in f16, so that it need not be compressed.
+ * Keys and values of a layer decide together, because they are in place together. */
+static size_t reserve_on_gpu(const kvp_settings *settings, const kvp_kv_shape *shape,
+                             const kvant_tensor_params *params)
+{
+    const size_t own = pages_on_gpu(settings, shape, params),
+                 f16 = (size_t)shape->n_cells * shape->row * sizeof(uint16_t);
+    kvp_kv_shape other = *shape;
+
+    if (shape->n_streams != 1 || settings->exact < shape->n_cells || own >= f16)
+        return own;
+    other.role = shape->role == KVANT_ROLE_K ? KVANT_ROLE_V : KVANT_ROLE_K;
+    return own + pages_on_gpu(settings, &other, params) + matrices_on_gpu(settings, shape) >=
+                   2 * f16
+               ? f16
+               : own;
 }
 
 size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *shape, char *err,
@@ -198,9 +242,7 @@ size_t kvp_kv_reserve_with(const kvp_settings *settings, const kvp_kv_shape *sha
     }
     location = kvp_kv_location(shape, 0, kvp_kv_known_head_dim(shape, settings));
     if (most_bytes(settings, shape, &location, &params, &bytes) == KVANT_OK)
-        return shape->in_order ? (bytes + GPU_ALIGN - 1) / GPU_ALIGN * GPU_ALIGN +
-                                     kvp_kv_open_bytes(shape, settings)
-                               : bytes;
+        return shape->in_order ? reserve_on_gpu(settings, shape, &params) : bytes;
     snprintf(err, errlen, "%s", kvant_error_message());
     return 0;
 }

@@ -352,6 +352,32 @@ static void f16_for_all_tokens(void **state)
     assert_true(room(true, "f16", "1000") == 768 - llama_model_n_layer(harness_model()));
 }
 
+/* The pages of 512 tokens take as much memory, with their matrices, as f16. So the cache has room
+ * for all of these tokens in f16, and the size says so. */
+static void a_short_cache_stays_f16(void **state)
+{
+    struct llama_context *context;
+    kvp_kv_size pages, f16;
+    double in_place, bytes;
+
+    (void)state;
+    n_cells = 512;
+    assert_true(room(true, "", "auto") == 512 && room(true, "", "500") < 256);
+    context = new_context("");
+    assert_true(ask(true, 512, &pages, &in_place));
+    llama_free(context);
+    setenv("KVANT_EXACT", "auto", 1);
+    context = new_context("");
+    assert_true(ask(true, 512, &f16, &in_place));
+    llama_free(context);
+    bytes = 2 * (f16.numbers[0] + f16.numbers[1]);
+    assert_true(pages.bytes >= bytes && f16.bytes - f16.transforms >= bytes);
+    if (harness_has_mock())
+        assert_true(answers_as_f16(500));
+    setenv("KVANT_EXACT", "0", 1);
+    n_cells = 1024;
+}
+
 /* The cache of a sliding window has 768 cells here: for the window and a batch, in steps of 256.
  * Fewer rows fit in it than in the cache of all tokens. The reported number subtracts the layers of
  * both caches. The window's cache has two of the four layers, so f16 holds for two tokens more. */
@@ -380,6 +406,7 @@ int main(void)
         cmocka_unit_test(transforms_come_with_positions),
         cmocka_unit_test(f16_in_place),
         cmocka_unit_test(f16_for_all_tokens),
+        cmocka_unit_test(a_short_cache_stays_f16),
         cmocka_unit_test(f16_in_a_windows_cache),
     };
 
