@@ -13,6 +13,7 @@
 
 #include "../choose.h"
 #include "in_place_layers.h"
+#include "mock_control.h"
 
 static bool is_same(const float *a, const float *b, int n)
 {
@@ -112,6 +113,95 @@ static void layers_go_one_by_one(void **state)
     }
     free(stock);
 }
+
+/* Prompts whose batches are as long as the room */
+
+enum { N_BATCH = 200, N_AFTER = N_BATCH + 40 };
+
+static void a_long_prompt(struct llama_context *context, float *logits)
+{
+    feed(context, 0, ROOM, ROOM, 0, 0, NULL);
+    feed(context, ROOM, N_BATCH, N_BATCH, ROOM, 0, logits);
+    feed(context, ROOM + N_BATCH, 40, 1, ROOM + N_BATCH, 0, logits + N_BATCH * harness_n_vocab());
+}
+
+static void a_batch_that_fills_the_room(struct llama_context *context, float *logits)
+{
+    feed(context, 0, ROOM, ROOM, 0, 0, logits);
+}
+
+/* Returns how many layers went after CUDA had got a further part of the graph. */
+static int layers_after_parts(void)
+{
+    char line[512];
+    bool part = false;
+    int n = 0;
+
+    end_lines();
+    while (fgets(line, sizeof(line), lines) != NULL) {
+        const bool went = strstr(line, "went from fp16 to compressed pages") != NULL;
+        n += went && part;
+        part = !went && (part || strstr(line, "a part of") != NULL);
+    }
+    fclose(lines);
+    return n;
+}
+
+/* How often this thread waits for the GPU in a batch. */
+static unsigned long waits_of(struct llama_context *context, int first, int n)
+{
+    const unsigned long before = standin_waits();
+
+    feed(context, first, n, n, first, 0, NULL);
+    return standin_waits() - before;
+}
+
+/* The first batch fills the room, and its graph lets threads learn. The second batch does not fit.
+ * A hand-over before its graph would wait for the threads of all layers while the GPU is idle. So
+ * each layer goes in the graph, while CUDA computes the part before the layer's attention. This
+ * thread waits for the GPU once, when it copies slots. A wait for each layer would be 4 or more. */
+static void layers_go_in_the_graph_of_a_prompt(void **state)
+{
+    struct llama_context *context;
+    unsigned long first, second;
+
+    (void)state;
+    if (!harness_has_mock())
+        skip();
+    begin_lines();
+    setenv("KVANT_TEST_PARTS", "1", 1);
+    context = new_context("", EXACT, 1);
+    first = waits_of(context, 0, ROOM);
+    second = waits_of(context, ROOM, N_BATCH);
+    llama_free(context);
+    unsetenv("KVANT_TEST_PARTS");
+    assert_int_equal(layers_after_parts(), N_LAYERS);
+    print_message("%lu waits in the first batch, %lu in the second\n", first, second);
+    assert_true(first < N_LAYERS && second < N_LAYERS);
+}
+
+static void prompts_of_long_batches_are_as_good(void **state)
+{
+    float *stock = hear(a_batch_that_fills_the_room, ROOM, NULL, "0", 1);
+    float *ours = hear(a_batch_that_fills_the_room, ROOM, "", EXACT, 1), *compressed, *again;
+
+    (void)state;
+    assert_same(stock, ours, ROOM);
+    free(stock);
+    free(ours);
+    stock = hear(a_long_prompt, N_AFTER, NULL, "0", 1);
+    compressed = hear(a_long_prompt, N_AFTER, "turboquant-4", "0", 1);
+    ours = hear(a_long_prompt, N_AFTER, "", EXACT, 1);
+    again = hear(a_long_prompt, N_AFTER, "", EXACT, 1);
+    assert_as_good("a long prompt", stock, ours, compressed, N_AFTER);
+    assert_same(ours, again, N_AFTER);
+    free(stock);
+    free(ours);
+    free(again);
+    free(compressed);
+}
+
+/* All cells */
 
 static void a_full_cache(struct llama_context *context, float *logits)
 {
@@ -392,6 +482,8 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_go_one_by_one),
+        cmocka_unit_test(layers_go_in_the_graph_of_a_prompt),
+        cmocka_unit_test(prompts_of_long_batches_are_as_good),
         cmocka_unit_test(a_cache_that_fits_stays),
         cmocka_unit_test(results_depend_on_no_clock),
         cmocka_unit_test(the_start_line_says_what_happens),

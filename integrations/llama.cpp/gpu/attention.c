@@ -392,7 +392,8 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *n
     kvant_status status = KVANT_OK;
     streams_at_once streams = { 0, n_streams };
 
-    if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
+    if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL ||
+        !kvp_gpu_first_seal(kvp_kv_of(node->src[1])))
         return ABI_STATUS_FAILED;
     if (k->cache->keeps_queries && kvp_gpu_lacks_key_transform(k) && !kvp_gpu_queries_keep(b, node))
         return ABI_STATUS_FAILED;

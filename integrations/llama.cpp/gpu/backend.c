@@ -130,6 +130,17 @@ static bool put_front(kvp_gpu_backend *b, abi_graph *part)
     return true;
 }
 
+/* Compresses the next layer that goes in this graph, while CUDA computes a part. The rows are from
+ * graphs before, so they need not wait for the part. */
+static bool hand_over_ahead(const kvp_gpu_backend *b)
+{
+    bool ok = true;
+
+    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL && ok; cache = cache->next)
+        ok = kvp_gpu_hand_over_next(cache);
+    return ok;
+}
+
 static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, int end, uint64_t uid,
                        bool capturing)
 {
@@ -140,6 +151,7 @@ static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, in
                        .order = graph->order,
                        .uid = uid };
     bool empty = true;
+    int32_t status;
 
     for (int i = begin; i < end && empty; i++)
         empty = !is_computed(graph->nodes[i]);
@@ -149,7 +161,8 @@ static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, in
         return ABI_STATUS_ALLOC_FAILED;
     to_cuda(b);
     b->n_parts++;
-    return b->inner.graph_compute(b->backend, &part);
+    status = b->inner.graph_compute(b->backend, &part);
+    return hand_over_ahead(b) ? status : ABI_STATUS_FAILED;
 }
 
 /* The next node after number *i that computes something, or NULL. */
@@ -184,11 +197,15 @@ static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
     return kvp_gpu_compute(b, node, values, attending);
 }
 
-/* Keeps the queries of a node; CUDA computes the node itself. */
+/* Keeps the queries of a node, and lets a thread learn if it is time; CUDA computes the node
+ * itself. */
 static int32_t ask(kvp_gpu_backend *b, const abi_tensor *node)
 {
     to_ours(b);
-    return kvp_gpu_queries_keep(b, node) ? ABI_STATUS_SUCCESS : ABI_STATUS_ALLOC_FAILED;
+    if (!kvp_gpu_queries_keep(b, node))
+        return ABI_STATUS_ALLOC_FAILED;
+    kvp_gpu_in_place_teach(b, node);
+    return ABI_STATUS_SUCCESS;
 }
 
 static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturing)
@@ -316,7 +333,7 @@ static int32_t by_cuda_alone(kvp_gpu_backend *b, abi_graph *graph)
     return status;
 }
 
-static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
+static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
 {
     unsigned epoch;
     int32_t status;
@@ -354,6 +371,17 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     status = by_parts(b, graph, false);
     to_cuda(b);
     return status;
+}
+
+/* Layers that the graph did not reach join their threads after it. */
+static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
+{
+    const int32_t status = compute_graph(b, graph);
+    bool ok = true;
+
+    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next)
+        ok = kvp_gpu_first_finish(cache) && ok;
+    return ok ? status : ABI_STATUS_FAILED;
 }
 
 /* Reads which rows kernels refused (a NaN) in graphs that are done. The computer does not wait for

@@ -75,7 +75,7 @@ static void request(kvp_gpu_cache *cache, uint32_t number)
     const kvp_gpu_bucket bucket = kvp_gpu_bucket_at(number);
     bool any = false;
 
-    if (buckets->requested > 0 || buckets->ended || cache->lacks_key_transform ||
+    if (buckets->requested > 0 || buckets->ended || cache->lacks_key_transform || cache->late.any ||
         (buckets->made >> bucket.id & 1))
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
@@ -112,6 +112,15 @@ void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last)
         next++;
     if (next <= bucket_of(last + LATE))
         request(cache, next);
+}
+
+/* The layers had enough rows for it before, so its transform comes in force with the next rows. */
+void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache)
+{
+    const int32_t last = cache->buckets.position;
+
+    request(cache, last >= 0 ? bucket_of(last + LATE) : 0);
+    cache->buckets.since = LATE;
 }
 
 /* Blocks */

@@ -62,9 +62,12 @@ typedef struct kvp_gpu_cache {
      * begins the lessons. */
     bool begun, tried, keeps_queries, teaches;
     uint32_t n_short_steps; /* steps of few tokens since the threads began */
-    /* layers whose matrices come in force in the graph at hand (first_matrix.c) */
+    /* layers whose matrices come in force in the graph at hand (first_matrix.c); false between two
+     * graphs */
     struct kvp_gpu_late {
         bool any;
+        bool hands_over; /* these layers also go from f16 in place to pages (hand_over.c) */
+        bool has_slots;  /* the GPU has the slots of their rows */
         kvp_gpu_held_rows held;
         kvp_gpu_memory arrays;                 /* of held */
         kvp_open_page leaving[KVP_MOST_PAGES]; /* as they were when the plan took them away */

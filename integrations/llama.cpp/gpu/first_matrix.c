@@ -14,6 +14,7 @@
  * with, as the transform KVP_PLAIN. These are keys of a restored state, and keys of tokens that are
  * too much alike to learn a transform for all later rows from.
  */
+#include "in_place.h"
 #include "learner.h"
 
 #include <stdlib.h>
@@ -256,8 +257,9 @@ static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
 bool kvp_gpu_first_matrix_join(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
-    kvp_gpu_held_rows held;
-    const bool ok = kvp_gpu_hold_rows(cells->cache, &held) && join_tensor(kv, &held);
+    kvp_gpu_held_rows held = { .list = { 0 } };
+    const bool ok =
+        (cells->in_place || kvp_gpu_hold_rows(cells->cache, &held)) && join_tensor(kv, &held);
 
     kvp_gpu_batch_done(cells->gpu);
     return ok;
@@ -326,6 +328,8 @@ bool kvp_gpu_first_seal(kvp_kv *kv)
 
     if (!cache->late.any || !cells->late)
         return true;
+    if (cache->late.hands_over)
+        return kvp_gpu_hand_over_layer(kv);
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *of = cache->tensors[i]->cells;
         if (cache->tensors[i]->shape.layer != kv->shape.layer || !of->late)
@@ -346,6 +350,8 @@ bool kvp_gpu_first_finish(kvp_gpu_cache *cache)
         ok = kvp_gpu_first_seal(cache->tensors[i]) && ok;
     cache->late.any = false;
     end_join(cache);
+    if (cache->late.hands_over)
+        kvp_gpu_hand_over_finish(cache);
     return ok;
 }
 
@@ -419,10 +425,10 @@ bool kvp_gpu_first_matrix_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step
                                   const kvant_plan_changes *changes, bool kept)
 {
     const bool many = step->n >= KVP_KEPT_TOKENS;
-    bool ok = kvp_gpu_first_finish(cache);
+    bool ok = true;
 
-    if (!ok || !cache->lacks_key_transform || cache->in_place || kvp_gpu_buckets_saw(cache, step))
-        return ok;
+    if (!cache->lacks_key_transform || cache->in_place || kvp_gpu_buckets_saw(cache, step))
+        return true;
     cache->teaches = false;
     kvp_gpu_first_matrix_end(cache);
     if (kept && cache->begun && many && changes->n_seal > 0 && opens_empty(cache, changes))

@@ -397,15 +397,16 @@ void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
 bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream)
 {
     kvp_open_page leaving[KVP_MOST_PAGES] = { 0 };
+    const bool seals_late = cache->late.any && !cache->late.hands_over;
     bool ok;
 
     if (changes->n_seal + changes->n_open == 0)
         return true;
     for (uint32_t i = 0; i < changes->n_seal; i++)
         leaving[changes->seal[i].page] = cache->pages[changes->seal[i].page];
-    if (cache->late.any)
+    if (seals_late)
         memcpy(cache->late.leaving, leaving, sizeof(leaving));
-    ok = cache->late.any || kvp_gpu_encode_pages(cache, leaving, NULL, stream);
+    ok = seals_late || kvp_gpu_encode_pages(cache, leaving, NULL, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         ok = kvp_gpu_ensure_pages(cache->tensors[i], cache->n_pages);
     ok = ok && decode(cache, changes, stream);

@@ -4,7 +4,12 @@
  * one. A tensor's rows are copied to other memory, the tensor's memory is cleared, and the rows are
  * stored like the rows of a batch, with their positions. Rows of steps between two layers are in
  * the plan by then, because the layers that are compressed already have pages for them. ready.c has
- * learned the transforms. */
+ * learned the transforms.
+ *
+ * In a prompt's graph threads may still be learning. Then a layer joins its thread while CUDA
+ * computes the part of the graph before the layer's attention, and the rows of the layer, which are
+ * older than the graph, are stored at the same time. So a prompt waits for the threads only as far
+ * as they are slower than the GPU. */
 #include "in_place.h"
 
 #include <stdlib.h>
@@ -258,17 +263,12 @@ static bool store_layer(kvp_gpu_cache *cache, uint32_t layer, const beside *at)
 static bool make_ready(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
-    kvp_gpu_buckets *buckets = &cache->buckets, former;
+    kvp_gpu_buckets *buckets = &cache->buckets;
+    const kvp_gpu_buckets former = *buckets;
 
     if (!have_room(cache))
         return false;
-    kvp_gpu_in_place_settle(NULL, cache, cache->n_tensors);
-    former = *buckets;
     in_place_state->planned = plan(cache);
-    if (in_place_state->planned && in_place_state->n_plain > 0)
-        kvp_error("%s: no centre could be learned from the first rows of %zu tensors, which are "
-                  "stored without one",
-                  cache->gpu->name, in_place_state->n_plain);
     if (in_place_state->planned)
         return true;
     kvp_gpu_cache_forget(cache);
@@ -278,6 +278,14 @@ static bool make_ready(kvp_gpu_cache *cache)
     buckets->ended = former.ended;
     buckets->centers.used = former.centers.used;
     return false;
+}
+
+static void report_plain(const kvp_gpu_cache *cache)
+{
+    if (cache->in_place_state->n_plain > 0)
+        kvp_error("%s: no centre could be learned from the first rows of %zu tensors, which are "
+                  "stored without one",
+                  cache->gpu->name, cache->in_place_state->n_plain);
 }
 
 /* Handles a lack of memory: rows stay in place. */
@@ -295,29 +303,95 @@ static bool refuse(kvp_gpu_cache *cache, bool must)
     return !must;
 }
 
+static void report_loss(const kvp_gpu_cache *cache)
+{
+    kvp_error("%s: the GPU could not compress the cache, so its rows are lost; start a new context",
+              cache->gpu->name);
+}
+
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
 {
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+    const bool was_planned = in_place_state->planned;
     const kvp_kv *next;
     beside at;
     bool ok = true;
 
     if (in_place_state->short_of_memory && !must)
         return true;
+    kvp_gpu_in_place_settle(NULL, cache, cache->n_tensors);
     if ((!in_place_state->planned && !make_ready(cache)) || !upload_slots(cache))
         return refuse(cache, must);
+    if (!was_planned)
+        report_plain(cache);
     at = beside_of(cache);
     cache->forms++;
     atomic_store(&cache->gpu->hands_over, true);
     for (; n > 0 && ok && (next = first_in_place(cache)) != NULL; n--)
         ok = store_layer(cache, next->shape.layer, &at);
     if (!ok)
-        kvp_error(
-            "%s: the GPU could not compress the cache, so its rows are lost; start a new context",
-            cache->gpu->name);
+        report_loss(cache);
     if (!ok || first_in_place(cache) == NULL)
         kvp_gpu_in_place_forget(cache);
     return ok;
+}
+
+/* In a graph. The blocks with exact pages are those after the graph's own rows were planned. */
+
+bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache, bool must)
+{
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+
+    if (in_place_state->short_of_memory && !must)
+        return true;
+    if (!in_place_state->planned && !make_ready(cache))
+        return refuse(cache, must);
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->late = cells->in_place;
+    }
+    cache->late.any = cache->late.hands_over = true;
+    cache->late.has_slots = cache->in_place = cache->lacks_key_transform = false;
+    cache->forms++;
+    return true;
+}
+
+bool kvp_gpu_hand_over_layer(kvp_kv *kv)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+    const beside at = beside_of(cache);
+    bool ok = cache->late.has_slots || upload_slots(cache);
+
+    cache->late.has_slots = ok;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *of = cache->tensors[i]->cells;
+        if (cache->tensors[i]->shape.layer != kv->shape.layer || !of->late)
+            continue;
+        of->late = false;
+        kvp_gpu_in_place_settle_tensor(NULL, cache->tensors[i]);
+    }
+    ok = ok && store_layer(cache, kv->shape.layer, &at);
+    if (!ok)
+        report_loss(cache);
+    return ok;
+}
+
+bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache)
+{
+    for (size_t i = 0; cache->late.hands_over && i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->late)
+            return kvp_gpu_hand_over_layer(cache->tensors[i]);
+    }
+    return true;
+}
+
+void kvp_gpu_hand_over_finish(kvp_gpu_cache *cache)
+{
+    report_plain(cache);
+    kvp_gpu_in_place_forget(cache);
+    kvp_gpu_buckets_begin_late(cache);
 }
 
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache)

@@ -79,6 +79,7 @@ void kvp_gpu_in_place_forget(kvp_gpu_cache *cache)
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
     set_form(cache, false);
+    cache->late.any = cache->late.hands_over = false;
     if (in_place_state == NULL)
         return;
     if (in_place_state->beside.at != NULL)
@@ -89,7 +90,8 @@ void kvp_gpu_in_place_forget(kvp_gpu_cache *cache)
     in_place_state->n_prompts = 0;
     in_place_state->begun = in_place_state->n_short_steps = in_place_state->n_ready =
         in_place_state->n_plain = in_place_state->requested_at = 0;
-    in_place_state->learns = in_place_state->planned = in_place_state->short_of_memory = false;
+    in_place_state->learns = in_place_state->teaches = in_place_state->planned =
+        in_place_state->short_of_memory = false;
 }
 
 void kvp_gpu_in_place_free(kvp_gpu_cache *cache)
@@ -284,7 +286,7 @@ bool kvp_gpu_in_place_uses(const abi_tensor *node)
 {
     const kvp_gpu_cells *cells = used_by(node);
 
-    return cells != NULL && cells->in_place;
+    return cells != NULL && cells->in_place && !cells->late;
 }
 
 bool kvp_gpu_in_place_any(kvp_gpu *gpu)
@@ -414,10 +416,28 @@ static bool keeps_queries(kvp_gpu_cache *cache, const kvp_gpu_use *u)
 static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n,
                       bool must)
 {
-    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n);
+    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
     kvp_gpu_in_place_settle(b, cache, cache->n_tensors);
     kvp_gpu_follow(b);
     return kvp_gpu_hand_over_layers(cache, n, must);
+}
+
+/* Compresses all layers. A graph that writes rows of many tokens does so layer by layer if threads
+ * are still learning. */
+static bool hand_over_all(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+                          bool writes_many, bool must)
+{
+    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
+    if (!writes_many || !kvp_gpu_in_place_waits(cache))
+        return hand_over(b, cache, graph, cache->n_tensors, must);
+    kvp_gpu_follow(b);
+    return kvp_gpu_hand_over_in_graph(cache, must);
+}
+
+/* Whether a graph stores rows of many tokens before its attention, and does nothing else. */
+static bool writes_many(const kvp_gpu_use *u)
+{
+    return u->cells != NULL && u->n_query_tokens > KVP_SHORT_STEP_TOKENS && !u->shifts && !u->other;
 }
 
 /* The number of n layers in place that have to be compressed before a step of few tokens; `left`
@@ -433,10 +453,12 @@ static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
 }
 
 /* Compresses layers before a step if necessary. A step of more tokens would learn from the rows of
- * some layers, so it finds all layers in one form. */
-static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
+ * some layers, so it finds all layers in one form. If the cache is empty, there is nothing to learn
+ * from yet, so the step may fill the room. */
+static bool let_go(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *graph,
                    const kvp_gpu_step *step)
 {
+    kvp_gpu_cache *cache = u->cache;
     const size_t n = kvp_gpu_n_layers_in_place(cache);
     const bool short_step = kvp_gpu_is_short_step(step), mixed = is_mixed(cache);
     int64_t last = 0;
@@ -450,7 +472,8 @@ static bool let_go(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *gr
     if (short_step)
         return n_to_go(n, left, step) == 0 ||
                hand_over(b, cache, graph, n_to_go(n, left, step), false);
-    return (n <= left && !mixed) || hand_over(b, cache, graph, n, mixed);
+    return ((n <= left || cache->in_place_state->n == 0) && !mixed) ||
+           hand_over_all(b, cache, graph, writes_many(u), mixed);
 }
 
 static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
@@ -466,7 +489,7 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
     kvp_gpu_step step = { 0 };
 
     if (!fits(b, u, &step))
-        return !cache->in_place || hand_over(b, cache, graph, cache->n_tensors, true);
+        return !cache->in_place || hand_over_all(b, cache, graph, writes_many(u), true);
     if (u->cells == NULL)
         return !(u->shifts && is_mixed(cache)) ||
                hand_over(b, cache, graph, cache->n_tensors, true);
@@ -474,11 +497,13 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
         return true;
     kvp_gpu_in_place_prepare_next(b, cache, graph, cache->in_place_state->n,
                                   kvp_gpu_is_short_step(&step));
-    if (!let_go(b, cache, graph, &step))
+    if (!let_go(b, u, graph, &step))
         return false;
     hold_step(cache, &step);
-    if (b->query_cache == NULL && cache->in_place && keeps_queries(cache, u))
+    if (b->query_cache == NULL && cache->in_place && keeps_queries(cache, u)) {
         b->query_cache = cache;
+        kvp_gpu_in_place_plan_teaching(cache, graph);
+    }
     return true;
 }
 

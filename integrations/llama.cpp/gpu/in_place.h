@@ -8,7 +8,8 @@
  *
  * A cache is in place while the highest cell that its graphs attend to (n_kv) fits as fp16 into the
  * memory that its pages have. Before that memory is full its layers go to pages one after another.
- * So for some steps the first layers are compressed and the last layers are in place. All layers
+ * So for some steps the first layers are compressed and the last layers are in place. A batch of a
+ * prompt that does not fit takes all layers to pages, one after another in its graph. All layers
  * share the page table, which also says where the rows of a layer in place will be stored. Caches
  * of several streams are never in place, because views of further streams lie at nominal strides,
  * outside of this memory. */
@@ -27,6 +28,7 @@ struct kvp_gpu_in_place {
     int32_t *positions;   /* by cell: the position of its row, or one of the two values above */
     uint32_t n_prompts;   /* batches that were long enough to keep queries of */
     bool learns;          /* threads are learning first key transforms from these rows */
+    bool teaches;         /* the graph at hand begins these threads, layer by layer */
     size_t begun;         /* n when the threads began; 0: they did not begin */
     size_t n_short_steps; /* steps of few tokens since then */
     size_t n_ready;       /* tensors whose transforms are in force */
@@ -67,13 +69,26 @@ void kvp_gpu_in_place_free(kvp_gpu_cache *cache);
  * stored without a transform. */
 
 /* Lets threads begin, once, to learn key transforms from the first n rows, and from queries if some
- * were kept. The current graph shows how RoPE rotates keys. */
+ * were kept. The current graph shows how RoPE rotates keys. hurries: somebody will wait for the
+ * threads soon. */
 void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                            size_t n);
+                            size_t n, bool hurries);
+
+/* Decides before a graph whose queries are kept whether it begins the threads of each layer when
+ * the layer's rows are enqueued. The record has the graph's rows already. */
+void kvp_gpu_in_place_plan_teaching(kvp_gpu_cache *cache, const abi_graph *graph);
+
+/* Begins the thread of a layer in such a graph, before the layer's attention. */
+void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node);
+
+/* Whether threads learn transforms that are not in force yet. */
+bool kvp_gpu_in_place_waits(const kvp_gpu_cache *cache);
 
 /* Waits for the threads of at most n further tensors and puts their transforms in force. b: the
- * back end whose graphs use the cache, or NULL outside of graphs. */
+ * back end whose graphs use the cache, or NULL outside of graphs. `settle_tensor` does so for one
+ * tensor. */
 void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
+void kvp_gpu_in_place_settle_tensor(kvp_gpu_backend *b, kvp_kv *kv);
 
 /* Does the part of learn and settle that is due before a graph with n earlier rows. It also lets
  * threads learn the transforms of further position buckets. short_step: the graph has few
@@ -89,6 +104,15 @@ size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
  * CUDA's. Without memory all rows stay where they are; with `must` this is an error with a message,
  * and without it the result is true. So without `must`, false means that the GPU failed. */
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
+
+/* The same for all layers that are left, in the graph at hand: each layer waits for its threads and
+ * is compressed before the layer's rows of the graph are stored. So the GPU computes the layers
+ * before it meanwhile. first_matrix.c calls `layer` for each layer, and `finish` after the graph.
+ * `next` compresses the first layer that is left. */
+bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache, bool must);
+bool kvp_gpu_hand_over_layer(kvp_kv *kv);
+bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache);
+void kvp_gpu_hand_over_finish(kvp_gpu_cache *cache);
 
 /* Compresses all layers outside of graphs, as with `must`. */
 bool kvp_gpu_hand_over(kvp_gpu_cache *cache);

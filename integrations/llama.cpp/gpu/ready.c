@@ -1,6 +1,7 @@
 /* ready.c - prepares a hand-over before the room is full (in_place.h).
  *
- * Threads learn key transforms from the first rows, and from queries if prompts had some. Then the
+ * Threads learn key transforms from the first rows, and from queries if prompts had some. A
+ * prompt's graph begins the thread of a layer as soon as the layer's keys are enqueued. Then the
  * transforms come in force, a layer per step of few tokens, and threads learn the transforms of
  * further position buckets. Each stage begins when the room holds a fixed row count, so results do
  * not depend on time. The file hand_over.c stores the rows. */
@@ -27,11 +28,17 @@ static const abi_tensor *rows_for(const kvp_kv *kv, const abi_graph *graph)
     return NULL;
 }
 
-static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
+static bool learns(const kvp_gpu_cells *cells)
+{
+    return kvp_gpu_lacks_key_transform(cells) && cells->learner != NULL;
+}
+
+static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n, bool hurries)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_learner_input lesson = { .n = n,
                                      .halves = kv->memory,
+                                     .hurries = hurries,
                                      .positions = malloc((n + 1) * sizeof(*lesson.positions)) };
 
     if (lesson.positions == NULL)
@@ -42,8 +49,13 @@ static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
     return kvp_gpu_learner_start(kv->cells, &lesson);
 }
 
+static void report_failure(const kvp_gpu_cache *cache)
+{
+    kvp_error("%s: no matrix could be learned from the first rows", cache->gpu->name);
+}
+
 void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                            size_t n)
+                            size_t n, bool hurries)
 {
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     bool ok = true;
@@ -54,14 +66,23 @@ void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_
     n = n < KVP_ENOUGH_ROWS ? n : KVP_ENOUGH_ROWS;
     kvp_gpu_follow(b);
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        const abi_tensor *rows = kvp_gpu_lacks_key_transform(cells) && cells->learner != NULL
-                                     ? rows_for(cache->tensors[i], graph)
-                                     : NULL;
-        ok = rows == NULL || learn(cache->tensors[i], rows, n);
+        const abi_tensor *rows =
+            learns(cache->tensors[i]->cells) ? rows_for(cache->tensors[i], graph) : NULL;
+        ok = rows == NULL || learn(cache->tensors[i], rows, n, hurries);
     }
     if (!ok)
-        kvp_error("%s: no matrix could be learned from the first rows", cache->gpu->name);
+        report_failure(cache);
+}
+
+bool kvp_gpu_in_place_waits(const kvp_gpu_cache *cache)
+{
+    bool any = false;
+
+    for (size_t i = cache->in_place_state->n_ready; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        any = any || (learns(cells) && cells->learner->begun);
+    }
+    return any;
 }
 
 /* Learns centre and scale of a tensor from its first rows. If there are none, rows of later batches
@@ -94,7 +115,7 @@ static bool learn_affine(kvp_kv *kv)
  * CUDA's stream, because no node reads it yet. A centre is learned from rows, which CUDA has to
  * write first. Tables of exact pages are made here, too; otherwise the first layer that is
  * compressed would wait for the tables of all layers. Without memory the hand-over tries again. */
-static void settle(kvp_gpu_backend *b, kvp_kv *kv)
+void kvp_gpu_in_place_settle_tensor(kvp_gpu_backend *b, kvp_kv *kv)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
@@ -115,19 +136,20 @@ void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
 
     for (; n > 0 && in_place_state->n_ready < cache->n_tensors; n--)
-        settle(b, cache->tensors[in_place_state->n_ready++]);
+        kvp_gpu_in_place_settle_tensor(b, cache->tensors[in_place_state->n_ready++]);
     if (in_place_state->n_ready == cache->n_tensors && cache->lacks_key_transform)
         kvp_gpu_first_matrix_end(cache);
 }
 
 /* When */
 
-/* Learning begins when this many rows have come. Learning uses at most KVP_ENOUGH_ROWS rows. In a
+/* Learning begins when this many rows have come. Learning uses at most KVP_ENOUGH_ROWS rows. A
+ * small room is half full by then, because a prompt's next batch may need the other half. In a
  * large room it begins later, when a third is full, because shorter conversations never need a
  * transform. */
 static size_t begin_of(size_t room)
 {
-    const size_t enough = KVP_ENOUGH_ROWS < room / 4 * 3 ? KVP_ENOUGH_ROWS : room / 4 * 3;
+    const size_t enough = KVP_ENOUGH_ROWS < room / 2 ? KVP_ENOUGH_ROWS : room / 2;
 
     return room / 3 > enough ? room / 3 : enough;
 }
@@ -142,6 +164,12 @@ static size_t wait_of(const struct kvp_gpu_in_place *in_place_state, bool short_
     if (!short_step)
         return 2 * KVP_ENOUGH_ROWS;
     return quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
+}
+
+/* Whether a prompt may end the room before threads are done that do not hurry. */
+static bool is_near_end(const struct kvp_gpu_in_place *in_place_state, size_t n)
+{
+    return n + 2 * KVP_ENOUGH_ROWS > in_place_state->room;
 }
 
 /* Whether the threads have had enough time. A prompt is over long before its transforms are
@@ -166,7 +194,7 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
     if (in_place_state->whole || in_place_state->planned || n < begin_of(in_place_state->room))
         return;
     if (cache->learns_key_transform)
-        kvp_gpu_in_place_learn(b, cache, graph, n);
+        kvp_gpu_in_place_learn(b, cache, graph, n, !short_step && is_near_end(in_place_state, n));
     if (in_place_state->begun == 0)
         in_place_state->begun = n;
     in_place_state->n_short_steps += short_step;
@@ -184,4 +212,45 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
         return;
     kvp_gpu_buckets_prepare_next(cache, (int32_t)in_place_state->room);
     in_place_state->requested_at = n;
+}
+
+/* In a prompt's graph */
+
+/* Whether the graph has the rows of all layers that learn. With cb_eval each node is a graph. */
+static bool has_all_rows(const kvp_gpu_cache *cache, const abi_graph *graph)
+{
+    bool all = true;
+
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        all = all &&
+              (!learns(cache->tensors[i]->cells) || rows_for(cache->tensors[i], graph) != NULL);
+    return all;
+}
+
+void kvp_gpu_in_place_plan_teaching(kvp_gpu_cache *cache, const abi_graph *graph)
+{
+    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+
+    in_place_state->teaches = !in_place_state->learns && cache->lacks_key_transform &&
+                              in_place_state->n >= begin_of(in_place_state->room) &&
+                              has_all_rows(cache, graph);
+    if (!in_place_state->teaches)
+        return;
+    in_place_state->learns = true;
+    in_place_state->begun = in_place_state->n;
+}
+
+void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    kvp_kv *kv = kvp_kv_of(node->src[1]);
+    const kvp_gpu_cells *cells = kv->cells;
+    const struct kvp_gpu_in_place *in_place_state = cells->cache->in_place_state;
+    const size_t n = in_place_state->n < KVP_ENOUGH_ROWS ? in_place_state->n : KVP_ENOUGH_ROWS;
+    const abi_tensor *rows;
+
+    if (!in_place_state->teaches || !learns(cells) || cells->learner->begun)
+        return;
+    rows = rows_for(kv, b->graph);
+    if (rows != NULL && !learn(kv, rows, n, is_near_end(in_place_state, in_place_state->n)))
+        report_failure(cells->cache);
 }

@@ -144,9 +144,10 @@ typedef struct kvp_gpu_learned_transform {
  *
  * settle does the work of prepare, before another caller seals rows.
  *
- * seal comes before a tensor gets rows in a graph. If the layers of the cache join their threads
- * one by one in this graph, the tensor's layer joins now, and its blocks are sealed. The function
- * `finish` does so for all layers that are left.
+ * seal comes before a tensor gets rows in a graph, and before attention on it. If the layers of the
+ * cache join their threads one by one in this graph, the tensor's layer joins now. Its blocks are
+ * sealed, or its rows in place are compressed. The function `finish` does so after the graph for
+ * all layers that are left.
  *
  * affine learns centre and scale from n rows in the computer's memory, for keys that have no matrix
  * yet.
@@ -258,9 +259,11 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
 
 /* buckets.c. The lock is held. `kvp_gpu_buckets_prepare_next` comes before rows at positions up to
  * `last` are stored. It puts the key transform that threads have learned in force. It also lets
- * threads begin with the next position bucket. `kvp_gpu_buckets_forget` is for a cache whose rows
+ * threads begin with the next position bucket. `kvp_gpu_buckets_begin_late` does the latter after a
+ * graph in which first transforms came in force. `kvp_gpu_buckets_forget` is for a cache whose rows
  * have all become unused. */
 void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
+void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_free(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
