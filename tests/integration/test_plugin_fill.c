@@ -378,6 +378,15 @@ static void a_short_cache_stays_f16(void **state)
     n_cells = 1024;
 }
 
+/* The pages of 2048 tokens take as much memory as 992 rows of f16, which is almost 1024. */
+static void f16_for_two_batches(void **state)
+{
+    (void)state;
+    n_cells = 2048;
+    assert_true(room(true, "", "auto") == 1024 - llama_model_n_layer(harness_model()));
+    n_cells = 1024;
+}
+
 /* The cache of a sliding window has 768 cells here: for the window and a batch, in steps of 256.
  * Fewer rows fit in it than in the cache of all tokens. The reported number subtracts the layers of
  * both caches. The window's cache has two of the four layers, so f16 holds for two tokens more. */
@@ -407,6 +416,7 @@ int main(void)
         cmocka_unit_test(f16_in_place),
         cmocka_unit_test(f16_for_all_tokens),
         cmocka_unit_test(a_short_cache_stays_f16),
+        cmocka_unit_test(f16_for_two_batches),
         cmocka_unit_test(f16_in_a_windows_cache),
     };
 
