@@ -41,6 +41,12 @@ static inline unsigned long standin_waits(void)
     return standin_count("host_waits");
 }
 
+/* How often other threads copied from the GPU to memory that CUDA does not know. */
+static inline unsigned long standin_unknown_copies(void)
+{
+    return standin_count("host_unknown_copies");
+}
+
 /* Launches that were captured into graphs which are gone and were never launched. */
 static inline unsigned long standin_unlaunched(void)
 {

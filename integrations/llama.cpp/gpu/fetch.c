@@ -2,6 +2,8 @@
  * learned. */
 #include "learner.h"
 
+#include <string.h>
+
 #include "../ggml_api.h"
 
 static bool have_memory(struct kvp_gpu_fetched *fetched, size_t bytes)
@@ -41,7 +43,64 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
             kvp_cu.host_memory_free(b->fetched[kind].at);
 }
 
-/* Copies that threads make */
+/* Copies that threads make. CUDA holds a lock while it copies to memory that it does not know, and
+ * llama.cpp's thread waits for the lock when it launches kernels. With 15 threads the lock was held
+ * for most of a prompt's first batch. So threads copy through pieces of memory that CUDA knows, to
+ * which the GPU copies by itself. */
+
+#define PIECE_BYTES ((size_t)1 << 18) /* larger pieces copy no faster */
+
+struct kvp_gpu_piece {
+    struct kvp_gpu_piece *next;
+    float numbers[PIECE_BYTES / sizeof(float)];
+};
+
+static struct kvp_gpu_piece *take_piece(kvp_gpu *gpu)
+{
+    struct kvp_gpu_piece *piece;
+    void *memory = NULL;
+
+    pthread_mutex_lock(&gpu->list_lock);
+    piece = gpu->pieces;
+    if (piece != NULL)
+        gpu->pieces = piece->next;
+    pthread_mutex_unlock(&gpu->list_lock);
+    if (piece == NULL &&
+        kvp_cu_ok(kvp_cu.host_memory_new(&memory, sizeof(*piece), CU_HOST_PORTABLE_MAPPED),
+                  "memory"))
+        piece = memory;
+    return piece;
+}
+
+static void give_piece(kvp_gpu *gpu, struct kvp_gpu_piece *piece)
+{
+    pthread_mutex_lock(&gpu->list_lock);
+    piece->next = gpu->pieces;
+    gpu->pieces = piece;
+    pthread_mutex_unlock(&gpu->list_lock);
+}
+
+bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves)
+{
+    const size_t size = halves ? sizeof(uint16_t) : sizeof(float), most = PIECE_BYTES / size;
+    struct kvp_gpu_piece *piece = take_piece(gpu);
+    bool ok = piece != NULL;
+
+    for (size_t i = 0, some; i < n && ok; i += some) {
+        some = n - i < most ? n - i : most;
+        ok = kvp_cu_ok(kvp_cu.copy_out(piece->numbers, (cu_address)(uintptr_t)from + i * size,
+                                       some * size, gpu->copying),
+                       "copying") &&
+             kvp_cu_ok(kvp_cu.stream_finish(gpu->copying), "copying");
+        if (ok && halves)
+            kvp_api.fp16_to_fp32_row((const void *)piece->numbers, to + i, (int64_t)some);
+        else if (ok)
+            memcpy(to + i, piece->numbers, some * size);
+    }
+    if (piece != NULL)
+        give_piece(gpu, piece);
+    return ok;
+}
 
 bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu)
 {
@@ -60,4 +119,9 @@ void kvp_gpu_copying_release(kvp_gpu *gpu)
     if (gpu->copying != NULL)
         kvp_cu.stream_free(gpu->copying);
     gpu->copying = NULL;
+    while (gpu->pieces != NULL) {
+        struct kvp_gpu_piece *next = gpu->pieces->next;
+        kvp_cu.host_memory_free(gpu->pieces);
+        gpu->pieces = next;
+    }
 }

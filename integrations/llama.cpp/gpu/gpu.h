@@ -133,8 +133,9 @@ struct kvp_gpu {
     /* numbers: 0, 1, 2, ... for kernels that read arrays of cells, blocks or lengths; batch: rows
      * that are uploaded or downloaded, under the lock */
     kvp_gpu_memory numbers, batch;
-    cu_stream copying;    /* for copies to the computer's memory while kernels run */
-    atomic_uint *refused; /* says whether rows of `batch` were refused */
+    cu_stream copying;            /* for copies to the computer's memory while kernels run */
+    struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
+    atomic_uint *refused;         /* says whether rows of `batch` were refused */
     /* a cache has memory that a hand-over needed, or rows of one that may have been refused */
     atomic_bool hands_over;
     pthread_mutex_t list_lock;
@@ -260,6 +261,10 @@ void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
  * lock is held. */
 bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu);
 void kvp_gpu_copying_release(kvp_gpu *gpu);
+
+/* Copies n numbers to the computer's memory on that stream, and waits for them. halves: they are
+ * fp16 on the GPU. False with a message. */
+bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* Copies a tensor to the computer's memory. The copy stays until the next copy to this place. False

@@ -165,14 +165,12 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     return ok;
 }
 
-/* Copies memory that work wrote which was enqueued before the lesson began. */
-static bool copy_out(const kvp_gpu_cells *cells, void *to, const void *from, size_t bytes)
+/* Copies n numbers that work wrote which was enqueued before the lesson began. */
+static bool copy_out(const kvp_gpu_cells *cells, float *to, const void *from, size_t n, bool halves)
 {
     return kvp_gpu_enter(cells->gpu) &&
            kvp_cu_ok(kvp_cu.event_finish(cells->learner->ready), "copying") &&
-           kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes, cells->gpu->copying),
-                     "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->copying), "copying");
+           kvp_gpu_copy_numbers(cells->gpu, to, from, n, halves);
 }
 
 /* Makes queries whose directions are equally distributed, for layers without kept queries. */
@@ -215,7 +213,8 @@ static bool note_queries(const kvp_gpu_cells *cells)
         ok = note_batch(cells, rows, row, lesson->query_positions);
     }
     for (uint32_t i = 0; i < lesson->n_batches && ok; i++)
-        ok = copy_out(cells, rows, lesson->queries[i], KVP_KEPT_TOKENS * row) &&
+        ok = copy_out(cells, rows, lesson->queries[i], KVP_KEPT_TOKENS * row / sizeof(*rows),
+                      false) &&
              note_batch(cells, rows, row, lesson->query_positions + i * KVP_KEPT_TOKENS);
     free(rows);
     return ok;
@@ -284,23 +283,15 @@ static bool make_codecs(kvp_gpu_cells *cells)
 
 /* A thread */
 
-static bool upload_rows(const kvp_gpu_cells *cells)
+static bool fetch_rows(const kvp_gpu_cells *cells)
 {
     kvp_gpu_learner_input *lesson = &cells->learner->lesson;
     const size_t n = (lesson->places != NULL ? lesson->n_all : lesson->n) * kvp_gpu_width(cells);
-    uint16_t *halves;
-    bool ok;
 
     if (lesson->rows != NULL)
         return true;
-    halves = malloc(n * sizeof(*halves));
     lesson->rows = malloc(n * sizeof(*lesson->rows));
-    ok = halves != NULL && lesson->rows != NULL &&
-         copy_out(cells, halves, lesson->halves, n * sizeof(*halves));
-    if (ok)
-        kvp_api.fp16_to_fp32_row(halves, lesson->rows, (int64_t)n);
-    free(halves);
-    return ok;
+    return lesson->rows != NULL && copy_out(cells, lesson->rows, lesson->halves, n, true);
 }
 
 /* Moves the rows that are learned from to the front. */
@@ -342,7 +333,7 @@ static bool make_first(kvp_gpu_cells *cells)
 
     if (atomic_load(&l->dropped))
         return true;
-    if (!create_tensor(l, cells) || !upload_rows(cells) || !note_queries(cells))
+    if (!create_tensor(l, cells) || !fetch_rows(cells) || !note_queries(cells))
         return false;
     gather_rows(cells);
     for (size_t i = 0; i < parts; i++)

@@ -7,6 +7,7 @@
  * memory of another GPU fails. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <stdio.h>
@@ -177,16 +178,63 @@ EXPORT(int, cuMemFree_v2, (address memory))
     return 0;
 }
 
+/* The computer's memory that the driver knows, as far as there is room for it here. */
+
+enum { MOST_KNOWN = 256 };
+
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        const char *at;
+        size_t bytes;
+    } of[MOST_KNOWN];
+} known = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static atomic_ulong n_unknown;
+static _Thread_local unsigned long n_own_unknown;
+
+/* Gives the entry of memory `from` to memory `to`; NULL: of none, to none. */
+static void note_known(const void *from, const void *to, size_t bytes)
+{
+    int i = 0;
+    pthread_mutex_lock(&known.lock);
+    while (i < MOST_KNOWN && known.of[i].at != from)
+        i++;
+    if (i < MOST_KNOWN) {
+        known.of[i].at = to;
+        known.of[i].bytes = bytes;
+    }
+    pthread_mutex_unlock(&known.lock);
+}
+
+static bool is_known(const char *at)
+{
+    bool found = false;
+    pthread_mutex_lock(&known.lock);
+    for (int i = 0; i < MOST_KNOWN && !found; i++)
+        found = known.of[i].at && at >= known.of[i].at && at < known.of[i].at + known.of[i].bytes;
+    pthread_mutex_unlock(&known.lock);
+    return found;
+}
+
 EXPORT(int, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))
 {
     *memory = calloc(1, bytes);
+    note_known(NULL, *memory, bytes);
     return flags != 3 || !*memory;
 }
 
 EXPORT(int, cuMemFreeHost, (void *memory))
 {
+    note_known(memory, NULL, 0);
     free(memory);
     return 0;
+}
+
+/* How often threads other than this one copied to memory that the driver does not know. */
+EXPORT(unsigned long, host_unknown_copies, (void))
+{
+    return atomic_load(&n_unknown) - n_own_unknown;
 }
 
 EXPORT(int, cuMemcpyHtoD_v2, (address to, const void *from, size_t bytes))
@@ -210,6 +258,9 @@ EXPORT(int, cuMemcpyHtoDAsync_v2, (address to, const void *from, size_t bytes, v
 
 EXPORT(int, cuMemcpyDtoHAsync_v2, (void *to, address from, size_t bytes, void *stream))
 {
+    const bool unknown = !is_known(to);
+    n_own_unknown += unknown;
+    atomic_fetch_add(&n_unknown, unknown);
     return !host_is_here((void *)(uintptr_t)from) ? ELSEWHERE
            : host_captures(stream)                ? 900
                                                   : cuMemcpyDtoH_v2(to, from, bytes);
