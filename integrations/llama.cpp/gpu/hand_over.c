@@ -338,14 +338,10 @@ bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must)
 
 /* In a graph. The blocks with exact pages are those after the graph's own rows were planned. */
 
-bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache, bool must)
+bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache)
 {
-    struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
-
-    if (in_place_state->short_of_memory && !must)
-        return true;
-    if (!in_place_state->planned && !make_ready(cache))
-        return refuse(cache, must);
+    if (!cache->in_place_state->planned && !make_ready(cache))
+        return refuse(cache, true);
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         cells->late = cells->in_place;

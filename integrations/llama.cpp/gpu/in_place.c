@@ -221,8 +221,7 @@ static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t
            (n == 0 || (halves != NULL &&
                        kvp_cu_ok(kvp_cu.copy_in(at + first * kvp_kv_row_bytes(kv), halves,
                                                 n * kvp_kv_row_bytes(kv), cells->gpu->stream),
-                                 "copying"))) &&
-           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "clearing");
+                                 "copying")));
 }
 
 static bool has_row(const kvp_gpu_cache *cache, size_t cell)
@@ -246,6 +245,7 @@ static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
         cache->tensors[i]->remote->clear(cache->tensors[i]);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         ok = become_rows(cache->tensors[i], first, end - first, halves[i]);
+    ok = kvp_cu_ok(kvp_cu.stream_finish(cache->gpu->stream), "clearing") && ok;
     for (size_t i = first; i < end && ok; i++)
         if (held[i - first])
             hold(cache->in_place_state, (int64_t)i, KVP_ROW_SOMEWHERE);
@@ -425,13 +425,13 @@ static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph 
 /* Compresses all layers. A graph that writes rows of many tokens does so layer by layer if threads
  * are still learning. */
 static bool hand_over_all(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                          bool writes_many, bool must)
+                          bool writes_many)
 {
     kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
     if (!writes_many || !kvp_gpu_in_place_waits(cache))
-        return hand_over(b, cache, graph, cache->n_tensors, must);
+        return hand_over(b, cache, graph, cache->n_tensors, true);
     kvp_gpu_follow(b);
-    return kvp_gpu_hand_over_in_graph(cache, must);
+    return kvp_gpu_hand_over_in_graph(cache);
 }
 
 /* Whether a graph stores rows of many tokens before its attention, and does nothing else. */
@@ -452,28 +452,25 @@ static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
     return n > left / step->n ? 1 : 0;
 }
 
-/* Compresses layers before a step if necessary. A step of more tokens would learn from the rows of
- * some layers, so it finds all layers in one form. If the cache is empty, there is nothing to learn
- * from yet, so the step may fill the room. */
+/* Compresses layers before a step if necessary. A step of more tokens finds all layers in one form.
+ * It may fill the room, because the next step of a prompt takes the layers in its graph. If a single
+ * token comes next, that token takes several layers. */
 static bool let_go(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *graph,
                    const kvp_gpu_step *step)
 {
     kvp_gpu_cache *cache = u->cache;
     const size_t n = kvp_gpu_n_layers_in_place(cache);
-    const bool short_step = kvp_gpu_is_short_step(step), mixed = is_mixed(cache);
     int64_t last = 0;
     size_t left;
 
     if (cache->in_place_state->whole)
         return true;
+    if (!kvp_gpu_is_short_step(step))
+        return !is_mixed(cache) || hand_over_all(b, cache, graph, writes_many(u));
     for (size_t i = 0; i < step->n; i++)
         last = step->cells[i] > last ? step->cells[i] : last;
     left = cache->in_place_state->room - 1 - (size_t)last;
-    if (short_step)
-        return n_to_go(n, left, step) == 0 ||
-               hand_over(b, cache, graph, n_to_go(n, left, step), false);
-    return ((n <= left || cache->in_place_state->n == 0) && !mixed) ||
-           hand_over_all(b, cache, graph, writes_many(u), mixed);
+    return n_to_go(n, left, step) == 0 || hand_over(b, cache, graph, n_to_go(n, left, step), false);
 }
 
 static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
@@ -489,7 +486,7 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
     kvp_gpu_step step = { 0 };
 
     if (!fits(b, u, &step))
-        return !cache->in_place || hand_over_all(b, cache, graph, writes_many(u), true);
+        return !cache->in_place || hand_over_all(b, cache, graph, writes_many(u));
     if (u->cells == NULL)
         return !(u->shifts && is_mixed(cache)) ||
                hand_over(b, cache, graph, cache->n_tensors, true);

@@ -166,12 +166,6 @@ static size_t wait_of(const struct kvp_gpu_in_place *in_place_state, bool short_
     return quarter < KVP_ENOUGH_ROWS ? quarter : KVP_ENOUGH_ROWS;
 }
 
-/* Whether a prompt may end the room before threads are done that do not hurry. */
-static bool is_near_end(const struct kvp_gpu_in_place *in_place_state, size_t n)
-{
-    return n + 2 * KVP_ENOUGH_ROWS > in_place_state->room;
-}
-
 /* Whether the threads have had enough time. A prompt is over long before its transforms are
  * learned. On an H200 with 16 cores they took 0.35 s. The 2400 tokens of a prompt took 0.2 s. So
  * the tokens after a prompt do not wait at once. They wait after as many steps as take longer than
@@ -194,7 +188,7 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
     if (in_place_state->whole || in_place_state->planned || n < begin_of(in_place_state->room))
         return;
     if (cache->learns_key_transform)
-        kvp_gpu_in_place_learn(b, cache, graph, n, !short_step && is_near_end(in_place_state, n));
+        kvp_gpu_in_place_learn(b, cache, graph, n, !short_step);
     if (in_place_state->begun == 0)
         in_place_state->begun = n;
     in_place_state->n_short_steps += short_step;
@@ -251,6 +245,6 @@ void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node)
     if (!in_place_state->teaches || !learns(cells) || cells->learner->begun)
         return;
     rows = rows_for(kv, b->graph);
-    if (rows != NULL && !learn(kv, rows, n, is_near_end(in_place_state, in_place_state->n)))
+    if (rows != NULL && !learn(kv, rows, n, true))
         report_failure(cells->cache);
 }
