@@ -17,7 +17,9 @@
 #include "../buffer.h"
 #include "../log.h"
 
-#define CHUNK ((size_t)2048) /* Rows that one launch stores. */
+/* Rows that one launch stores. The launches of 2048 rows leave a GPU idle at their ends: with them a
+ * prompt of 2048 tokens takes 2 % longer. */
+#define CHUNK ((size_t)512)
 /* Rows of a step of the plan, whose blocks get their transforms together. */
 #define STEP ((size_t)512)
 
