@@ -198,8 +198,8 @@ static size_t matrices_on_gpu(const kvp_settings *settings, const kvp_kv_shape *
 }
 
 /* Rows in place come in steps of KVP_CELLS_PADDING cells. If less than a block is missing to the
- * next step, a tensor reserves it: with 2048 tokens two batches of a prompt are in place then,
- * instead of one, for 1 % more memory. */
+ * next step, a tensor reserves it. With 2048 tokens this is 1 % more memory, and two batches of a
+ * prompt are in place instead of one. */
 static size_t round_up(const kvp_kv_shape *shape, size_t bytes)
 {
     const size_t row = shape->row * sizeof(uint16_t), n = bytes / row,

@@ -17,7 +17,7 @@
 #include "../buffer.h"
 #include "../log.h"
 
-/* Rows that one launch stores. The launches of 2048 rows leave a GPU idle at their ends: with them a
+/* Rows that one launch stores. Launches of 2048 rows leave a GPU idle at their ends. With them a
  * prompt of 2048 tokens takes 2 % longer. */
 #define CHUNK ((size_t)512)
 /* Rows of a step of the plan, whose blocks get their transforms together. */

@@ -453,8 +453,8 @@ static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
 }
 
 /* Compresses layers before a step if necessary. A step of more tokens finds all layers in one form.
- * It may fill the room, because the next step of a prompt takes the layers in its graph. If a single
- * token comes next, that token takes several layers. */
+ * It may fill the room, because the next step of a prompt takes the layers in its graph. A single
+ * token that comes next instead takes several layers. */
 static bool let_go(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *graph,
                    const kvp_gpu_step *step)
 {

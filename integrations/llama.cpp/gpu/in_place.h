@@ -105,10 +105,10 @@ size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
  * and without it the result is true. So without `must`, false means that the GPU failed. */
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
 
-/* The same for all layers, as with `must`, in the graph at hand: each layer waits for its threads and
- * is compressed before the layer's rows of the graph are stored. So the GPU computes the layers
- * before it meanwhile. first_matrix.c calls `layer` for each layer, and `finish` after the graph.
- * `next` compresses the first layer that is left. */
+/* Compresses all layers, as with `must`, one by one in the graph at hand. A layer waits for its
+ * threads and is compressed before the graph's rows of the layer are stored. The GPU computes the
+ * layers before it meanwhile. first_matrix.c calls `layer` for a layer, and `finish` after the
+ * graph. backend.c calls `next`, which compresses the first layer that is left. */
 bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache);
 bool kvp_gpu_hand_over_layer(kvp_kv *kv);
 bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache);

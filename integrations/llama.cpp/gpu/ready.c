@@ -143,9 +143,9 @@ void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n)
 
 /* When */
 
-/* Learning begins when this many rows have come. Learning uses at most KVP_ENOUGH_ROWS rows. A
- * small room is half full by then, because a prompt's next batch may need the other half. In a
- * large room it begins later, when a third is full, because shorter conversations never need a
+/* Learning begins when this many rows have come. Learning uses at most KVP_ENOUGH_ROWS rows. In
+ * a small room it begins when half is full, because a prompt's next batch may fill the room. In a
+ * large room it begins when a third is full, because shorter conversations never need a
  * transform. */
 static size_t begin_of(size_t room)
 {
