@@ -95,13 +95,17 @@ static bool begin(kvp_gpu_cache *cache, cu_stream stream)
     centers->host = malloc(n * sizeof(*centers->host));
     centers->first = 0;
     centers->end = cache->n_blocks;
-    return centers->host != NULL &&
-           kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
-           kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
-           kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->pairs.at, pairs,
-                                    centers->head_dim * sizeof(*pairs), stream),
-                     "copying");
+    if (centers->host != NULL &&
+        kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
+        kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
+        kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
+        kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->pairs.at, pairs,
+                                 centers->head_dim * sizeof(*pairs), stream),
+                  "copying"))
+        return true;
+    free(centers->host); /* the next call begins again */
+    centers->host = NULL;
+    return false;
 }
 
 bool kvp_gpu_centers_upload(kvp_gpu_cache *cache, cu_stream stream)
