@@ -47,6 +47,12 @@ static inline unsigned long standin_unknown_copies(void)
     return standin_count("host_unknown_copies");
 }
 
+/* Blocks that this thread sealed as a whole, each with keys and values of a layer. */
+static inline unsigned long standin_sealed(void)
+{
+    return standin_count("host_sealed");
+}
+
 /* Launches that were captured into graphs which are gone and were never launched. */
 static inline unsigned long standin_unlaunched(void)
 {

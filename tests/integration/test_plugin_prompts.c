@@ -113,6 +113,25 @@ static void no_layer_of_a_prompt_waits(void **state)
     assert_true(first < others + 2 * n_layers && second < n_layers);
 }
 
+/* The second batch needs two pages, and one page is free. So a block of the first batch gives its
+ * page up. All rows of the block are dirty, so each layer seals the page in one launch. */
+static void whole_pages_are_sealed(void **state)
+{
+    const unsigned long n_layers = (unsigned long)llama_model_n_layer(harness_model());
+    struct llama_context *context;
+    unsigned long before;
+
+    (void)state;
+    if (!harness_has_mock())
+        skip();
+    context = begin("", NULL, 0);
+    harness_decode(context, tokens, N_FIRST, 0, 0, false);
+    before = standin_sealed();
+    harness_decode(context, tokens + N_FIRST, N_SECOND, N_FIRST, 0, false);
+    assert_int_equal(standin_sealed() - before, n_layers);
+    llama_free(context);
+}
+
 /* small has fewer bits than q4_0 and is better nevertheless. Threads that take another time change
  * nothing. */
 static void matrices_come_from_prompts(void **state)
@@ -154,6 +173,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_layer_of_a_prompt_waits),
+        cmocka_unit_test(whole_pages_are_sealed),
         cmocka_unit_test(matrices_come_from_prompts),
         cmocka_unit_test(kernels_are_loaded_without_a_token),
     };

@@ -172,10 +172,19 @@ static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *se
     }
 }
 
+static _Thread_local unsigned long n_sealed;
+
+/* Blocks that this thread sealed. */
+EXPORT(unsigned long, host_sealed, (void))
+{
+    return n_sealed;
+}
+
 kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
 {
     const kvant_cuda_seal_pages *roles[] = { &args->k, &args->v };
     ANSWER(seal, args, stream);
+    n_sealed += args->n_blocks;
     for (int r = 0; r < 2; r++)
         for (uint32_t i = 0; roles[r]->codec && i < args->n_blocks; i++)
             for (uint32_t head = 0; head < args->n_kv_heads; head++) {
