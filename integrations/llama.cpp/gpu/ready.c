@@ -228,22 +228,20 @@ void kvp_gpu_in_place_plan_teaching(kvp_gpu_cache *cache, const abi_graph *graph
     in_place_state->teaches = !in_place_state->learns && cache->lacks_key_transform &&
                               in_place_state->n >= begin_of(in_place_state->room) &&
                               has_all_rows(cache, graph);
-    if (!in_place_state->teaches)
-        return;
-    in_place_state->learns = true;
-    in_place_state->begun = in_place_state->n;
 }
 
 void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node)
 {
     kvp_kv *kv = kvp_kv_of(node->src[1]);
     const kvp_gpu_cells *cells = kv->cells;
-    const struct kvp_gpu_in_place *in_place_state = cells->cache->in_place_state;
+    struct kvp_gpu_in_place *in_place_state = cells->cache->in_place_state;
     const size_t n = in_place_state->n < KVP_ENOUGH_ROWS ? in_place_state->n : KVP_ENOUGH_ROWS;
     const abi_tensor *rows;
 
     if (!in_place_state->teaches || !learns(cells) || cells->learner->begun)
         return;
+    in_place_state->learns = true;
+    in_place_state->begun = in_place_state->n;
     rows = rows_for(kv, b->graph);
     if (rows != NULL && !learn(kv, rows, n, true))
         report_failure(cells->cache);
