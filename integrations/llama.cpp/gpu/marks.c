@@ -131,14 +131,22 @@ static void collect(const kvp_gpu_cache *cache, uint32_t *words)
 }
 
 /* Copies the graph's cell numbers. When its last attention looks for marks, the graph's own input
- * may be gone, because ggml gives the memory to other tensors. */
-static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells, cu_stream stream)
+ * may be gone, because ggml gives the memory to other tensors. Numbers of a known step come from the
+ * computer's memory: a copy within the GPU's memory takes the computer longer to start, and the GPU
+ * waits for the computer between two tokens. */
+static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells,
+                         const kvp_gpu_step *step, cu_stream stream)
 {
-    return (size_t)cells->ne[0] > KVP_SHORT_STEP_TOKENS ||
-           kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)kvp_gpu_marks_cells(cache),
-                                        (cu_address)(uintptr_t)cells->data,
-                                        (size_t)cells->ne[0] * sizeof(int64_t), stream),
-                     "copying");
+    const cu_address to = (cu_address)(uintptr_t)kvp_gpu_marks_cells(cache);
+    const size_t n = (size_t)cells->ne[0];
+
+    if (n > KVP_SHORT_STEP_TOKENS)
+        return true;
+    if (step != NULL)
+        return kvp_cu_ok(kvp_cu.copy_in(to, step->cells, n * sizeof(int64_t), stream), "copying");
+    return kvp_cu_ok(
+        kvp_cu.copy_within(to, (cu_address)(uintptr_t)cells->data, n * sizeof(int64_t), stream),
+        "copying");
 }
 
 bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const kvp_gpu_step *step,
@@ -151,7 +159,7 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const 
         for (size_t t = 0; t < cache->n_tensors; t++)
             kvp_invalid_set(&cache->tensors[t]->invalid, (size_t)step->cells[i], 1, false);
     collect(cache, words);
-    if (!keep_numbers(cache, cells, stream))
+    if (!keep_numbers(cache, cells, step, stream))
         return false;
     if (memcmp(words, host, bytes) == 0)
         return true;
