@@ -71,14 +71,23 @@ echo "built in $(($(date +%s) - start)) s"
 KVANT_CUDA_LIBRARY=$(find "$build" -name libkvant_cuda.so | head -n 1)
 export KVANT_CUDA_LIBRARY
 cd "$build"
-failed=0
-for test in "$@"; do
+# The tests run at once, because most of their time is the CPU's. Benchmarks run alone, afterwards.
+run_one() { # test
     begin=$(date +%s)
     status=0
     # shellcheck disable=SC2086
-    ${WRAP:-} "$(find "$build" -type f -name "$test" -perm -u+x | head -n 1)" \
-        > "$test.log" 2>&1 || status=$?
-    seconds=$(($(date +%s) - begin))
+    ${WRAP:-} "$(find "$build" -type f -name "$1" -perm -u+x | head -n 1)" \
+        > "$1.log" 2>&1 || status=$?
+    echo "status=$status seconds=$(($(date +%s) - begin))" > "$1.status"
+}
+for test in "$@"; do
+    case $test in bench_*) ;; *) run_one "$test" & ;; esac
+done
+wait
+failed=0
+for test in "$@"; do
+    case $test in bench_*) run_one "$test" ;; esac
+    . "./$test.status"
     case $test in bench_*) cat "$test.log" ;; esac
     case $status in
     0)
