@@ -150,8 +150,8 @@ static void on_the_cpu(const problem *p, const arrays *a, float *out)
                                           .bytes = a->batch_stride,
                                           .token_stride = a->token_stride,
                                           .head_stride = a->row_bytes };
-        const kvant_attention_problem problem = {
-            .size = sizeof problem,
+        const kvant_attention_problem one = {
+            .size = sizeof one,
             .n_tokens = p->n_tokens,
             .n_queries = p->query_tokens,
             .n_heads = p->n_heads,
@@ -170,10 +170,10 @@ static void on_the_cpu(const problem *p, const arrays *a, float *out)
             .n_threads = 4
         };
         size_t bytes;
-        assert_int_equal(kvant_block_attention_workspace(&rows[0], &rows[1], &problem, &bytes),
+        assert_int_equal(kvant_block_attention_workspace(&rows[0], &rows[1], &one, &bytes),
                          KVANT_OK);
         void *workspace = aligned_alloc(64, (bytes + 64) / 64 * 64);
-        assert_int_equal(kvant_block_attention(&rows[0], &rows[1], &problem, workspace, bytes),
+        assert_int_equal(kvant_block_attention(&rows[0], &rows[1], &one, workspace, bytes),
                          KVANT_OK);
         free(workspace);
     }

@@ -141,7 +141,8 @@ static void test_magnitudes(void **unused)
             assert_true(bytes[i] < 128);
             assert_int_equal(t->levels[half + i], bytes[i] + (i < 16 ? 0 : bytes[i - 16]));
             assert_int_equal(t->levels[half - 1 - i], -t->levels[half + i]);
-            assert_true(fabs(t->values[half + i] * t->per_deviation - t->levels[half + i]) < 1e-5);
+            assert_float_equal((float)t->values[half + i] * (float)t->per_deviation,
+                               (float)t->levels[half + i], 1e-5);
         }
         kvant_cuda_codec_free(&codec);
     }

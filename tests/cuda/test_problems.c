@@ -151,7 +151,7 @@ static void test_any(void **unused)
                   { "hqmq-s24r3", "kivi-4" } };
     static const uint32_t dims[] = { 80, 112, 192, 512, 128 }, tokens[] = { 1, 5, 20, 70 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
+        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
             const attention_case c =
                 case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = tokens[(s + i) % 4],
@@ -288,6 +288,11 @@ static void test_matrices(void **unused)
         }
 }
 
+static uint32_t below(uint32_t limit)
+{
+    return (uint32_t)(random_bits() % limit);
+}
+
 static const char *one_of(const char *const *names, size_t n)
 {
     return names[random_bits() % n];
@@ -322,11 +327,11 @@ static void test_random(void **unused)
     for (int i = 0; i < 80; i++) {
         int32_t own[8];
         uint32_t counts[8];
-        const uint32_t n_kv_heads = 1 + random_bits() % 3, batch = 1 + random_bits() % 8,
-                       most = random_bits() % 3 ? 1 + random_bits() % 5 : 1 + random_bits() % 24;
+        const uint32_t n_kv_heads = 1 + below(3), batch = 1 + below(8),
+                       most = 1 + below(below(3) ? 5 : 24);
         for (uint32_t b = 0; b < batch; b++) {
             own[b] = (int32_t)(random_bits() % 400);
-            counts[b] = random_bits() % (most + 1);
+            counts[b] = below(most + 1);
         }
         const char *spec = one_of(specs, sizeof specs / sizeof *specs);
         const attention_case c = { spec,
@@ -334,7 +339,7 @@ static void test_random(void **unused)
                                                      : one_of(specs, sizeof specs / sizeof *specs),
                                    dims[random_bits() % 5],
                                    n_kv_heads,
-                                   n_kv_heads * (1 + random_bits() % 8),
+                                   n_kv_heads * (1 + below(8)),
                                    batch,
                                    (kvant_cuda_type)(random_bits() % 3),
                                    own,
@@ -379,7 +384,7 @@ static void test_families(void **unused)
     };
     static const uint32_t dims[] = { 128, 64, 80, 256, 512 }, tokens[] = { 1, 5, 20, 70 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
+        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
             const attention_case c =
                 case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = tokens[(s + i) % 4],
