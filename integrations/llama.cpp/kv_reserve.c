@@ -100,34 +100,70 @@ uint32_t kvp_kv_known_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
 #define LEAST_OPEN 8u
 #define USUAL_OPEN 20u
 
+/* Pages for each further stream, for codecs whose groups have several tokens. Blocks are encoded as
+ * a whole, so the block that a stream writes to needs a page. With fewer pages, some streams would
+ * encode their block again for each token. The second page is for the newest tokens that most of
+ * these codecs keep exact. */
+#define OPEN_OF_STREAM 2u
+
+static bool has_word(const char *spec, const char *const *words, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strstr(spec, words[i]) != NULL)
+            return true;
+    return false;
+}
+
+static bool may_have_groups(const char *spec)
+{
+    static const char *const words[] = { "kivi", "innerq", "axis=channel", "turboquant-2.5",
+                                         "turboquant-3.5" };
+
+    return has_word(spec, words, sizeof(words) / sizeof(words[0]));
+}
+
+/* The fp16 pages of a cache whose codecs were chosen by specs. */
+static uint32_t pages_of_specs(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+    const uint32_t usual = kvp_kv_blocks(shape) / 128;
+    const uint32_t n = usual < LEAST_OPEN ? LEAST_OPEN : usual > USUAL_OPEN ? USUAL_OPEN : usual;
+    uint32_t of_streams;
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    if (!may_have_groups(info.k) && !may_have_groups(info.v))
+        return n;
+    of_streams = LEAST_OPEN + (shape->n_streams - 1) * OPEN_OF_STREAM;
+    of_streams = of_streams > KVP_MOST_OPEN ? KVP_MOST_OPEN : of_streams;
+    of_streams = of_streams > kvp_kv_blocks(shape) ? kvp_kv_blocks(shape) : of_streams;
+    return of_streams > n ? of_streams : n;
+}
+
 /* The newest tokens of a sequence may begin and end within a block, so they take a page more. The
  * rows of a step begin in the last of these pages. */
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
-    const uint32_t n_blocks = kvp_kv_blocks(shape), usual = n_blocks / 128;
+    const uint32_t n_blocks = kvp_kv_blocks(shape);
     uint32_t n = kvp_pages_of(part.total) + kvp_pages_of(part.step);
 
     if (n == 0)
-        return usual < LEAST_OPEN ? LEAST_OPEN : usual > USUAL_OPEN ? USUAL_OPEN : usual;
+        return pages_of_specs(shape, settings);
     n += part.total / (part.first + part.newest);
     n = n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
     return n > n_blocks ? n_blocks : n;
 }
 
 /* Whether the cache of a spec has fp16 pages on a GPU. A trellis search takes as long for one row
- * as for 64, so rows wait there until their block is full. The remaining words ask for exact first
- * or newest tokens; a centre implies exact first tokens. */
+ * as for 64, so rows wait there until their block is full. Groups of several tokens need them, too.
+ * The remaining words ask for exact first or newest tokens; a centre implies exact first tokens. */
 static bool has_open_pages(const char *spec)
 {
     static const char *const words[] = {
         "trellis", "octopus", "hqmq", "center=", "sink=", "recent="
     };
 
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
-        if (strstr(spec, words[i]) != NULL)
-            return true;
-    return false;
+    return may_have_groups(spec) || has_word(spec, words, sizeof(words) / sizeof(words[0]));
 }
 
 bool kvp_kv_learns(const kvp_settings *settings)

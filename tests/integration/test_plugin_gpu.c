@@ -106,6 +106,7 @@ static void replayed_graphs_give_the_same_bits(void **state)
     (void)state;
     check_replay("turboquant-4");
     check_replay("trellis-4:center=first,norm=first,sink=0");
+    check_replay("innerq-base");
     check_replay("");
 }
 
@@ -188,6 +189,7 @@ static void errors_are_those_of_the_bits(void **state)
         const char *preset;
     } pairs[] = { { "turboquant-4", "q4_0", 1.7, NULL },
                   { "int-8", "q8_0", 1.6, NULL },
+                  { "int-8:axis=channel", "q8_0", 1.6, NULL },
                   { "trellis-4", "q4_0", 1, NULL },
                   { "", "q4_0", 1, "balanced" },
                   { "", "q5_0", 1, "quality" },
@@ -222,7 +224,8 @@ static void centres_are_learnt_from_enough_tokens(void **state)
 {
     static const char *const specs[] = { "trellis-4:center=first,norm=first",
                                          "turboquant-6:center=first,norm=first",
-                                         "turboquant-4:center=first" };
+                                         "turboquant-4:center=first",
+                                         "int-5:axis=channel,center=first,norm=first" };
     static const int batches[] = { N_PROMPT, 1, 40 };
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
     float *stock = new_logits(), *ours = new_logits();

@@ -53,15 +53,17 @@ static void prompts_together(const char *spec, float *logits)
  * to it first. */
 static void blocks_that_prompts_share_are_whole(void **state)
 {
+    static const char *const specs[] = { "int-8:sink=8", "int-8:axis=channel" };
     float *stock = new_logits(), *ours = new_logits();
-    double kld;
 
     (void)state;
     prompts_together(NULL, stock);
-    prompts_together("int-8:sink=8", ours);
-    kld = harness_mean_kld(stock, ours, N_TOGETHER);
-    print_message("prompts in one batch: mean KLD %.5f\n", kld);
-    assert_true(kld > 1e-7 && kld < 0.01);
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        prompts_together(specs[i], ours);
+        const double kld = harness_mean_kld(stock, ours, N_TOGETHER);
+        print_message("%s, prompts in one batch: mean KLD %.5f\n", specs[i], kld);
+        assert_true(kld > 1e-7 && kld < 0.01);
+    }
     free(stock);
     free(ours);
 }
@@ -131,7 +133,7 @@ static uint8_t *each_in_its_own(const char *spec, size_t *size)
 static void rows_that_waited_are_where_they_belong(void **state)
 {
     static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first",
-                                         "trellis-4:transform=first" };
+                                         "trellis-4:transform=first", "int-4:axis=channel" };
     static uint8_t *(*const ways[])(const char *, size_t *) = { in_one_cache, each_in_its_own };
 
     (void)state;
@@ -139,6 +141,8 @@ static void rows_that_waited_are_where_they_belong(void **state)
         size_t size, other;
         uint8_t *stock = ways[way](NULL, &size);
         for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+            if (way == 1 && strstr(specs[i], "axis=channel") != NULL)
+                continue; /* a stream has 3 blocks, of which 2 or 3 are exact */
             uint8_t *ours = ways[way](specs[i], &other);
             double difference = harness_state_difference(stock, ours, size);
             print_message("%s: relative difference %.4f\n", specs[i], difference);

@@ -83,6 +83,8 @@ static void layers_go_one_by_one(void **state)
         const char *spec, *reference, *preset;
     } cases[] = { { "int-8", "int-8", NULL },
                   { "turboquant-4", "turboquant-4", NULL },
+                  { "kivi-4:recent=0", "kivi-4:recent=0", NULL },
+                  { "int-8:axis=channel,norm=first", "int-8", NULL },
                   { "", "turboquant-4", "balanced" },
                   { "", "turboquant-4", "quality" } };
     const int before = first_to_go() - PROMPT, full = ROOM - PROMPT;
@@ -356,10 +358,13 @@ static void a_restored_sequence(struct llama_context *context, float *logits)
     free(saved);
 }
 
-/* The last two specs have exact pages; `balanced` is trellis-4 with matrices. */
+/* The last three specs have exact pages. `balanced` is trellis-4 with matrices. A kivi-4 that is
+ * compressed from the start keeps the last block of every batch exact. So trellis-4 is its
+ * reference instead. Groups of 32 numbers in 16 levels err by .0062 of the variance, trellis-4 errs
+ * by .0050. */
 static void no_row_is_lost_between_layers(void **state)
 {
-    static const char *const specs[] = { "int-8", "trellis-4", "" };
+    static const char *const specs[] = { "int-8", "trellis-4", "", "kivi-4:recent=0" };
     float *compressed = NULL;
     static const struct {
         const char *name;

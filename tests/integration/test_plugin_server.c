@@ -234,6 +234,23 @@ static void drafts_are_accepted_in_part(void **state)
     check("drafts", drafting, &(harness_options){ .spec = "", .n_ctx = 1024 }, 1.3);
 }
 
+/* Codecs whose groups have several tokens. Keys that move are encoded again on a GPU. */
+static void groups_have_several_tokens(void **state)
+{
+    harness_options options = { .spec = "kivi-4", .n_ctx = 1024, .n_seq = 8, .unified = true };
+
+    (void)state;
+    check("groups, unified slots", uneven_slots, &options, 1.3);
+    options.spec = "int-6:axis=channel,norm=first";
+    options.n_ctx = 4096;
+    options.unified = false;
+    check("groups, streams", uneven_slots, &options, 1.3);
+    options.n_ctx = 1024;
+    options.n_seq = 1;
+    check("groups, removed messages", removals, &options, harness_on_gpu() ? 2 : 1.3);
+    check("groups, drafts", drafting, &options, 1.3);
+}
+
 /* Replaces the model. */
 static void all_windows_slide(void **state)
 {
@@ -339,6 +356,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(all_streams_fill_unevenly),
         cmocka_unit_test(messages_are_removed),
         cmocka_unit_test(drafts_are_accepted_in_part),
+        cmocka_unit_test(groups_have_several_tokens),
         cmocka_unit_test(all_windows_slide),
     };
 

@@ -372,6 +372,27 @@ static void bad_values_name_variable_and_valid_values(void **state)
     }
 }
 
+/* Keys move with their transform on a GPU, and codes of groups of tokens would have to be encoded
+ * again. Without a transform these codecs are served. */
+static void transforms_of_groups_of_tokens_are_refused(void **state)
+{
+    static const char gpu[] = KVANT_TEST_GPU " PROBE_MODEL=" KVANT_TEST_TINY "/llama.gguf";
+    static const char *const specs[] = { "kivi-4:transform=first",
+                                         "int-4:axis=channel,transform=first", "kivi-4",
+                                         "innerq-small", "turboquant-2.5" };
+    char environment[1024];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
+        snprintf(environment, sizeof(environment),
+                 "%s KVANT_EXACT=0 KVANT_K=%s KVANT_V=innerq-base", gpu, specs[i]);
+        struct outcome outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
+        assert_int_equal(outcome.status, i < 2 ? 4 : 0);
+        assert_int_equal(lines_of(&outcome), 1);
+        assert_true(says(&outcome, i < 2 ? "leave out transform" : "KV cache"));
+    }
+}
+
 /* No context, and no abort: on the CPU and on a GPU. */
 static void flash_attention_off_says_which_flag(void **state)
 {
@@ -437,6 +458,7 @@ int main(void)
         cmocka_unit_test(layers_without_a_plain_cache_are_told),
         cmocka_unit_test(other_rotations_of_a_gpu_are_told),
         cmocka_unit_test(bad_values_name_variable_and_valid_values),
+        cmocka_unit_test(transforms_of_groups_of_tokens_are_refused),
         cmocka_unit_test(flash_attention_off_says_which_flag),
         cmocka_unit_test(other_cache_types_say_which_flag),
         cmocka_unit_test(layers_without_us_are_counted),

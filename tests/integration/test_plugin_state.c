@@ -303,6 +303,8 @@ static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
     assert_true(restored_difference("turboquant-4") < sqrt(0.0095) / 16);
     assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
     assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
+    /* groups of 32 numbers in 16 levels */
+    assert_true(restored_difference("kivi-4:recent=0") < sqrt(0.0062));
 }
 
 #define EMPTY_STREAM 4 /* bytes that a state of the second sequence has before its rows */
@@ -342,6 +344,7 @@ static void clear_on_a_gpu_starts_over(void **state)
     check_clear("turboquant-4");
     check_clear("trellis-4:center=first,norm=first");
     check_clear("trellis-4:transform=first");
+    check_clear("int-4:axis=channel,center=first,norm=first");
 }
 
 static void removal_on_a_gpu_leaves_no_trace(void **state)
@@ -350,6 +353,7 @@ static void removal_on_a_gpu_leaves_no_trace(void **state)
     check_removal("turboquant-4");
     check_removal("trellis-4:center=first,norm=first");
     check_removal("trellis-4:transform=first");
+    check_removal("kivi-4");
 }
 
 static void copy_on_a_gpu_is_exact(void **state)
@@ -358,6 +362,7 @@ static void copy_on_a_gpu_is_exact(void **state)
     check_stream_copy("turboquant-4");
     check_stream_copy("turboquant-4:center=first,norm=first");
     check_stream_copy("turboquant-4:transform=first");
+    check_stream_copy("innerq-base");
 }
 
 /* Difference between llama.cpp's logits and kvant's, with a shift or without. */

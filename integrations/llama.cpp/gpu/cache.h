@@ -17,6 +17,20 @@ typedef struct kvp_open_page {
     uint64_t moved;
 } kvp_open_page;
 
+/* A block without an exact page. Bit i of `rows` stands for a new row in its slot i. */
+typedef struct kvp_gpu_staged_block {
+    uint32_t block;
+    uint64_t rows;
+} kvp_gpu_staged_block;
+
+/* Rows of codecs whose groups have several tokens, in blocks without exact pages (groups.c). */
+typedef struct kvp_gpu_staging {
+    kvp_gpu_staged_block *blocks;
+    uint32_t n_blocks, n_decoded; /* the first n_decoded blocks have earlier rows */
+    size_t n_rows;
+    kvp_gpu_memory lists;
+} kvp_gpu_staging;
+
 /* A thread that loads kernels (load.c), once for a cache. */
 typedef struct kvp_gpu_loader {
     const struct kvp_gpu_cells *k, *v; /* of the first layer; NULL: the thread was not begun */
@@ -98,7 +112,12 @@ typedef struct kvp_gpu_cache {
     /* some tensors are in place (kvp_gpu_cells), not necessarily all */
     bool in_place;
     struct kvp_gpu_in_place *in_place_state; /* in_place.h; NULL: the tensors were never in place */
-    unsigned forms; /* grows when a tensor becomes in place or ceases to be */
+    unsigned forms;  /* grows when a tensor becomes in place or ceases to be */
+    bool has_groups; /* groups of some codec have several tokens */
+    /* the current batch, and rows that are stored without a graph (groups.c) */
+    kvp_gpu_staging step_staging, row_staging;
+    kvp_gpu_memory staging_pages;
+    uint32_t n_staging_pages;
     kvp_gpu_memory device_table, slots,
         /* device_table: the page table; slots: exact-page slots of the batch; moved: ids of the
          * cache rows that are encoded or decoded */
@@ -113,6 +132,7 @@ typedef struct kvp_gpu_cells {
     kvant_codec **own;                 /* NULL: none */
     kvant_cuda_pages pages;
     uint32_t n_kv_heads, head_dim;
+    uint32_t group; /* tokens that are encoded together; 1: each alone */
     /* key_transform_size: numbers of a matrix per kv head: 0, head_dim or head_dim^2 */
     size_t page_bytes, key_transform_size;
     size_t most_key_transform_size; /* the same for a key transform that may be learned later */
@@ -187,9 +207,12 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
 /* Copies the rows of one block (open: of an exact page) to the computer's memory, where they are
  * when this returns. False with a message. */
 bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, float *rows);
-kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open,
-                            const float *rows, kvp_gpu_run run, const int64_t *slots,
-                            atomic_uint *refused);
+
+/* Stores rows in sealed pages, or in fp16 pages (open). A codec whose groups have several tokens
+ * can only store rows in fp16 pages. */
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
+                            const kvant_cuda_pages *open, const float *rows, kvp_gpu_run run,
+                            const int64_t *slots, atomic_uint *refused);
 kvant_cuda_tables kvp_gpu_tables(const kvant_codec *source);
 /* frees n codecs and the array; NULL: does nothing */
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n);
@@ -241,7 +264,7 @@ bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache);
 #define KVP_NO_PAGE (-1)
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* bytes per kv head */
-bool kvp_gpu_ensure_pages(kvp_kv *kv, uint32_t n);
+bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* A run's rows on the GPU, in the form that an append takes. */
@@ -271,6 +294,27 @@ bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, 
  * layer alone; NULL: of all layers. */
 bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
                           cu_stream stream);
+
+/* groups.c, for codecs whose groups have several tokens. `kvp_gpu_stage` lists a step's rows in
+ * blocks without an exact page, and notes that rows in exact pages have no codes. A cell below 0 is
+ * no row. Rows are stored in passes: kvp_gpu_staging_begin begins a pass, the caller appends the
+ * rows with the pass's slots to the staging pages, and kvp_gpu_staging_seal seals these.
+ * `kvp_gpu_stage_rows` does all of it for n rows on the GPU. `kvp_gpu_have_staging` allocates
+ * memory for a step of n_rows rows in n_blocks blocks. `kvp_gpu_seal_groups` is
+ * kvp_gpu_encode_pages for these codecs. */
+bool kvp_gpu_stage(kvp_gpu_cache *cache, const int64_t *cells, size_t n, kvp_gpu_staging *s,
+                   cu_stream stream);
+uint32_t kvp_gpu_staging_passes(const kvp_gpu_staging *s);
+const int64_t *kvp_gpu_staging_slots(const kvp_gpu_staging *s, uint32_t pass);
+kvant_cuda_pages kvp_gpu_staging_pages(const kvp_gpu_cells *cells);
+bool kvp_gpu_staging_begin(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass);
+bool kvp_gpu_staging_seal(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass);
+kvant_status kvp_gpu_stage_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                                atomic_uint *refused);
+bool kvp_gpu_have_staging(kvp_gpu_cache *cache, kvp_gpu_staging *s, size_t n_rows, size_t n_blocks);
+bool kvp_gpu_seal_groups(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *layer,
+                         cu_stream stream);
+void kvp_gpu_staging_free(kvp_gpu_cache *cache);
 
 /* load.c. A thread loads the kernels of pages, with and without a matrix of keys. load_finish waits
  * for the thread before a tensor of the cache goes. */

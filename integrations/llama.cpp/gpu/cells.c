@@ -89,9 +89,13 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
             return "kv heads of one layer have different codecs, which a GPU does not support: set "
                    "KVANT_GPU=0, or another settings file";
     }
-    if (first.block_tokens != 1)
-        return "its codec has groups of several tokens, which a GPU does not support: use another "
-               "codec, or set KVANT_GPU=0";
+    if (first.block_tokens != 1 &&
+        (first.learns_transform || kvp_gpu_tables(codecs[0]).key_transform_size > first.head_dim))
+        return "its codec has a key transform and groups of several tokens, which a GPU does not "
+               "support together: leave transform= out";
+    if (first.block_tokens != 1 && kv->shape.n_streams > KVP_MOST_OPEN / 2)
+        return "its codec has groups of several tokens, which a GPU supports for at most 68 "
+               "streams: use --kv-unified";
     if (kvp_gpu_tables(codecs[0]).pivots != NULL)
         return "its codec has feedback, which a GPU does not support: leave feedback out of the "
                "codec";
@@ -381,6 +385,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->codec = cells->codecs[0];
     kvant_codec_get_info(cells->sources[0], &info);
     cells->page_bytes = info.page_bytes;
+    cells->group = info.block_tokens;
     cells->pages =
         (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
     cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
@@ -515,9 +520,9 @@ bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, fl
            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
 }
 
-kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool open,
-                            const float *rows, kvp_gpu_run run, const int64_t *slots,
-                            atomic_uint *refused)
+kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
+                            const kvant_cuda_pages *open, const float *rows, kvp_gpu_run run,
+                            const int64_t *slots, atomic_uint *refused)
 {
     kvant_cuda_append_args args = { .size = sizeof(args),
                                     .type = KVANT_CUDA_F32,
@@ -529,9 +534,9 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role, bool op
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 
     *at = kvp_gpu_rows(cells, rows, kvp_gpu_width(cells), run);
-    if (open) {
+    if (open != NULL) {
         at->codec = cells->open_codec;
-        at->pages = cells->open_pages;
+        at->pages = *open;
     }
     return kvant_cuda_append(&args, cells->gpu->stream);
 }

@@ -105,7 +105,7 @@ size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells)
 
 /* Creates the exact pages of a tensor, when the first is needed, in the memory reserved for
  * them. */
-bool kvp_gpu_ensure_pages(kvp_kv *kv, uint32_t n)
+bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
     const size_t page = kvp_gpu_open_page_bytes(cells), bytes = n * cells->n_kv_heads * page;
@@ -153,6 +153,11 @@ bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
         cache->exact.first = info->sink_tokens;
     if (info->recent_tokens > cache->exact.newest)
         cache->exact.newest = info->recent_tokens;
+    if (cells->group > 1) {
+        cache->has_groups = true;
+        if (cache->exact.newest == 0)
+            cache->exact.newest = 1; /* the block that a sequence's next token goes to stays fp16 */
+    }
     cache->keeps = cache->keeps || needs_trellis_search(info->spec) || cache->exact.first > 0 ||
                    cache->exact.newest > 0;
     cache->learns = cache->learning = cache->learns || cells->learns;
@@ -195,6 +200,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
     kvp_gpu_release(&cache->late.arrays);
+    kvp_gpu_staging_free(cache);
     kvp_gpu_buckets_free(cache);
     kvp_gpu_in_place_free(cache);
     kvp_gpu_queries_free(cache);
@@ -217,7 +223,7 @@ static bool are_pair(const kvp_kv *a, const kvp_kv *b)
     const kvp_gpu_cells *x = a->cells, *y = b->cells;
 
     return a->shape.layer == b->shape.layer && a->shape.role != b->shape.role &&
-           x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim &&
+           x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim && y->group == 1 &&
            y->open_pages.base != NULL;
 }
 
@@ -280,7 +286,7 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_kv *kv = cache->tensors[i];
         const kvp_gpu_cells *cells = kv->cells;
-        if (!is_among(kv, of) || cells->in_place ||
+        if (!is_among(kv, of) || cells->in_place || cells->group > 1 ||
             (layer != NULL && kv->shape.layer != layer->shape.layer))
             continue;
         kvant_cuda_append_args args = { .size = sizeof(args),
@@ -389,7 +395,7 @@ bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, cons
             ok = encode_run(cache, pages + i, i, n, BOTH, kv, stream);
         n += n == 0;
     }
-    return ok;
+    return ok && kvp_gpu_seal_groups(cache, pages, kv, stream);
 }
 
 /* Counts the blocks with rows among the blocks that get pages. A block without rows needs no

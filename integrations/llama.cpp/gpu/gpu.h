@@ -28,6 +28,7 @@
  *   ready.c        prepares the compression of these caches; hand_over.c compresses them
  *   fp16_pages.c   exact pages, whose rows are fp16
  *   step.c         steps for the plan (src/store/plan.h), which gives exact pages to blocks
+ *   groups.c       codecs whose groups have several tokens: blocks are sealed as a whole
  *
  * Transforms:
  *
@@ -48,14 +49,14 @@
  * and its mask says which cells a token sees. So no argument of a launch depends on the host, and a
  * launch can be replayed.
  *
- * The following is refused, each with a line: codecs of groups of tokens, feedback, kmeans, kv
- * heads with different specs, and keys and values with different head_dims. Everything that
- * kvant/cuda.h refuses is refused as well, except dense rotations. Centre and scale of first rows
- * (center=first, norm=first) are learned once: from the first 64 tokens, or from the batch with
- * them, after the cache was created or cleared. A layer also learns its first key transform once
- * (transform=first), and rows that were sealed before have none. Positions from 2048 on have
- * further key transforms. Each block of keys with a key transform has its own centre. With a
- * softcap keys have no centre. */
+ * The following is refused, each with a line: feedback, kmeans, kv heads with different specs, keys
+ * and values with different head_dims, and a key transform with groups of several tokens.
+ * Everything that kvant/cuda.h refuses is refused as well, except dense rotations. Centre and scale
+ * of first rows (center=first, norm=first) are learned once: from the first 64 tokens, or from the
+ * batch with them, after the cache was created or cleared. A layer also learns its first key
+ * transform once (transform=first), and rows that were sealed before have none. Positions from 2048
+ * on have further key transforms. Each block of keys with a key transform has its own centre. With
+ * a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 

@@ -92,6 +92,31 @@ static bool has_open_blocks(const kvp_gpu_cache *cache, size_t first, size_t n)
     return false;
 }
 
+/* Seals n rows from the first-th cell on whose blocks have no exact pages, of a codec whose groups
+ * have several tokens. */
+static bool stage_run(const kvp_kv *kv, kvant_cuda_kernel_append_args *args, kvant_cuda_rows *rows,
+                      size_t first, size_t n)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const int32_t *positions = cells->cache->in_place_state->positions + first;
+    kvp_gpu_staging *s = &cells->cache->row_staging;
+    int64_t numbers[CHUNK];
+    bool ok;
+
+    for (size_t i = 0; i < n; i++)
+        numbers[i] = positions[i] != KVP_NO_ROW ? (int64_t)(first + i) : -1;
+    ok = kvp_gpu_stage(cells->cache, numbers, n, s, cells->gpu->stream);
+    for (uint32_t pass = 0; ok && pass < kvp_gpu_staging_passes(s); pass++) {
+        ok = kvp_gpu_staging_begin(kv, s, pass);
+        args->slots = kvp_gpu_staging_slots(s, pass);
+        rows->codec = cells->open_codec;
+        rows->pages = kvp_gpu_staging_pages(cells);
+        ok = ok && kvant_cuda_kernel_append(args, cells->gpu->stream) == KVANT_OK &&
+             kvp_gpu_staging_seal(kv, s, pass);
+    }
+    return ok;
+}
+
 static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -118,7 +143,9 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
     *rows = kvp_gpu_rows(cells, at->centered, width, run);
     if (!cells->has_block_centers)
         rows->rows = at->halves + first * width;
-    for (int open = 0; open <= has_open_blocks(cells->cache, first, n); open++) {
+    if (cells->group > 1 && !stage_run(kv, &args, rows, first, n))
+        return false;
+    for (int open = cells->group > 1; open <= has_open_blocks(cells->cache, first, n); open++) {
         args.slots = at->slots[open] + first;
         if (open)
             rows->codec = cells->open_codec;
@@ -189,6 +216,9 @@ static bool have_room(kvp_gpu_cache *cache)
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     const size_t row = widest(cache) * sizeof(uint16_t) + 2 * sizeof(int64_t);
 
+    if (cache->has_groups &&
+        !kvp_gpu_have_staging(cache, &cache->row_staging, CHUNK, CHUNK / KVANT_PAGE_TOKENS))
+        return false;
     return kvp_gpu_grow(cache->gpu, &in_place_state->beside,
                         in_place_state->room * row + CHUNK * widest(cache) * sizeof(float), false);
 }

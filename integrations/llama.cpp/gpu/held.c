@@ -91,7 +91,7 @@ static kvant_status store_run(const kvp_gpu_cells *cells, const kvp_gpu_held_row
 
     if (status != KVANT_OK)
         return status;
-    return kvp_gpu_append(cells, KVANT_ROLE_K, true, held->rows,
+    return kvp_gpu_append(cells, KVANT_ROLE_K, &cells->open_pages, held->rows,
                           (kvp_gpu_run){ first, n, run.transform }, held->slots, NULL);
 }
 

@@ -190,15 +190,18 @@ static bool store_first(const kvp_kv *kv, const float *rows)
     bool ok = slots != NULL && room != NULL &&
               kvp_gpu_upload(cells->gpu, room, rows, n * width * sizeof(*rows));
 
-    for (int open = 0; open < (cells->open_pages.base != NULL ? 2 : 1) && ok; open++) {
+    if (ok && cells->group > 1)
+        ok = kvp_gpu_stage_rows(kv, cache->first, n, room, NULL) == KVANT_OK;
+    for (int open = cells->group > 1; open < (cells->open_pages.base != NULL ? 2 : 1) && ok;
+         open++) {
         for (size_t i = 0; i < n; i++) {
             const int64_t page = kvp_gpu_page_of(cache, cache->first[i]),
                           at = cache->first[i] % KVANT_PAGE_TOKENS;
             slots[i] = !open ? cache->first[i] : page >= 0 ? page * KVANT_PAGE_TOKENS + at : -1;
         }
         ok = kvp_gpu_upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
-             kvp_gpu_append(cells, kv->shape.role, open, room, (kvp_gpu_run){ 0, n, 0 }, room_slots,
-                            NULL) == KVANT_OK &&
+             kvp_gpu_append(cells, kv->shape.role, open ? &cells->open_pages : NULL, room,
+                            (kvp_gpu_run){ 0, n, 0 }, room_slots, NULL) == KVANT_OK &&
              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
     }
     free(slots);

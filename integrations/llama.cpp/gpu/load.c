@@ -132,6 +132,25 @@ static void append_sealed(const layer *l)
     kvant_cuda_kernel_append(&args, l->stream);
 }
 
+/* Blocks that are sealed as a whole. */
+static void seal(const layer *l)
+{
+    kvant_cuda_seal_args keys = { .size = sizeof(keys),
+                                  .n_blocks = 1,
+                                  .n_kv_heads = l->k->n_kv_heads,
+                                  .from = l->any,
+                                  .to = l->any,
+                                  .tokens = l->any },
+                         values = keys;
+
+    keys.k = (kvant_cuda_seal_pages){ l->sealed, open_pages_of(l), l->k->pages };
+    values.v = (kvant_cuda_seal_pages){ l->v->codec, open_pages_of(l), l->v->pages };
+    if (l->k->group > 1)
+        kvant_cuda_seal(&keys, l->stream);
+    if (l->v->group > 1)
+        kvant_cuda_seal(&values, l->stream);
+}
+
 static void decode_pages(const layer *l, bool open, kvant_cuda_type type, bool transformed)
 {
     const kvant_cuda_decode_args args = { .size = sizeof(args),
@@ -253,6 +272,7 @@ static void launch_all(const layer *l)
     }
     append_step(l, 1, true);
     append_sealed(l);
+    seal(l);
     decode_pages(l, false, KVANT_CUDA_F16, true);
     if (l->has_block_centers) {
         center(l, KVANT_CUDA_F16);

@@ -180,16 +180,22 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
     return true;
 }
 
-static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open,
+/* The rows of nodes go to sealed pages, to exact pages (open), or to staging pages. */
+typedef struct destination {
+    const int64_t *slots;
+    bool open;
+    const kvant_cuda_pages *staging; /* NULL: none */
+} destination;
+
+static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, destination to,
                                kvp_gpu_run run, const kvant_cuda_kernel_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
-    const int64_t *slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data;
     kvant_cuda_kernel_append_args args = { .size = sizeof(args),
                                            .type = KVANT_CUDA_F32,
                                            .n_tokens = (uint32_t)run.n,
                                            .n_kv_heads = first->n_kv_heads,
-                                           .slots = slots + run.first,
+                                           .slots = to.slots + run.first,
                                            .refused = kvp_gpu_word(b->refused),
                                            .slots_ready = 1,
                                            .marks = first->cache->marks.memory.at,
@@ -199,9 +205,9 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
         kvant_cuda_rows rows = rows_of(nodes[i], run);
-        if (open) {
+        if (to.open || to.staging != NULL) {
             rows.codec = cells->open_codec;
-            rows.pages = cells->open_pages;
+            rows.pages = to.open ? cells->open_pages : *to.staging;
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
         if (cells->has_block_centers)
@@ -218,6 +224,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
                            const kvant_cuda_kernel_query_args *queries)
 {
     const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
+    const destination to = { open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data, open,
+                             NULL };
     const kvp_gpu_buckets *buckets = &first->cache->buckets;
     const kvp_gpu_run whole = { 0, (size_t)nodes[0]->src[0]->ne[1], 0 };
     const size_t n_runs = kvp_gpu_runs(first);
@@ -225,9 +233,50 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
 
     for (size_t i = 0; i < n_runs && status == KVANT_OK; i++)
         status =
-            append_run(b, nodes, n, open, kvp_gpu_has_transforms(first) ? buckets->runs[i] : whole,
+            append_run(b, nodes, n, to, kvp_gpu_has_transforms(first) ? buckets->runs[i] : whole,
                        n_runs == 1 ? queries : NULL);
     return status;
+}
+
+/* Seals the rows of a node whose codec has groups of several tokens, except rows with exact
+ * pages. */
+static kvant_status stage(kvp_gpu_backend *b, abi_tensor *node)
+{
+    const kvp_kv *kv = kvp_kv_of(node);
+    const kvp_gpu_cells *cells = kv->cells;
+    const kvp_gpu_staging *s = &cells->cache->step_staging;
+    const kvp_gpu_run whole = { 0, s->n_rows, 0 };
+    const kvant_cuda_pages pages = kvp_gpu_staging_pages(cells);
+    kvant_status status = KVANT_OK;
+
+    for (uint32_t pass = 0; pass < kvp_gpu_staging_passes(s) && status == KVANT_OK; pass++) {
+        const destination to = { kvp_gpu_staging_slots(s, pass), false, &pages };
+        if (!kvp_gpu_staging_begin(kv, s, pass))
+            return KVANT_ERR_CUDA;
+        status = append_run(b, &node, 1, to, whole, NULL);
+        if (status == KVANT_OK && !kvp_gpu_staging_seal(kv, s, pass))
+            status = KVANT_ERR_CUDA;
+    }
+    return status;
+}
+
+/* Encodes all rows of the nodes at once, as far as their codecs can. */
+static kvant_status seal(kvp_gpu_backend *b, abi_tensor *const *nodes, int n,
+                         const kvant_cuda_kernel_query_args *queries)
+{
+    abi_tensor *single[2];
+    int n_single = 0;
+    kvant_status status = KVANT_OK;
+
+    for (int i = 0; i < n && status == KVANT_OK; i++) {
+        const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
+        if (cells->group > 1)
+            status = stage(b, nodes[i]);
+        else
+            single[n_single++] = nodes[i];
+    }
+    return status == KVANT_OK && n_single > 0 ? append(b, single, n_single, false, queries)
+                                              : status;
 }
 
 /* values: the node with the values of the same tokens, or NULL; llama.cpp writes both to the same
@@ -254,13 +303,16 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     open = cache->keeps && cache->any_open;
     seals = !cache->keeps || !cache->all_pending;
     if (seals)
-        status = append(b, nodes, n, false, open ? NULL : &queries);
+        status = seal(b, nodes, n, open ? NULL : &queries);
     if (open && status == KVANT_OK)
         status = append(b, nodes, n, true, &queries);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
     else if (attending != NULL)
-        return kvp_gpu_attention(b, attending, node->src[1]->data, queries.q != NULL);
+        return kvp_gpu_attention(b, attending,
+                                 /* sealing changes older rows of a block, too */
+                                 seals && cache->has_groups ? NULL : node->src[1]->data,
+                                 queries.q != NULL);
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 

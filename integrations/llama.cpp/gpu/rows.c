@@ -84,7 +84,8 @@ static kvant_status append_runs(const kvp_kv *kv, bool open, const int64_t *numb
 
     for (size_t i = 0; i < n && status == KVANT_OK; i += run.n) {
         run = kvp_gpu_run_of_cells(cells->cache, numbers, i, n);
-        status = kvp_gpu_append(cells, kv->shape.role, open, rows, run, slots, cells->gpu->refused);
+        status = kvp_gpu_append(cells, kv->shape.role, open ? &cells->open_pages : NULL, rows, run,
+                                slots, cells->gpu->refused);
     }
     return status;
 }
@@ -116,7 +117,8 @@ static kvant_status append_all(kvp_kv *kv, const int64_t *numbers, size_t n, flo
     if (kvp_gpu_buckets_upload(cells->cache, cells->gpu->stream))
         status = kvp_gpu_center_rows(cells, rows, kvp_gpu_width(cells), n, slots, false, rows);
     if (status == KVANT_OK)
-        status = append_runs(kv, false, numbers, n, rows, slots);
+        status = cells->group > 1 ? kvp_gpu_stage_rows(kv, numbers, n, rows, cells->gpu->refused)
+                                  : append_runs(kv, false, numbers, n, rows, slots);
     return status == KVANT_OK ? append_open(kv, numbers, n, rows, slots) : status;
 }
 

@@ -205,8 +205,9 @@ static bool store(const passing *p)
     for (size_t i = 0; i < p->n && ok; i++) {
         const kvp_gpu_run run = { i * KVANT_PAGE_TOKENS, KVANT_PAGE_TOKENS,
                                   p->cells->cache->buckets.of[p->mixed[i].block] };
-        ok = kvp_gpu_append(p->cells, KVANT_ROLE_K, page_of(p, i) >= 0, p->room, run, p->slots,
-                            p->cells->gpu->refused) == KVANT_OK;
+        ok = kvp_gpu_append(p->cells, KVANT_ROLE_K,
+                            page_of(p, i) >= 0 ? &p->cells->open_pages : NULL, p->room, run,
+                            p->slots, p->cells->gpu->refused) == KVANT_OK;
     }
     return kvp_cu_ok(kvp_cu.stream_finish(p->cells->gpu->stream), "storing rows") && ok &&
            kvp_gpu_read_word(p->cells->gpu->refused) == KVANT_OK;
@@ -305,7 +306,8 @@ static bool pass_layer(const resetting *r, const kvp_gpu_cells *cells, bool stor
         }
         status = kvp_gpu_center_blocks(cells, open, (size_t)place, 1, false, rows + i * of_block);
         if (status == KVANT_OK)
-            status = kvp_gpu_append(cells, KVANT_ROLE_K, open, rows, run, r->slots, NULL);
+            status = kvp_gpu_append(cells, KVANT_ROLE_K, open ? &cells->open_pages : NULL, rows,
+                                    run, r->slots, NULL);
     }
     return status == KVANT_OK;
 }

@@ -3,8 +3,9 @@
  * It translates cells, positions and masks of a graph, and rows that are written without a graph.
  * fp16_pages.c carries out the plan's changes. If all rows of a step have exact pages, they go to
  * these pages only, and are encoded when their blocks give the pages up. Otherwise all rows of the
- * step are also encoded at once. Before keys have a key transform (first_matrix.c), the rows of
- * every step go to exact pages, as long as pages are free.
+ * step are also encoded at once. If groups have several tokens, only rows without an exact page are
+ * encoded at once (groups.c). Before keys have a key transform (first_matrix.c), the rows of every
+ * step go to exact pages, as long as pages are free.
  *
  * llama.cpp sends cell numbers, positions and masks to the GPU, and devices.c keeps copies of them.
  * A graph reads the page table and the slots from GPU memory. So it can be replayed, and a captured
@@ -284,6 +285,8 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
 
     if (cache->slots.at != former)
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs read the former slots */
+    if (ok && cache->has_groups && !cache->all_pending)
+        ok = kvp_gpu_stage(cache, step->cells, step->n, &cache->step_staging, stream);
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_open_slots(cache), slots,
                                         bytes, stream),
                          "copying");

@@ -144,6 +144,10 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
               host_is_here(roles[r]->center) && host_is_here(args->slots) &&
               host_is_here(args->marks) && host_is_here(args->mark_ids)))
             return KVANT_ERR_CUDA;
+    for (int r = 0; r < 2; r++)
+        if (roles[r]->codec && !host_is_open(roles[r]->codec) &&
+            host_source(roles[r]->codec)->info.block_tokens > 1)
+            return KVANT_ERR_UNSUPPORTED;
     kvant_cuda_kernel_append_args about = *args;
     if (!center_keys(&about))
         return KVANT_ERR_ARGUMENT;

@@ -1,0 +1,301 @@
+/* groups.c - rows of codecs whose groups have several tokens. These codecs encode the tokens of a
+ * block together, so rows are fp16 until their block is sealed.
+ *
+ * Rows in exact pages are sealed with their block (fp16_pages.c). Other rows, of long steps, go to
+ * staging pages, which are fp16 pages that hold a block only while it is sealed. This file owns the
+ * staging pages and the lists of what goes there. step.c decides which blocks have exact pages. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Blocks that are sealed at a time. A step of 2048 tokens in a row needs 33. For 8 kv heads of 128
+ * numbers, 40 pages take 5 MiB. A step with more blocks takes more passes over its rows. */
+#define MOST_STAGED 40u
+
+/* The blocks of a step, in the order of staging pages */
+
+static uint64_t earlier_rows(const kvp_gpu_cache *cache, const kvp_gpu_staged_block *b)
+{
+    return cache->written[b->block] & ~b->rows;
+}
+
+/* Lists the block of a row without an exact page. A row in an exact page has no codes from now on.
+ * at: by block, 1 + its place in the list. */
+static void list_row(kvp_gpu_cache *cache, int64_t cell, kvp_gpu_staging *s, uint32_t *at)
+{
+    const uint32_t block = (uint32_t)(cell / KVANT_PAGE_TOKENS);
+    const uint64_t bit = (uint64_t)1 << (cell % KVANT_PAGE_TOKENS);
+    const int64_t page = kvp_gpu_page_of(cache, cell);
+
+    if (page >= 0) {
+        cache->pages[page].dirty |= bit;
+        return;
+    }
+    if (at[block] == 0) {
+        s->blocks[s->n_blocks] = (kvp_gpu_staged_block){ .block = block };
+        at[block] = ++s->n_blocks;
+    }
+    s->blocks[at[block] - 1].rows |= bit;
+}
+
+/* Puts blocks with earlier rows first, so that the first pages of a pass are decoded. */
+static void sort_blocks(const kvp_gpu_cache *cache, kvp_gpu_staging *s, uint32_t *at)
+{
+    s->n_decoded = 0;
+    for (uint32_t i = 0; i < s->n_blocks; i++) {
+        const kvp_gpu_staged_block b = s->blocks[i];
+        if (earlier_rows(cache, &b) == 0)
+            continue;
+        s->blocks[i] = s->blocks[s->n_decoded];
+        s->blocks[s->n_decoded++] = b;
+    }
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        at[s->blocks[i].block] = i + 1;
+}
+
+static uint32_t blocks_of_pass(const kvp_gpu_staging *s, uint32_t pass)
+{
+    const uint32_t left = s->n_blocks - pass * MOST_STAGED;
+
+    return left < MOST_STAGED ? left : MOST_STAGED;
+}
+
+uint32_t kvp_gpu_staging_passes(const kvp_gpu_staging *s)
+{
+    return (s->n_blocks + MOST_STAGED - 1) / MOST_STAGED;
+}
+
+/* The number of a block's tokens up to its last written one. llama.cpp fills cells in order, so all
+ * of them are written. */
+static int32_t tokens_of(uint64_t written)
+{
+    int32_t n = 0;
+
+    for (; written != 0; written >>= 1)
+        n++;
+    return n;
+}
+
+/* On the GPU: slots in staging pages, n_rows for each pass; then blocks; then how many tokens of
+ * each block are written. */
+static bool upload_lists(kvp_gpu_cache *cache, const int64_t *cells, kvp_gpu_staging *s,
+                         const uint32_t *at, cu_stream stream)
+{
+    const size_t n_slots = kvp_gpu_staging_passes(s) * s->n_rows;
+    const size_t bytes = n_slots * sizeof(int64_t) + 2 * (size_t)s->n_blocks * sizeof(int32_t);
+    int64_t *slots = malloc(bytes);
+    int32_t *blocks = (int32_t *)(void *)(slots + n_slots);
+    bool ok = slots != NULL;
+
+    for (size_t i = 0; i < n_slots && ok; i++) {
+        const int64_t cell = cells[i % s->n_rows];
+        const uint32_t place = cell < 0 ? 0 : at[cell / KVANT_PAGE_TOKENS];
+        slots[i] = place > 0 && (place - 1) / MOST_STAGED == i / s->n_rows
+                       ? (int64_t)((place - 1) % MOST_STAGED) * KVANT_PAGE_TOKENS +
+                             cell % KVANT_PAGE_TOKENS
+                       : -1;
+    }
+    for (uint32_t i = 0; i < s->n_blocks && ok; i++) {
+        const kvp_gpu_staged_block *b = &s->blocks[i];
+        blocks[i] = (int32_t)b->block;
+        blocks[s->n_blocks + i] = tokens_of(cache->written[b->block] | b->rows);
+    }
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)s->lists.at, slots, bytes, stream),
+                         "copying");
+    free(slots);
+    return ok;
+}
+
+bool kvp_gpu_have_staging(kvp_gpu_cache *cache, kvp_gpu_staging *s, size_t n_rows, size_t n_blocks)
+{
+    const size_t passes = (n_blocks + MOST_STAGED - 1) / MOST_STAGED;
+    size_t width = 0;
+
+    if (!kvp_gpu_grow(cache->gpu, &s->lists,
+                      passes * n_rows * sizeof(int64_t) + 2 * n_blocks * sizeof(int32_t), false))
+        return false;
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        width = cache->tensors[i]->shape.row > width ? cache->tensors[i]->shape.row : width;
+    n_blocks = n_blocks < MOST_STAGED ? n_blocks : MOST_STAGED;
+    n_blocks = n_blocks > cache->n_staging_pages ? n_blocks : cache->n_staging_pages;
+    if (!kvp_gpu_grow(cache->gpu, &cache->staging_pages,
+                      n_blocks * KVANT_PAGE_TOKENS * width * sizeof(uint16_t), true))
+        return false;
+    cache->n_staging_pages = (uint32_t)n_blocks;
+    return true;
+}
+
+bool kvp_gpu_stage(kvp_gpu_cache *cache, const int64_t *cells, size_t n, kvp_gpu_staging *s,
+                   cu_stream stream)
+{
+    kvp_gpu_staged_block *blocks = realloc(s->blocks, (n + 1) * sizeof(*blocks));
+    uint32_t *at = calloc(cache->n_blocks, sizeof(*at));
+    bool ok = blocks != NULL && at != NULL;
+
+    s->blocks = blocks != NULL ? blocks : s->blocks;
+    s->n_rows = n;
+    s->n_blocks = 0;
+    if (ok) {
+        for (size_t i = 0; i < n; i++)
+            if (cells[i] >= 0)
+                list_row(cache, cells[i], s, at);
+        sort_blocks(cache, s, at);
+        ok = s->n_blocks == 0 || (kvp_gpu_have_staging(cache, s, n, s->n_blocks) &&
+                                  upload_lists(cache, cells, s, at, stream));
+    }
+    free(at);
+    return ok;
+}
+
+/* Passes */
+
+const int64_t *kvp_gpu_staging_slots(const kvp_gpu_staging *s, uint32_t pass)
+{
+    return (const int64_t *)s->lists.at + pass * s->n_rows;
+}
+
+static const int32_t *blocks_on_gpu(const kvp_gpu_staging *s, uint32_t pass)
+{
+    const int64_t *slots = kvp_gpu_staging_slots(s, kvp_gpu_staging_passes(s));
+
+    return (const int32_t *)(const void *)slots + pass * MOST_STAGED;
+}
+
+/* The pages of a kv head follow each other, so one list of pages serves tensors with any number of
+ * kv heads. */
+kvant_cuda_pages kvp_gpu_staging_pages(const kvp_gpu_cells *cells)
+{
+    const size_t page = kvp_gpu_open_page_bytes(cells);
+
+    return (kvant_cuda_pages){ cells->cache->staging_pages.at, page,
+                               cells->cache->n_staging_pages * page };
+}
+
+static bool decode_earlier(const kvp_gpu_cells *cells, const kvp_gpu_staging *s, uint32_t pass)
+{
+    const uint32_t before = pass * MOST_STAGED, in_pass = blocks_of_pass(s, pass);
+    const uint32_t left = s->n_decoded > before ? s->n_decoded - before : 0;
+    const kvant_cuda_pages pages = kvp_gpu_staging_pages(cells);
+    const kvant_cuda_decode_args args = { .size = sizeof(args),
+                                          .codec = cells->codec,
+                                          .pages = cells->pages,
+                                          .blocks = blocks_on_gpu(s, pass),
+                                          .n_blocks = left < in_pass ? left : in_pass,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .type = KVANT_CUDA_F16,
+                                          .out = pages.base,
+                                          .token_stride = cells->head_dim,
+                                          .head_stride = pages.head_stride / sizeof(uint16_t),
+                                          .transformed = 1 };
+
+    return args.n_blocks == 0 || kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK;
+}
+
+bool kvp_gpu_staging_begin(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+
+    return kvp_gpu_ensure_pages(kv, cells->cache->n_pages) && decode_earlier(cells, s, pass);
+}
+
+/* Sealing */
+
+/* Seals n blocks. from: their fp16 pages; to: the blocks; tokens: how many of their tokens are
+ * written. */
+static bool seal(const kvp_kv *kv, kvant_cuda_pages open, const int32_t *from, const int32_t *to,
+                 const int32_t *tokens, uint32_t n)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvant_cuda_seal_args args = { .size = sizeof(args),
+                                  .n_blocks = n,
+                                  .n_kv_heads = cells->n_kv_heads,
+                                  .from = from,
+                                  .to = to,
+                                  .tokens = tokens };
+
+    *(kv->shape.role == KVANT_ROLE_K ? &args.k : &args.v) =
+        (kvant_cuda_seal_pages){ cells->codec, open, cells->pages };
+    return kvant_cuda_seal(&args, cells->gpu->stream) == KVANT_OK;
+}
+
+bool kvp_gpu_staging_seal(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const int32_t *blocks = blocks_on_gpu(s, pass);
+
+    return seal(kv, kvp_gpu_staging_pages(cells), kvp_gpu_iota(cells->gpu), blocks,
+                blocks + s->n_blocks, blocks_of_pass(s, pass));
+}
+
+kvant_status kvp_gpu_stage_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                                atomic_uint *refused)
+{
+    const kvp_gpu_cells *of = kv->cells;
+    kvp_gpu_staging *s = &of->cache->row_staging;
+    kvant_cuda_pages pages;
+    kvant_status status = KVANT_OK;
+
+    if (!kvp_gpu_stage(of->cache, cells, n, s, of->gpu->stream))
+        return KVANT_ERR_MEMORY;
+    pages = kvp_gpu_staging_pages(of);
+    for (uint32_t pass = 0; pass < kvp_gpu_staging_passes(s) && status == KVANT_OK; pass++) {
+        if (!kvp_gpu_staging_begin(kv, s, pass))
+            return KVANT_ERR_CUDA;
+        status = kvp_gpu_append(of, kv->shape.role, &pages, rows, (kvp_gpu_run){ 0, n, 0 },
+                                kvp_gpu_staging_slots(s, pass), refused);
+        if (status == KVANT_OK && !kvp_gpu_staging_seal(kv, s, pass))
+            status = KVANT_ERR_CUDA;
+    }
+    return status;
+}
+
+/* Exact pages whose rows have no codes. */
+static uint32_t list_pages(const kvp_gpu_cache *cache, const kvp_open_page *pages,
+                           int32_t lists[3][KVP_MOST_PAGES])
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < cache->n_pages; i++) {
+        if (pages[i].dirty == 0)
+            continue;
+        lists[0][n] = (int32_t)i;
+        lists[1][n] = pages[i].block;
+        lists[2][n++] = tokens_of(cache->written[pages[i].block] | pages[i].dirty);
+    }
+    return n;
+}
+
+bool kvp_gpu_seal_groups(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *layer,
+                         cu_stream stream)
+{
+    int32_t lists[3][KVP_MOST_PAGES] = { 0 };
+    const uint32_t n = cache->has_groups ? list_pages(cache, pages, lists) : 0;
+    bool ok = n == 0 || (kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(lists), false) &&
+                         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, lists,
+                                                  sizeof(lists), stream),
+                                   "copying"));
+
+    for (size_t i = 0; i < cache->n_tensors && n > 0 && ok; i++) {
+        const kvp_kv *kv = cache->tensors[i];
+        const kvp_gpu_cells *cells = kv->cells;
+        const int32_t *at = cache->moved.at;
+        if (cells->group > 1 && !cells->in_place &&
+            (layer == NULL || kv->shape.layer == layer->shape.layer))
+            ok = cells->open_pages.base != NULL &&
+                 seal(kv, cells->open_pages, at, at + KVP_MOST_PAGES,
+                      at + 2 * (size_t)KVP_MOST_PAGES, n);
+    }
+    return ok;
+}
+
+void kvp_gpu_staging_free(kvp_gpu_cache *cache)
+{
+    kvp_gpu_staging *const of[] = { &cache->step_staging, &cache->row_staging };
+
+    for (size_t i = 0; i < 2; i++) {
+        free(of[i]->blocks);
+        kvp_gpu_release(&of[i]->lists);
+    }
+    kvp_gpu_release(&cache->staging_pages);
+}
