@@ -106,7 +106,7 @@ static void replayed_graphs_give_the_same_bits(void **state)
     (void)state;
     check_replay("turboquant-4");
     check_replay("trellis-4:center=first,norm=first,sink=0");
-    check_replay("innerq-base");
+    check_replay("int-4:axis=channel,norm=first,recent=100");
     check_replay("");
 }
 

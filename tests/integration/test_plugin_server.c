@@ -237,7 +237,9 @@ static void drafts_are_accepted_in_part(void **state)
 /* Codecs whose groups have several tokens. Keys that move are encoded again on a GPU. */
 static void groups_have_several_tokens(void **state)
 {
-    harness_options options = { .spec = "kivi-4", .n_ctx = 1024, .n_seq = 8, .unified = true };
+    harness_options options = {
+        .spec = "int-5:axis=channel,recent=128", .n_ctx = 1024, .n_seq = 8, .unified = true
+    };
 
     (void)state;
     check("groups, unified slots", uneven_slots, &options, 1.3);

@@ -304,7 +304,7 @@ static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
     assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
     assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
     /* groups of 32 numbers in 16 levels */
-    assert_true(restored_difference("kivi-4:recent=0") < sqrt(0.0062));
+    assert_true(restored_difference("int-4:axis=channel") < sqrt(0.0062));
 }
 
 #define EMPTY_STREAM 4 /* bytes that a state of the second sequence has before its rows */
@@ -353,7 +353,7 @@ static void removal_on_a_gpu_leaves_no_trace(void **state)
     check_removal("turboquant-4");
     check_removal("trellis-4:center=first,norm=first");
     check_removal("trellis-4:transform=first");
-    check_removal("kivi-4");
+    check_removal("int-4:axis=channel,recent=128");
 }
 
 static void copy_on_a_gpu_is_exact(void **state)
@@ -362,7 +362,7 @@ static void copy_on_a_gpu_is_exact(void **state)
     check_stream_copy("turboquant-4");
     check_stream_copy("turboquant-4:center=first,norm=first");
     check_stream_copy("turboquant-4:transform=first");
-    check_stream_copy("innerq-base");
+    check_stream_copy("int-4:axis=channel,sink=32");
 }
 
 /* Difference between llama.cpp's logits and kvant's, with a shift or without. */
