@@ -126,21 +126,36 @@ static int32_t rotate(const kvp_compute *compute, const abi_tensor *node, struct
     return status;
 }
 
-/* Finds the next cells that move, from *cell on, and decodes them. */
+/* The number of cells from `first` on that move and have rows, at most `most`. */
+static int64_t count_moving(const kvp_kv *kv, const int32_t *shift, int64_t first, int64_t most)
+{
+    int64_t n = 0;
+
+    while (n < most && shift[first + n] != 0 && kvp_kv_slot(kv, first + n) >= 0)
+        n++;
+    return n;
+}
+
+/* Finds the next cells that move, from *cell on, and decodes them. Cells in a row are decoded
+ * together, because a GPU decodes a block and waits for it in each call. */
 static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_cells, int64_t *cell,
                             struct moved *moved)
 {
-    for (moved->n = 0; *cell < n_cells && moved->n < BATCH_CELLS; (*cell)++) {
-        kvant_status status;
-        if (shift[*cell] == 0 || kvp_kv_slot(kv, *cell) < 0)
-            continue;
-        status = kvp_kv_read_rows(kv, (size_t)*cell, 1, moved->rows + moved->n * kv->shape.row);
-        if (status != KVANT_OK)
-            return status;
-        moved->cells[moved->n] = *cell;
-        moved->positions[moved->n++] = shift[*cell];
+    kvant_status status = KVANT_OK;
+
+    for (moved->n = 0; *cell < n_cells && moved->n < BATCH_CELLS && status == KVANT_OK;) {
+        const int64_t room = BATCH_CELLS - moved->n, left = n_cells - *cell;
+        const int64_t n = count_moving(kv, shift, *cell, room < left ? room : left);
+        if (n > 0)
+            status = kvp_kv_read_rows(kv, (size_t)*cell, (size_t)n,
+                                      moved->rows + moved->n * kv->shape.row);
+        for (int64_t i = 0; i < n; i++, moved->n++) {
+            moved->cells[moved->n] = *cell + i;
+            moved->positions[moved->n] = shift[*cell + i];
+        }
+        *cell += n > 0 ? n : 1;
     }
-    return KVANT_OK;
+    return status;
 }
 
 static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv *kv,
