@@ -252,6 +252,8 @@ static void all_groups_are_stored_whole(void **state)
     };
 
     (void)state;
+    if (!harness_on_gpu())
+        skip();
     check("groups, unified slots", uneven_slots, &options, 1.3);
     options.spec = "int-6:axis=channel,norm=first";
     options.n_ctx = 4096;
