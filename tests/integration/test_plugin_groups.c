@@ -148,6 +148,8 @@ static void check_codes(const char *spec, const uint8_t *stock, int batch, size_
     free(ours);
 }
 
+/* This compares bits, which the mock computes alike for llama.cpp's cache and for kvant's. ggml-cuda
+ * on a real GPU does not promise that. */
 static void blocks_have_the_cpus_codes(void **state)
 {
     static const char *const specs[] = {
@@ -161,11 +163,13 @@ static void blocks_have_the_cpus_codes(void **state)
 #endif
     };
     const size_t n = sizeof(specs) / sizeof(*specs);
-
     size_t size;
-    uint8_t *stock = decode_text(NULL, N_TEXT, 500, &size);
+    uint8_t *stock;
 
     (void)state;
+    if (!harness_has_mock())
+        skip();
+    stock = decode_text(NULL, N_TEXT, 500, &size);
     for (size_t i = 0; i < n; i++)
         check_codes(specs[i], stock, 500, 13);
     check_codes(specs[n - 1], stock, 10, 7);
