@@ -387,7 +387,7 @@ static void what_is_missing_is_refused(void **unused)
         .size = sizeof rope, .n_dims = 2, .frequencies = &still, .block_centers = 1
     };
     assert_int_equal(kvant_cache_set_rope(t.gpu, 0, &rope), KVANT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(kvant_error_message(), "centres"));
+    assert_non_null(strstr(kvant_error_message(), "block_centers"));
     assert_int_equal(kvant_cache_set_rope(t.cpu, 0, &rope), KVANT_OK);
     cudaFree(q);
     cudaFree(out);

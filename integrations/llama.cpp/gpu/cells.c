@@ -92,7 +92,7 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     if (first.block_tokens != 1 &&
         (first.learns_transform || kvp_gpu_tables(codecs[0]).key_transform_size > first.head_dim))
         return "its codec has a key transform and groups of several tokens, which a GPU does not "
-               "support together: leave transform= out";
+               "support together: leave out transform=";
     if (first.block_tokens != 1 && kv->shape.n_streams > KVP_MOST_OPEN / 2)
         return "its codec has groups of several tokens, which a GPU supports for at most 68 "
                "streams: use --kv-unified";

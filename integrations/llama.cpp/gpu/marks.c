@@ -131,9 +131,9 @@ static void collect(const kvp_gpu_cache *cache, uint32_t *words)
 }
 
 /* Copies the graph's cell numbers. When its last attention looks for marks, the graph's own input
- * may be gone, because ggml gives the memory to other tensors. Numbers of a known step come from the
- * computer's memory: a copy within the GPU's memory takes the computer longer to start, and the GPU
- * waits for the computer between two tokens. */
+ * may be gone, because ggml gives the memory to other tensors. Numbers of a known step come from
+ * the computer's memory: a copy within the GPU's memory takes the computer longer to start, and the
+ * GPU waits for the computer between two tokens. */
 static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells,
                          const kvp_gpu_step *step, cu_stream stream)
 {
