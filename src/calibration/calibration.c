@@ -74,7 +74,9 @@ bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n)
 
 static kvant_status damaged(const kvant_error *error, const char *what)
 {
-    return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file is damaged: %s", what);
+    return kvant_fail(error, KVANT_ERR_FORMAT,
+                      "the calibration file is damaged: %s; make it again with kvant calibrate",
+                      what);
 }
 
 /* Checks the first KVANT_FILE_HEAD bytes of a file of n bytes: kind, version and length. */
@@ -91,7 +93,8 @@ static kvant_status check_header(const uint8_t *bytes, size_t n, const kvant_err
                           header.version, KVANT_CALIBRATION_VERSION);
     if (header.bytes != n)
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the calibration file is %s: it has %zu bytes of %" PRIu64,
+                          "the calibration file is %s: it has %zu bytes of %" PRIu64
+                          "; make it again with kvant calibrate",
                           n < header.bytes ? "cut short" : "too long", n, header.bytes);
     return KVANT_OK;
 }

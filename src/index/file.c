@@ -161,7 +161,8 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
 
 static kvant_status damaged(const kvant_error *error, const char *what)
 {
-    return kvant_fail(error, KVANT_ERR_FORMAT, "the index file cannot be used: %s", what);
+    return kvant_fail(error, KVANT_ERR_FORMAT,
+                      "the index file cannot be used: %s; build the index again", what);
 }
 
 static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)

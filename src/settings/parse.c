@@ -254,17 +254,20 @@ static kvant_status check_sum(const char *text, size_t n, size_t *body, const kv
     uint64_t stated;
     if (n < CHECK_BYTES || text[n - 1] != '\n')
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the settings file is cut short: its last line is not a checksum");
+                          "the settings file is cut short: its last line is not a checksum; make "
+                          "it again with kvant tune");
     *body = n - CHECK_BYTES;
     line l = { .at = text + *body, .end = text + n - 1 };
     if ((*body > 0 && text[*body - 1] != '\n') || !take(&l, KVANT_SETTINGS_CHECK) ||
         !take_hex(&l, &stated))
         return kvant_fail(error, KVANT_ERR_FORMAT,
-                          "the settings file is cut short: its last line is not a checksum");
+                          "the settings file is cut short: its last line is not a checksum; make "
+                          "it again with kvant tune");
     if (stated != kvant_fnv1a(KVANT_FNV_START, text, *body))
         return kvant_fail(
             error, KVANT_ERR_FORMAT,
-            "the settings file is damaged or was changed by hand: its checksum does not match");
+            "the settings file is damaged or was changed by hand: its checksum does not match; "
+            "make it again with kvant tune");
     return KVANT_OK;
 }
 
