@@ -489,7 +489,9 @@ void kvp_kv_clear(kvp_kv *kv)
     kvant_tensor_free(&kv->tensor);
     release_memory(kv);
     if (!kvp_kv_create_tensor(kv, kv->head_dim, err, sizeof(err))) {
-        kvp_error("%s: the cache was cleared and cannot be used again: %s", kv->name, err);
+        kvp_error("%s: the cache was cleared, but no new one could be made, so start a new "
+                  "context: %s",
+                  kv->name, err);
         kv->head_dim = 0;
     }
     kvp_kv_count(kv);

@@ -67,7 +67,7 @@ static struct kvp_gpu_piece *take_piece(kvp_gpu *gpu)
     pthread_mutex_unlock(&gpu->list_lock);
     if (piece == NULL &&
         kvp_cu_ok(kvp_cu.host_memory_new(&memory, sizeof(*piece), CU_HOST_PORTABLE_MAPPED),
-                  "memory"))
+                  "allocating host memory"))
         piece = memory;
     return piece;
 }

@@ -156,7 +156,7 @@ bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
             continue;
         }
         if (!found)
-            kvp_error("%s: llama.cpp did not copy the numbers of the cells through the GPU device; "
+            kvp_error("%s: llama.cpp did not copy the ids of the cells through the GPU device; "
                       "set KVANT_GPU=0, and report the model",
                       cells->name);
         else if (step.positions == NULL)

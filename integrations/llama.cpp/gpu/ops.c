@@ -140,7 +140,7 @@ static bool accepts_cells(const abi_tensor *node)
     if (node->view_offs == 0 && node->src[1]->type == ABI_TYPE_I64 &&
         node->src[1]->nb[0] == sizeof(int64_t))
         return true;
-    kvp_error("%s: the numbers of the cells are not 64-bit integers that count from the beginning "
+    kvp_error("%s: the ids of the cells are not 64-bit integers that count from the beginning "
               "of the cache; set KVANT_GPU=0, and report the model",
               kv->name);
     return false;
