@@ -178,7 +178,7 @@ bool base_create(base *b, const char *folder, const base_key *key)
 {
     *b = (base){ .key = *key, .bytes = base_bytes(key) };
     if (b->bytes == 0)
-        return complain("eval: %llu rows x %llu tokens are too many",
+        return complain("eval: %llu rows x %llu tokens are too many: choose fewer --chunks",
                         (unsigned long long)key->n_rows, (unsigned long long)key->n_vocab);
     if (folder == NULL)
         return create_in_memory(b);

@@ -88,7 +88,8 @@ static bool start_threadpool(engine *e)
         e->options.n_threads = threads_by_default();
     const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL)
-        return complain("%s: there is no CPU back end for this machine", e->options.runtime);
+        return complain("%s: there is no CPU back end for this machine; choose another --runtime",
+                        e->options.runtime);
     const ggml_backend_reg_t reg = ll.ggml_backend_dev_backend_reg(cpu);
     struct ggml_threadpool *(*create)(struct ggml_threadpool_params *) = NULL;
     void *symbols[2] = { ll.ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new"),
@@ -157,7 +158,8 @@ static bool load_plugin(engine *e)
 
 static bool wrong_plugin(const char *lacks)
 {
-    return complain("the plug-in is of another version than this command: it has no %s", lacks);
+    complain("the plug-in is of another version than this command: it has no %s", lacks);
+    return hint("build both again with 'make'; if KVANT_PLUGIN is set, unset it");
 }
 
 static bool register_accel(engine *e)

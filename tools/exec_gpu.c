@@ -72,7 +72,7 @@ void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *p
 {
     words w = { .n = 0 };
     if (plan->n_layers != 0 && plan->n_placed == 0 && plan->n_wanted > 0) {
-        hint("%s has not enough free memory for weights of this model", list->others[0].name);
+        hint("free memory of %s: no layer of this model fits into it now", list->others[0].name);
         return;
     }
     add(&w, "weights");

@@ -225,8 +225,8 @@ static bool has_problem(const program *p, const device_list *list, gpu_plan *pla
 {
     const char *mode = program_value(p, &option_mode, NULL);
     if (list->has_cuda)
-        return refuse(plan, "kvant does not work on CUDA's GPUs here (libkvant_cuda.so is missing, "
-                            "or KVANT_GPU=0)");
+        return refuse(plan, "kvant does not work on NVIDIA GPUs here (run make cuda if "
+                            "libkvant_cuda.so is missing, or unset KVANT_GPU=0)");
     if (refuse_given(p, &option_device, plan) || refuse_given(p, &option_split, plan) ||
         refuse_given(p, &option_tensors, plan))
         return true;

@@ -395,7 +395,7 @@ class Cuda(Gpus):
             listed = ["CUDA0: H100 (80000 MiB, 79000 MiB free)", *more, KVANT]
             words, said = self.given(listed=listed)
             self.assertEqual(words, ADDED)
-            self.assertIn("on the CPU: kvant does not work on CUDA's GPUs here (libkvant_", said)
+            self.assertIn("on the CPU: kvant does not work on NVIDIA GPUs here (run ", said)
             flags = "--device KVANT,CUDA0 -ts 29.5,1.5 -ot 'blk\\..*=CUDA0'\n"
             self.assertTrue(said.endswith(flags), said)
 
