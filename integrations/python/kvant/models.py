@@ -118,7 +118,9 @@ def calibrate(
     total = sum(map(len, contexts))
     least = max(clusters, default=_SAMPLED)
     if total < least:
-        raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
+        raise ValueError(
+            f"texts: {total} tokens, and at least {least} are needed: give longer texts"
+        )
     gather = _Gathering(
         model=model_name(model), seed=seed, clusters=tuple(clusters), n_threads=n_threads
     )
@@ -205,7 +207,10 @@ def evaluate(
         if len(part) == context
     ]
     if not parts:
-        raise ValueError(f"texts: they have fewer tokens than one context of {context}")
+        raise ValueError(
+            f"texts: they have fewer tokens than one context of {context}: give longer texts, or a "
+            "smaller context"
+        )
     if not 0 <= first < context - 1:
         raise ValueError(f"first: {first} is not from 0 to {context - 2}")
     return [

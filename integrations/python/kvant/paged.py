@@ -83,7 +83,12 @@ class PagedCache:
         with torch.cuda.device(self.device):
             size = library().kvant_cuda_attention_workspace(self.head_dim)
         if size == 0:
-            raise Error("attention workspace", _CUDA, "libkvant_cuda has no code for this GPU")
+            raise Error(
+                "attention workspace",
+                _CUDA,
+                "libkvant_cuda has no code for this GPU: build kvant again for its compute "
+                "capability, 8.0 or later",
+            )
         self._workspace = self._bytes(size, self.device)
         self._workspaces = {self._stream(): self._workspace}
 

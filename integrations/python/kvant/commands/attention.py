@@ -288,7 +288,8 @@ class Settings:
     def _check(self):
         if "none" in self.stock and len(self.stock) > 1:
             cli.fail(
-                f"--stock none excludes --stock {next(t for t in self.stock if t != 'none')}",
+                f"--stock none and --stock {next(t for t in self.stock if t != 'none')} exclude "
+                "each other: leave one of them out",
                 code=cli.USAGE,
             )
         self.stock = list(dict.fromkeys(t for t in self.stock if t != "none"))  # f16 f16 is f16

@@ -255,7 +255,9 @@ class GpuPages:
     def _role(self, stored: Stored, role: int) -> _Role:
         codecs = [layer[role] for layer in stored.codecs]
         if any(codec.spec != codecs[0][0].spec for layer in codecs for codec in layer):
-            raise Error("codecs", 30, "a GPU keeps all layers with equal specs")
+            raise Error(
+                "codecs", 30, "a GPU needs equal specs in all layers: choose the device cpu"
+            )
         return _Role(GpuCodec.of(codecs[0][0]), Numbers(codecs, self.device))
 
 

@@ -62,7 +62,9 @@ class KvantCache(Cache):
                 f"config: a model's config is needed (model.config), not {type(config).__name__}"
             )
         if getattr(config, "is_encoder_decoder", False):
-            raise ValueError("config: models with an encoder are not supported")
+            raise ValueError(
+                "config: models with an encoder are not supported: use a cache of transformers"
+            )
         self.config = config.get_text_config(decoder=True)
         self.exact = exact
         self._stored: dict[str, Any] = dict(
@@ -113,7 +115,7 @@ class KvantCache(Cache):
             if found != self.config.num_hidden_layers:
                 raise ValueError(
                     f"settings: they are for a model of {found} layers, not "
-                    f"{self.config.num_hidden_layers}"
+                    f"{self.config.num_hidden_layers}: make them with kvant.tune"
                 )
         if self._stored["calibration"] is not None:
             from ..calibration import Calibration
@@ -122,7 +124,7 @@ class KvantCache(Cache):
             if info.n_layers != self.config.num_hidden_layers:
                 raise ValueError(
                     f"calibration: it is for a model of {info.n_layers} layers, not "
-                    f"{self.config.num_hidden_layers}"
+                    f"{self.config.num_hidden_layers}: make one with kvant.calibrate"
                 )
             self._weights = info.model_fingerprint
 

@@ -84,7 +84,8 @@ class Steps:
         """Attention of one step, [batch, 1, heads, head_dim]; q and rows have one token."""
         if rows is None or q.shape[2] != 1 or rows[0].shape[2] != 1:
             raise RuntimeError(
-                "kvant's attention was called twice, or for more than one token, in a step"
+                "kvant's attention was called twice, or for more than one token, in a step: use "
+                "the model without kvant.transformers.graphs"
             )
         self._keep(layer, *rows)
         dtype = torch.float32 if self.floats or sinks is not None else q.dtype

@@ -80,7 +80,9 @@ class Capture:
 
     def _read_origin(self):
         if self._file.metadata.get("format") != FORMAT:
-            raise Damaged(f"not a capture of this version's ({FORMAT})")
+            raise Damaged(
+                f"it is not a capture that this version reads ({FORMAT}): capture the model again"
+            )
         self.n_tokens, self.n_ctx, self.query_step = map(
             self._number, ("tokens", "ctx", "query_step")
         )

@@ -93,7 +93,10 @@ def tune(
         if len(part) == context
     ]
     if not parts:
-        raise ValueError(f"texts: they have fewer tokens than one context of {context}")
+        raise ValueError(
+            f"texts: they have fewer tokens than one context of {context}: give longer texts, or a "
+            "smaller context"
+        )
     if context < (least := probes.least_context(context)):
         raise ValueError(
             f"context: half of {context} tokens is probed, which a cache keeps as fp16; "
@@ -112,7 +115,8 @@ def tune(
     if budget < sensitivity.least_bytes(locations):
         raise ValueError(
             "bits: the smallest candidates take "
-            f"{bits * sensitivity.least_bytes(locations) / budget:.2f}"
+            f"{bits * sensitivity.least_bytes(locations) / budget:.2f}: give at least "
+            "that many bits, or coarser k and v"
         )
     writer = settings.Writer(
         locations,

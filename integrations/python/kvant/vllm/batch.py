@@ -128,7 +128,8 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
         common = common_attn_metadata
         if not isinstance(common.causal, bool):
             raise NotImplementedError(
-                "kvant: causal attention for only some of the sequences is not supported"
+                "kvant: causal attention for only some of the sequences is not supported; "
+                "start without KVANT_VLLM and --attention-backend KVANT"
             )
         parts = list(_parts(common, self.reorder_batch_threshold or 1))
         n = common.num_reqs

@@ -41,7 +41,8 @@ class Impl(impl.Impl):
         keys_have_center = "center" in self.stored.k or "transform" in self.stored.k
         if keys_have_center and (self.sinks is not None or self.logits_soft_cap):
             raise NotImplementedError(
-                "kvant: models with sinks or a softcap need codecs without a calibration of keys"
+                "kvant: models with sinks or a softcap need codecs without a calibration of keys, "
+                "such as turboquant4"
             )
         if torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())

@@ -44,7 +44,10 @@ def workspace(head_dim: int, device: torch.device) -> Tensor:
         if size == 0:
             text = text_buffer()
             check("GPU", library().kvant_cuda_available(text, len(text)), text)
-            raise RuntimeError("kvant: libkvant_cuda has no code for this GPU")
+            raise RuntimeError(
+                "kvant: libkvant_cuda has no code for this GPU: build kvant again for its compute "
+                "capability, 8.0 or later"
+            )
         _workspaces[key] = torch.zeros(size + SCRATCH_BYTES, dtype=torch.uint8, device=device)
     return _workspaces[key]
 

@@ -35,7 +35,7 @@ _learner: list[Learner] = []
 _stored: list[tuple[Stored, dict[str, Any]]] = []
 # Their blocks hold a row of keys and one of values per token.
 _SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
-_WITHOUT = "start without KVANT_VLLM"
+_WITHOUT = "start without KVANT_VLLM and --attention-backend KVANT"
 
 
 def customize_spec(spec: Any) -> Any:
@@ -78,7 +78,9 @@ def _say(stored: Stored, head_dim: int, cell: int) -> None:
 def _learning(model: str, n_ranks: int) -> Learner | None:
     path = os.environ.get("KVANT_VLLM_LEARN")
     if path and n_ranks > 1:
-        raise NotImplementedError("kvant: KVANT_VLLM_LEARN needs all kv heads on one GPU")
+        raise NotImplementedError(
+            "kvant: KVANT_VLLM_LEARN needs all kv heads on one GPU: set --tensor-parallel-size 1"
+        )
     if path and not _learner:
         _learner.append(
             Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0))
@@ -233,7 +235,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:  # a run that measures memory
             return output.fill_(0)
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("kvant: quantised outputs are not supported")
+            raise NotImplementedError(f"kvant: quantised outputs are not supported; {_WITHOUT}")
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:

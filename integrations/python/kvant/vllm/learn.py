@@ -37,7 +37,8 @@ class Turn:
         ]
         if len(ropes) != 1:
             raise NotImplementedError(
-                "kvant: KVANT_VLLM_LEARN_POSITIONS needs a model with one RoPE for all layers"
+                "kvant: KVANT_VLLM_LEARN_POSITIONS needs a model with one RoPE for all layers: "
+                "unset it"
             )
         self.adjacent, self.by_position = (
             not ropes[0].is_neox_style,
