@@ -13,7 +13,7 @@ BEFORE = (
         ("check, learn", ["cache/write.c", "cache/transforms.c"]),
     ),
     (
-        ("note what is sent", ["gpu/devices.c"]),
+        ("note copied inputs", ["gpu/devices.c"]),
         ("before the graph", ["gpu/graph.c"]),
         ("a step for the plan", ["cells, positions, masks", "gpu/step.c"]),
     ),
@@ -36,7 +36,7 @@ NOTES = (
     "A GPU does all steps but the last two before the graph.",
     "Rows of a kvant_cache begin at cache/cache.c and go on",
     "at cache/write.c; on a GPU cache/device_cuda.c encodes.",
-    "Folders are those of src; gpu and names without a folder",
+    "Paths begin in src; gpu and names without a folder",
     "are in integrations/llama.cpp.",
 )
 

@@ -31,7 +31,7 @@ NOTES = (
     "transformed once for each transform, the output once.",
     "Layers that are in place stay with llama.cpp's own",
     "kernels: gpu/in_place.c. The inner loops of the CPU are",
-    "in src/kernels. Folders as in the figure of a key row.",
+    "in src/kernels. Paths are as in the figure of a key row.",
 )
 
 
