@@ -388,8 +388,7 @@ static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data,
     memcpy(header, data, sizeof *header);
     if (header->magic != BLOCK_MAGIC || header->open > (OPEN_PAGES | SHIFTED) ||
         header->learned > LEARNT_CENTERS)
-        return damaged("these bytes are not a block, or another version of kvant exported it: "
-                       "export it again");
+        return damaged("not a block, or of another version of kvant: export the block again");
     if (header->scheme != scheme_of(tensor))
         return damaged("it was made with other codecs, another shape of heads or another seed");
     if (header->learned == LEARNT_CENTERS && tensor->device)
