@@ -15,6 +15,7 @@
 
 #include "../choose.h"
 #include "harness.h"
+#include "mock_control.h"
 
 enum { N_TEXT = 1000, BLOCK = 64, HEAD = 12 }; /* HEAD: bytes before the rows of a layer's state */
 
@@ -176,6 +177,29 @@ static void blocks_have_the_cpus_codes(void **state)
     free(stock);
 }
 
+/* Batches of 16 tokens fill the 8 exact pages. The next batch needs one of them. For it at most 8
+ * blocks of each tensor are sealed, each block once. */
+static void whole_blocks_are_sealed_once(void **state)
+{
+    const unsigned long most = 8 * 2 * (unsigned long)llama_model_n_layer(harness_model());
+    const harness_options options = { .spec = "int-3:axis=channel", .n_ctx = 1024 };
+    struct llama_context *context;
+    unsigned long n = 0;
+
+    (void)state;
+    if (!harness_has_mock())
+        skip();
+    context = harness_context(&options);
+    for (int i = 0; i <= 8 * BLOCK; i += 16) {
+        const unsigned long before = standin_sealed();
+        harness_decode(context, tokens + i, 16, i, 0, false);
+        n = standin_sealed() - before;
+    }
+    print_message("%lu blocks of all tensors are sealed, at most %lu\n", n, most);
+    assert_in_range(n, 1, most);
+    llama_free(context);
+}
+
 #if KVANT_PAPERS
 /* Tiers choose channels for a block as a whole. At 3.5 bits their logits err less than at 2.5. */
 static void tiers_are_chosen_for_blocks(void **state)
@@ -200,6 +224,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_have_the_cpus_codes),
+        cmocka_unit_test(whole_blocks_are_sealed_once),
 #if KVANT_PAPERS
         cmocka_unit_test(tiers_are_chosen_for_blocks),
 #endif

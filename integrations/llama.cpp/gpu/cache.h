@@ -300,8 +300,8 @@ bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, cons
  * no row. Rows are stored in passes: kvp_gpu_staging_begin begins a pass, the caller appends the
  * rows with the pass's slots to the staging pages, and kvp_gpu_staging_seal seals these.
  * `kvp_gpu_stage_rows` does all of it for n rows on the GPU. `kvp_gpu_have_staging` allocates
- * memory for a step of n_rows rows in n_blocks blocks. `kvp_gpu_seal_groups` is
- * kvp_gpu_encode_pages for these codecs. */
+ * memory for a step of n_rows rows in n_blocks blocks. `kvp_gpu_seal_groups` does a part of
+ * kvp_gpu_encode_pages for these codecs: it seals pages with fewer than 64 rows to encode. */
 bool kvp_gpu_stage(kvp_gpu_cache *cache, const int64_t *cells, size_t n, kvp_gpu_staging *s,
                    cu_stream stream);
 uint32_t kvp_gpu_staging_passes(const kvp_gpu_staging *s);

@@ -250,14 +250,15 @@ kvant_status kvp_gpu_stage_rows(const kvp_kv *kv, const int64_t *cells, size_t n
     return status;
 }
 
-/* Exact pages whose rows have no codes. */
+/* Exact pages with rows that have no codes. Pages with 64 such rows are sealed already
+ * (kvp_gpu_encode_pages). */
 static uint32_t list_pages(const kvp_gpu_cache *cache, const kvp_open_page *pages,
                            int32_t lists[3][KVP_MOST_PAGES])
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < cache->n_pages; i++) {
-        if (pages[i].dirty == 0)
+        if (pages[i].dirty == 0 || pages[i].dirty == UINT64_MAX)
             continue;
         lists[0][n] = (int32_t)i;
         lists[1][n] = pages[i].block;
