@@ -118,7 +118,7 @@ void engine_stock_fill(const kv_config *config, double share, engine_fill *fill)
     size->codec_bits = size->numbers[0] * stock_bits(config->type_k) +
                        size->numbers[1] * stock_bits(config->type_v);
     size->bytes = size->codec_bits / 8 / share;
-    size->exact = size->transforms = size->working = size->room = 0;
+    size->exact = size->transforms = size->working = size->room = size->staging = 0;
     fill->in_place = 0;
 }
 

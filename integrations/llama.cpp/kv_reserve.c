@@ -122,6 +122,23 @@ static bool may_have_groups(const char *spec)
     return has_word(spec, words, sizeof(words) / sizeof(words[0]));
 }
 
+bool kvp_kv_may_have_groups(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+    kvant_settings_info file = { .size = sizeof(file) };
+    kvant_settings_layer layer = { 0 };
+    bool any = false;
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    if (info.settings == NULL)
+        return may_have_groups(shape->role == KVANT_ROLE_K ? info.k : info.v);
+    kvant_settings_get_info(info.settings, &file);
+    for (uint32_t i = 0; i < file.n_layers && !any; i++)
+        if (kvant_settings_get_layer(info.settings, i, shape->role, &layer) == KVANT_OK)
+            any = may_have_groups(layer.spec != NULL ? layer.spec : layer.heads[0]);
+    return any;
+}
+
 /* The fp16 pages of a cache whose codecs were chosen by specs. */
 static uint32_t pages_of_specs(const kvp_kv_shape *shape, const kvp_settings *settings)
 {

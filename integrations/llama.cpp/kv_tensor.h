@@ -236,6 +236,9 @@ kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *set
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings);
 size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
 
+/* Whether some layer's codec, in the role of the shape, may have groups of several tokens. */
+bool kvp_kv_may_have_groups(const kvp_kv_shape *shape, const kvp_settings *settings);
+
 /* Whether keys of some layer learn a transform. */
 bool kvp_kv_learns(const kvp_settings *settings);
 

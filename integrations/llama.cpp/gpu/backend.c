@@ -500,6 +500,7 @@ static void backend_free(abi_backend *backend)
         kvp_gpu_copying_release(b->gpu);
         kvp_gpu_forget_inputs(b->gpu);
         kvp_gpu_release(&b->gpu->batch);
+        kvp_gpu_release(&b->gpu->staging);
     }
     release(b);
     inner_free(backend);

@@ -116,8 +116,6 @@ typedef struct kvp_gpu_cache {
     bool has_groups; /* groups of some codec have several tokens */
     /* the current batch, and rows that are stored without a graph (groups.c) */
     kvp_gpu_staging step_staging, row_staging;
-    kvp_gpu_memory staging_pages;
-    uint32_t n_staging_pages;
     kvp_gpu_memory device_table, slots,
         /* device_table: the page table; slots: exact-page slots of the batch; moved: ids of the
          * cache rows that are encoded or decoded */
@@ -238,12 +236,16 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
 /* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
  * KVP_PLAIN, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
- * comes in force. */
+ * comes in force. All tensors share the largest of their rooms. They also share the staging pages
+ * of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose codec has groups of several
+ * tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such codec. */
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads);
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);
+size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape);
+size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 
 /* The centre among the numbers of a transform; scale and query scale follow it. */
 static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)

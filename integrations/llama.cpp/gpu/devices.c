@@ -161,25 +161,30 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
     return bytes + kvp_gpu_room(gpu, tensor);
 }
 
-/* The room that a tensor of the context that this thread creates needs while it learns. */
-static size_t learning_room(const abi_tensor *tensor)
+/* The room that a tensor of the context that this thread creates shares with other tensors: rows
+ * that get another transform, and staging pages. */
+static void find_room(const abi_tensor *tensor, size_t *learning, size_t *staging)
 {
     const kvp_settings *settings = kvp_kv_current_settings();
     char err[512];
     kvp_kv_shape shape;
+    size_t room;
 
     if (settings == NULL || !kvp_kv_shape_read(tensor, true, &shape, err, sizeof(err)))
-        return 0;
-    return kvp_gpu_learning_room(&shape, settings);
+        return;
+    room = kvp_gpu_learning_room(&shape, settings);
+    *learning = room > *learning ? room : *learning;
+    room = kvp_gpu_staging_room(&shape, settings);
+    *staging = room > *staging ? room : *staging;
 }
 
-/* The bytes of all tensors of a buffer that is only planned (--fit), and the room that one layer
- * needs while its rows get another transform. */
+/* The bytes of all tensors of a buffer that is only planned (--fit), and the room that they use one
+ * after another. */
 static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_tensors)
 {
     const kvp_gpu *gpu = gpu_of_buft(buft);
     bool values = false;
-    size_t bytes = 0, room = 0;
+    size_t bytes = 0, learning = 0, staging = 0;
 
     for (int i = 0; i < n_tensors; i++)
         values = values || (is_cache(tensors[i]) && tensors[i]->name[6] == 'v');
@@ -188,11 +193,10 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
             bytes +=
                 padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
                                                            : inner_alloc_size(gpu, tensors[i]));
-    for (int i = 0; i < n_tensors; i++) {
-        const size_t own = values && is_cache(tensors[i]) ? learning_room(tensors[i]) : 0;
-        room = own > room ? own : room; /* layers do so one after another */
-    }
-    return bytes + room;
+    for (int i = 0; i < n_tensors && values; i++)
+        if (is_cache(tensors[i]))
+            find_room(tensors[i], &learning, &staging);
+    return bytes + learning + staging;
 }
 
 /* The size for a tensor in a buffer that exists. */

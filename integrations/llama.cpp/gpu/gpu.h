@@ -132,8 +132,9 @@ struct kvp_gpu {
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
                        size_t size); /* CUDA's function */
     /* numbers: 0, 1, 2, ... for kernels that read arrays of cells, blocks or lengths; batch: rows
-     * that are uploaded or downloaded, under the lock */
-    kvp_gpu_memory numbers, batch;
+     * that are uploaded or downloaded, under the lock; staging: the staging pages of groups.c,
+     * under the lock */
+    kvp_gpu_memory numbers, batch, staging;
     cu_stream copying;            /* for copies to the computer's memory while kernels run */
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */

@@ -2,16 +2,14 @@
  * block together, so rows are fp16 until their block is sealed.
  *
  * Rows in exact pages are sealed with their block (fp16_pages.c). Other rows, of long steps, go to
- * staging pages, which are fp16 pages that hold a block only while it is sealed. This file owns the
- * staging pages and the lists of what goes there. step.c decides which blocks have exact pages. */
+ * staging pages, which are fp16 pages that hold a block only while it is sealed. All caches of a
+ * GPU share the memory of these pages, because all work on them is on one stream. size.c counts it.
+ * This file owns the staging pages and the lists of what goes there. step.c decides which blocks
+ * have exact pages. */
 #include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Blocks that are sealed at a time. A step of 2048 tokens in a row needs 33. For 8 kv heads of 128
- * numbers, 40 pages take 5 MiB. A step with more blocks takes more passes over its rows. */
-#define MOST_STAGED 40u
 
 /* The blocks of a step, in the order of staging pages */
 
@@ -56,14 +54,12 @@ static void sort_blocks(const kvp_gpu_cache *cache, kvp_gpu_staging *s, uint32_t
 
 static uint32_t blocks_of_pass(const kvp_gpu_staging *s, uint32_t pass)
 {
-    const uint32_t left = s->n_blocks - pass * MOST_STAGED;
-
-    return left < MOST_STAGED ? left : MOST_STAGED;
+    return kvp_gpu_most_staged(s->n_blocks - pass * KVP_MOST_STAGED);
 }
 
 uint32_t kvp_gpu_staging_passes(const kvp_gpu_staging *s)
 {
-    return (s->n_blocks + MOST_STAGED - 1) / MOST_STAGED;
+    return (s->n_blocks + KVP_MOST_STAGED - 1) / KVP_MOST_STAGED;
 }
 
 /* The number of a block's tokens up to its last written one. llama.cpp fills cells in order, so all
@@ -91,8 +87,8 @@ static bool upload_lists(kvp_gpu_cache *cache, const int64_t *cells, kvp_gpu_sta
     for (size_t i = 0; i < n_slots && ok; i++) {
         const int64_t cell = cells[i % s->n_rows];
         const uint32_t place = cell < 0 ? 0 : at[cell / KVANT_PAGE_TOKENS];
-        slots[i] = place > 0 && (place - 1) / MOST_STAGED == i / s->n_rows
-                       ? (int64_t)((place - 1) % MOST_STAGED) * KVANT_PAGE_TOKENS +
+        slots[i] = place > 0 && (place - 1) / KVP_MOST_STAGED == i / s->n_rows
+                       ? (int64_t)((place - 1) % KVP_MOST_STAGED) * KVANT_PAGE_TOKENS +
                              cell % KVANT_PAGE_TOKENS
                        : -1;
     }
@@ -107,22 +103,31 @@ static bool upload_lists(kvp_gpu_cache *cache, const int64_t *cells, kvp_gpu_sta
     return ok;
 }
 
+/* Bytes of the staging pages that all tensors of a GPU share. */
+static size_t bytes_of_pages(const kvp_gpu *gpu)
+{
+    size_t most = 0;
+
+    for (const kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
+        for (size_t i = 0; i < cache->n_tensors; i++) {
+            const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+            const size_t bytes =
+                cells->group > 1 ? kvp_gpu_staging_bytes(&cache->tensors[i]->shape) : 0;
+            most = bytes > most ? bytes : most;
+        }
+    return most;
+}
+
 bool kvp_gpu_have_staging(kvp_gpu_cache *cache, kvp_gpu_staging *s, size_t n_rows, size_t n_blocks)
 {
-    const size_t passes = (n_blocks + MOST_STAGED - 1) / MOST_STAGED;
-    size_t width = 0;
+    kvp_gpu *gpu = cache->gpu;
+    const size_t passes = (n_blocks + KVP_MOST_STAGED - 1) / KVP_MOST_STAGED;
 
-    if (!kvp_gpu_grow(cache->gpu, &s->lists,
-                      passes * n_rows * sizeof(int64_t) + 2 * n_blocks * sizeof(int32_t), false))
+    if (!kvp_gpu_grow(gpu, &s->lists,
+                      passes * n_rows * sizeof(int64_t) + 2 * n_blocks * sizeof(int32_t), false) ||
+        !kvp_gpu_grow(gpu, &gpu->staging, bytes_of_pages(gpu), true))
         return false;
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        width = cache->tensors[i]->shape.row > width ? cache->tensors[i]->shape.row : width;
-    n_blocks = n_blocks < MOST_STAGED ? n_blocks : MOST_STAGED;
-    n_blocks = n_blocks > cache->n_staging_pages ? n_blocks : cache->n_staging_pages;
-    if (!kvp_gpu_grow(cache->gpu, &cache->staging_pages,
-                      n_blocks * KVANT_PAGE_TOKENS * width * sizeof(uint16_t), true))
-        return false;
-    cache->n_staging_pages = (uint32_t)n_blocks;
+    kvp_gpu_release_former(&gpu->staging); /* kvp_gpu_grow has waited for the stream */
     return true;
 }
 
@@ -159,7 +164,7 @@ static const int32_t *blocks_on_gpu(const kvp_gpu_staging *s, uint32_t pass)
 {
     const int64_t *slots = kvp_gpu_staging_slots(s, kvp_gpu_staging_passes(s));
 
-    return (const int32_t *)(const void *)slots + pass * MOST_STAGED;
+    return (const int32_t *)(const void *)slots + pass * KVP_MOST_STAGED;
 }
 
 /* The pages of a kv head follow each other, so one list of pages serves tensors with any number of
@@ -168,13 +173,13 @@ kvant_cuda_pages kvp_gpu_staging_pages(const kvp_gpu_cells *cells)
 {
     const size_t page = kvp_gpu_open_page_bytes(cells);
 
-    return (kvant_cuda_pages){ cells->cache->staging_pages.at, page,
-                               cells->cache->n_staging_pages * page };
+    return (kvant_cuda_pages){ cells->gpu->staging.at, page,
+                               kvp_gpu_most_staged(cells->cache->n_blocks) * page };
 }
 
 static bool decode_earlier(const kvp_gpu_cells *cells, const kvp_gpu_staging *s, uint32_t pass)
 {
-    const uint32_t before = pass * MOST_STAGED, in_pass = blocks_of_pass(s, pass);
+    const uint32_t before = pass * KVP_MOST_STAGED, in_pass = blocks_of_pass(s, pass);
     const uint32_t left = s->n_decoded > before ? s->n_decoded - before : 0;
     const kvant_cuda_pages pages = kvp_gpu_staging_pages(cells);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
@@ -298,5 +303,4 @@ void kvp_gpu_staging_free(kvp_gpu_cache *cache)
         free(of[i]->blocks);
         kvp_gpu_release(&of[i]->lists);
     }
-    kvp_gpu_release(&cache->staging_pages);
 }

@@ -4,7 +4,9 @@
  * Needs no GPU, so that `kvant inspect` can tell a GPU's sizes on any machine. It does not count
  * tables of a few bytes for each token that all layers share (cell numbers, page tables, refused
  * cells), and room for one batch. Nor does it count copies of queries and keys that a cache keeps
- * while it learns (queries.c, lesson.c): they are left out where little GPU memory is free. */
+ * while it learns (queries.c, lesson.c): they are left out where little GPU memory is free. Nor
+ * does it count a copy of one tensor's rows while they go from f16 in place to pages (hand_over.c).
+ */
 #include "gpu.h"
 
 /* The number of further position buckets for which a cache of this shape learns key transforms. A
@@ -51,6 +53,17 @@ size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *
     if (!info.learns_transform || shape->role != KVANT_ROLE_K)
         return 0;
     return 2 * (size_t)n_kv_heads * info.head_dim * info.head_dim * sizeof(float);
+}
+
+size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape)
+{
+    return (size_t)kvp_gpu_most_staged(kvp_kv_blocks(shape)) * KVANT_PAGE_TOKENS * shape->row *
+           sizeof(uint16_t);
+}
+
+size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    return kvp_kv_may_have_groups(shape, settings) ? kvp_gpu_staging_bytes(shape) : 0;
 }
 
 /* The exact pages of one layer as fp32 rows with their slots, while their rows get another

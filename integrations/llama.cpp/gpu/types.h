@@ -41,6 +41,11 @@ struct kvp_gpu_learner_input; /* learner.h */
 #define KVP_KEPT_TOKENS 64u /* tokens of a prompt's batch whose queries are kept */
 #define KVP_KEPT_BATCHES 4u /* batches whose queries are kept at a time */
 
+/* Blocks of codecs whose groups have several tokens that are sealed at a time (groups.c). A step of
+ * 2048 tokens in a row needs 33. For 8 kv heads of 128 numbers, 40 staging pages take 5 MiB. A step
+ * with more blocks takes more passes over its rows. */
+#define KVP_MOST_STAGED 40u
+
 /* Position buckets with their own key transform, the last one without an end. The id behind them is
  * KVP_PLAIN, for keys that were sealed before their layer had a key transform. The first bucket
  * ends at 2048: queries of shorter contexts pass through one key transform only. */
@@ -49,6 +54,12 @@ struct kvp_gpu_learner_input; /* learner.h */
 #define KVP_MOST_TRANSFORMS KVANT_CUDA_MOST_MATRICES
 #define KVP_MOST_MOVED (KVP_MOST_TRANSFORMS - KVP_MOST_BUCKETS)
 #define KVP_FIRST_BUCKET 2048u
+
+/* How many of n blocks are sealed at a time. */
+static inline uint32_t kvp_gpu_most_staged(uint32_t n)
+{
+    return n < KVP_MOST_STAGED ? n : KVP_MOST_STAGED;
+}
 
 /* Cell numbers and positions (or NULL) of a batch, as llama.cpp sent them to the GPU. */
 typedef struct kvp_gpu_step {
