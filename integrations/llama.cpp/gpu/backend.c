@@ -373,14 +373,19 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
     return status;
 }
 
-/* Layers that the graph did not reach join their threads after it. */
+/* Layers that the graph did not reach join their threads after it. CUDA's stream waits for this
+ * work, because a program waits for CUDA's stream before kvant frees memory that the work reads. */
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
     const int32_t status = compute_graph(b, graph);
     bool ok = true;
 
-    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next)
+    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next) {
+        if (cache->late.any)
+            to_ours(b);
         ok = kvp_gpu_first_finish(cache) && ok;
+    }
+    to_cuda(b);
     return ok ? status : ABI_STATUS_FAILED;
 }
 
