@@ -323,20 +323,15 @@ static bool is_partly_ours(kvp_gpu_backend *b, const abi_graph *graph)
 
 static int32_t by_cuda_alone(kvp_gpu_backend *b, abi_graph *graph)
 {
-    int32_t status;
-
     to_cuda(b);
     if (b->query_cache == NULL)
         return b->inner.graph_compute(b->backend, graph);
-    status = by_parts(b, graph, false);
-    to_cuda(b);
-    return status;
+    return by_parts(b, graph, false);
 }
 
 static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
 {
     unsigned epoch;
-    int32_t status;
     bool known, waits;
 
     b->looked = b->monotonous = false;
@@ -368,13 +363,12 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
     }
     if (b->captured)
         return launch(b);
-    status = by_parts(b, graph, false);
-    to_cuda(b);
-    return status;
+    return by_parts(b, graph, false);
 }
 
 /* Layers that the graph did not reach join their threads after it. CUDA's stream waits for this
- * work, because a program waits for CUDA's stream before kvant frees memory that the work reads. */
+ * work and for the graph's, because a program waits for CUDA's stream before kvant frees memory
+ * that the work reads. */
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
     const int32_t status = compute_graph(b, graph);
