@@ -183,7 +183,7 @@ test-vllm:
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_PYTHON="$$torch" \
 	    -DKVANT_TEST_VLLM="$$vllm")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_shared kvant_cuda_host
-	$(RUN_TESTS) $(BUILD) -L vllm -E python_vllm_engine
+	$(RUN_TESTS) $(BUILD) -L vllm
 
 # LMCache's storage manager and server on the CPU, with files and a Redis server.
 test-lmcache:

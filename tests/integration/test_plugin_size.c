@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../choose.h"
 #include "harness.h"
 #include "kv_size.h"
 
@@ -195,7 +196,7 @@ static void a_gpus_sizes_are_told_anywhere(void **state)
     assert_false(size_function()(true, &other));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_contexts),
@@ -203,5 +204,6 @@ int main(void)
         cmocka_unit_test(head_dim_128),
     };
 
+    choose_cases(argc, argv);
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
 }
