@@ -121,10 +121,10 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
 /* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after
  * the sealed pages, so that the loop over sealed pages holds no call and keeps its operands in
  * registers. */
-template <class C, int D, bool GENERAL, bool MANY, int WARPS, int TILES, class Q>
+template <class C, int D, bool GENERAL, bool MANY, bool STAGED, int WARPS, int TILES, class Q>
 KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries,
                                     const Stretch<GENERAL> &at, const Seen &seen, int i, int warp,
-                                    int lane, Counted<TILES> &counted,
+                                    int lane, __half *rows, Counted<TILES> &counted,
                                     Accumulator<C, D> (&sums)[TILES])
 {
     const int32_t *table = at.numbers_of(p, p.table);
@@ -132,16 +132,18 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries,
     bool any = false;
 #pragma unroll 1
     for (; i < at.end; i += 32) {
-        const int entry = i + lane < at.end ? __ldg(table + i + lane) : 0;
+        const int entry = i + lane < at.end ? __ldg(table + i + lane) : 0,
+                  matrix = MANY && p.matrices && i + lane < at.end
+                               ? __ldg(at.numbers_of(p, p.matrices) + i + lane)
+                               : 0;
 #pragma unroll 1
         for (uint32_t open = __ballot_sync(FULL, entry < 0 && entry != KVANT_CUDA_NO_BLOCK); open;
              open &= open - 1) {
             const int found = __ffs(open) - 1, block = -1 - __shfl_sync(FULL, entry, found),
                       before = PAGE_TOKENS * (i + found - at.first),
-                      next =
-                          MANY && p.matrices
-                              ? at.matrices.tile_of(__ldg(at.numbers_of(p, p.matrices) + i + found))
-                              : 0;
+                      next = MANY && p.matrices
+                                 ? at.matrices.tile_of(__shfl_sync(FULL, matrix, found))
+                                 : 0;
             const Q &own = tile_at<D, MANY>(p, queries, next);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS; first += OPEN_TOKENS, turn++) {
@@ -151,9 +153,9 @@ KVANT_INLINE bool attend_open_pages(const AttentionArgs &p, const Q &queries,
                 if (MANY && next != counted.tile)
                     counted.change(sums, own, next, lane);
                 unrolled_for (int t = 0; t < TILES; t++)
-                    sums[t] = attend_open_tokens<C, D, GENERAL, MANY>(
+                    sums[t] = attend_open_tokens<C, D, GENERAL, MANY, STAGED>(
                         p, own, seen, t, block, first, at.pair, at.skipped + before,
-                        at.tokens - before, lane, sums[t]);
+                        at.tokens - before, rows, lane, sums[t]);
             }
         }
     }
@@ -384,8 +386,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 slot = 0, parity ^= 1;
         }
         if constexpr (OPEN)
-            any |= attend_open_pages<VC, D, GENERAL, MANY, S::WARPS>(
-                p, shared.queries, at, seen, max(piece.begin, at.first), warp, lane, counted, sums);
+            any |= attend_open_pages<VC, D, GENERAL, MANY, S::STAGED, S::WARPS>(
+                p, shared.queries, at, seen, max(piece.begin, at.first), warp, lane,
+                reinterpret_cast<__half *>(shared.open_rows[S::STAGED ? warp : 0]), counted, sums);
         if constexpr (MANY)
             counted.end(sums);
         const int used = slot == 0 ? S::STAGES - 1

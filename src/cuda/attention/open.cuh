@@ -3,10 +3,10 @@
  *
  * Open pages are few (the end of a sequence, its first tokens) and larger than a slot of the ring,
  * so they do not pass through the ring. A page waits for memory, not for arithmetic: four warps
- * share it, 16 tokens each, and ask for all of their numbers at once. The weights of these tokens
- * are relative to the tokens' own largest score. Their sums are separate, and are added to the sums
- * of sealed pages in fp32. So values without a scale do not narrow the range of values with a
- * scale. */
+ * share it, 16 tokens each, and ask for all of their numbers at once. Where there is room, values
+ * pass through shared memory on their way to operands. The weights of these tokens are relative to
+ * the tokens' own largest score. Their sums are separate, and are added to the sums of sealed pages
+ * in fp32. So values without a scale do not narrow the range of values with a scale. */
 #pragma once
 
 #include "further_tiles.cuh"
@@ -104,39 +104,78 @@ KVANT_INLINE void load_open_values(const uint8_t *page, int first, int valid, in
         }
 }
 
+/* Values of 16 tokens on their way through shared memory. A load of an operand's register takes 4
+ * bytes of each of 8 tokens at a time, and such loads take longer than all other work on the
+ * tokens. Copies take 16 bytes a lane, and operands come from shared memory transposed. */
+template <int D> struct OpenRows {
+    static constexpr int STRIDE = D + 8, BYTES = OPEN_TOKENS * STRIDE * 2;
+
+    /* Begins to copy the tokens from `first` on; zeros where there are none. */
+    KVANT_INLINE static void request(__half *rows, const uint8_t *page, int first, int valid,
+                                     int lane)
+    {
+        constexpr int A_TOKEN = D / 8; /* pieces of 16 bytes */
+        __syncwarp();
+        unrolled_for (int i = 0; i < OPEN_TOKENS * A_TOKEN / 32; i++) {
+            const int piece = lane + 32 * i, token = piece / A_TOKEN, at = piece % A_TOKEN * 8;
+            copy_or_clear(shared_address(rows + token * STRIDE + at),
+                          page + (size_t)((first + token) * D + at) * 2, first + token < valid);
+        }
+        end_copies();
+    }
+    KVANT_INLINE static void wait()
+    {
+        wait_for_copies<0>();
+        __syncwarp();
+    }
+    /* The operand of row tile rt. */
+    KVANT_INLINE static void load(const __half *rows, int rt, int lane, uint32_t (&a)[4])
+    {
+        load_matrices<true>(a, rows + (lane % 8 + lane / 16 * 8) * STRIDE + 16 * rt + (lane & 8));
+    }
+};
+
 /* Adds 16 tokens of one exact page, from `first` on, to the sums of tile t. before: tokens before
- * the page; valid: tokens that the page has. Inlined only where there is one call: sums go through
- * memory otherwise. */
-template <class C, int D, bool GENERAL, bool MANY, class Q>
+ * the page; valid: tokens that the page has. STAGED: values come through `rows`. Inlined only where
+ * there is one call: sums go through memory otherwise. */
+template <class C, int D, bool GENERAL, bool MANY, bool STAGED, class Q>
 KVANT_INLINE Accumulator<C, D> attend_open_tokens(const AttentionArgs &p, const Q &tile, Seen seen,
                                                   int t, int block, int first, const Pair &pair,
-                                                  int before, int valid, int lane,
+                                                  int before, int valid, __half *rows, int lane,
                                                   Accumulator<C, D> sums)
 {
-    uint32_t a[Accumulator<C, D>::TILES][4], weights[2];
+    const uint8_t *values = p.v_open.base + (size_t)(uint32_t)block * p.v_open.block_stride +
+                            pair.kv_head * p.v_open.head_stride;
+    uint32_t a[STAGED ? 1 : Accumulator<C, D>::TILES][4], weights[2];
     float s[1][4], factor[2];
-    load_open_values<C, D>(p.v_open.base + (size_t)(uint32_t)block * p.v_open.block_stride +
-                               pair.kv_head * p.v_open.head_stride,
-                           first, valid, lane, a);
+    PageOffsets offsets;
+    if (MANY && p.page_offsets) /* on their way while scores are computed */
+        offsets.ask(p, pair, before / PAGE_TOKENS, t, lane);
+    if constexpr (STAGED)
+        OpenRows<D>::request(rows, values, first, valid, lane);
+    else
+        load_open_values<C, D>(values, first, valid, lane, a);
     score_open_tokens<D>(p.k_open.base + (size_t)(uint32_t)block * p.k_open.block_stride +
                              pair.kv_head * p.k_open.head_stride,
                          tile, t, first, lane, s);
     if constexpr (GENERAL)
         change_scores(p, tile, seen, t, before + first, valid - first, lane, s);
-    if (MANY && p.page_offsets) {
-        PageOffsets offsets;
-        offsets.ask(p, pair, before / PAGE_TOKENS, t, lane);
+    if (MANY && p.page_offsets)
         offsets.add(p, s);
-    }
     hide_tokens(s, valid - first, lane >> 2);
     weigh_open_tokens(sums, s[0], weights, factor);
     const float one = 1 / Accumulator<C, D>::unit(p.v_step);
+    if constexpr (STAGED)
+        OpenRows<D>::wait();
     unrolled_for (int rt = 0; rt < Accumulator<C, D>::TILES; rt++) {
+        uint32_t(&own)[4] = a[STAGED ? 0 : rt];
         float x[4] = {};
-        if constexpr (!HAS_CHUNKS<C>)
+        if constexpr (STAGED)
+            OpenRows<D>::load(rows, rt, lane, own);
+        else if constexpr (!HAS_CHUNKS<C>)
             unrolled_for (int i = 0; i < 4; i++)
-                a[rt][i] = transpose8x8(a[rt][i]);
-        mma(x, a[rt], weights[0], weights[1]);
+                own[i] = transpose8x8(own[i]);
+        mma(x, own, weights[0], weights[1]);
         unrolled_for (int h = 0; h < 2; h++) {
             sums.o[rt][h] += x[h] * (factor[h] * one);
             sums.o[rt][h + 2] += x[h + 2] * (factor[h] * one * Accumulator<C, D>::ROW8);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "combine.cuh"
+#include "open.cuh"
 #include "values.cuh"
 
 #include <type_traits>
@@ -119,6 +120,11 @@ template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
                          FIT = ROOM / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
     static constexpr bool SPLIT = STAGES == 1;
+    /* Values of open pages go through shared memory where slots leave room for them. Rows of chunks
+     * have no order that operands of matrices could have. */
+    static constexpr bool STAGED =
+        !HAS_CHUNKS<VC> && OTHERS + WARPS * (STAGES * SLOT + OpenRows<D>::BYTES) <=
+                               (LARGE ? LARGE_BYTES : SMALL_BYTES);
 };
 
 template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory {
@@ -130,6 +136,7 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory 
     uint8_t matrices[S::WARPS][S::STAGES];
     typename S::Query queries;
     WarpResults<S::WARPS, S::COLUMNS> results;
+    alignas(16) uint8_t open_rows[S::STAGED ? S::WARPS : 1][S::STAGED ? OpenRows<D>::BYTES : 16];
 };
 
 } // namespace kvant
