@@ -118,6 +118,17 @@ KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &leng
                              Matrices{ 1 } };
 }
 
+/* Whether all pages of a piece are open, so that tables are of no use. False if the piece has more
+ * than 32 pages, or several pairs. */
+template <class S, class P>
+KVANT_INLINE bool are_open(const AttentionArgs &p, const S &at, const P &piece, int lane)
+{
+    const int i = piece.begin + lane;
+    const int32_t entry = i < at.end ? __ldg(at.numbers_of(p, p.table) + i) : -1;
+    return at.end == piece.end && piece.begin + 32 >= piece.end &&
+           __all_sync(FULL, entry < 0 && entry != KVANT_CUDA_NO_BLOCK);
+}
+
 /* Adds the open blocks of a stretch, from page i on; true if the warp took part. They come after
  * the sealed pages, so that the loop over sealed pages holds no call and keeps its operands in
  * registers. */
@@ -255,7 +266,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
             feeder.fill(p, lengths);
     }
-    if (p.table_ready) /* while pages come */
+    if (p.table_ready && !(OPEN && are_open(p, at, piece, lane))) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     if constexpr (MANY)
         at.matrices = find_matrices(p, at, piece.begin, lane);
