@@ -268,16 +268,24 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     }
     if (p.table_ready && !(OPEN && are_open(p, at, piece, lane))) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    const bool idle = piece.begin == piece.end;
+    at.matrices = Matrices{ 1 };
     if constexpr (MANY)
-        at.matrices = find_matrices(p, at, piece.begin, lane);
-    if (piece.begin == piece.end || piece.any_empty) {
+        if (!idle)
+            at.matrices = find_matrices(p, at, piece.begin, lane);
+    if ((GENERAL && idle) || piece.any_empty) {
         /* All thread blocks wait, because the next kernel may count on earlier kernels. */
         wait_for_prior();
         if (piece.any_empty)
             clear_empty(p, lengths, D);
-        if (piece.begin == piece.end)
+        if (GENERAL && idle)
             return;
     }
+    /* An idle block goes on without pages. So it brings the instructions after the last page into
+     * the second-level cache before any block needs them: since the kernel last ran, all weights of
+     * a layer passed through that cache. */
+    if (idle)
+        at.pair.n_columns = p.heads_a_group;
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
 
@@ -316,6 +324,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         Accumulator<VC, D> sums[TILES];
         unrolled_for (int t = 0; t < TILES; t++)
             sums[t].clear();
+        const Share share = idle
+                                ? idle_share(blockIdx.x)
+                                : share_of(piece, blockIdx.x, at.first, at.first + at.cursor.pages);
         const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
         bool any = false; /* the warp has sums of this stretch */
         Counted<TILES> counted;
@@ -413,11 +424,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                                sums[t].max, sums[t].sum);
         }
         __syncthreads();
-        finish_pair<D, GENERAL>(
-            p, shared.results, reinterpret_cast<const float *>(shared.slots), at.pair,
-            Share{ at.first, at.first + at.cursor.pages, piece.begin, piece.end, piece.size }, warp,
-            lane);
-        if (at.end == piece.end)
+        finish_pair<D, GENERAL>(p, shared.results, reinterpret_cast<const float *>(shared.slots),
+                                at.pair, share, !idle, warp, lane);
+        if (idle || at.end == piece.end)
             break;
         at = stretch_from(lengths, piece, at.cursor, at.end);
         if constexpr (MANY)

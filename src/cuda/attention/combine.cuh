@@ -92,9 +92,10 @@ KVANT_INLINE SoftmaxEnd end_of(const AttentionArgs &p, int head, float max, floa
                                             : -INFINITY };
 }
 
+/* Without `stores`, nothing is written. */
 template <bool GENERAL, int D>
 KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
-                               int lane)
+                               int lane, bool stores = true)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
     const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
@@ -109,6 +110,8 @@ KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, 
         total.row.each(lane, [&](float &x, int channel) {
             x += end.share * p.v_center[pair.kv_head * D + channel];
         });
+    if (!stores)
+        return;
     store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
@@ -192,8 +195,8 @@ template <int D>
 KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
     constexpr int STRIDE = 2 * (int)partial_floats(D);
-    const int blocks = share.n_blocks();
-    const float *first = partial_row<D>(p, 2 * share.first_block(), n, lane);
+    const int blocks = share.n_blocks;
+    const float *first = partial_row<D>(p, 2 * share.first_block, n, lane);
     HeadSum<D> total;
     total.max = NEVER;
     float weight = 0; /* of a block a lane, 32 blocks at a time */
@@ -237,33 +240,32 @@ template <int D>
 KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int n,
                                 const HeadSum<D> &total, int lane)
 {
-    write_partial<D>(p, share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1, n, total,
-                     lane);
-    const uint32_t last = share.n_blocks() - 1;
+    write_partial<D>(p, share.own, n, total, lane);
+    const uint32_t last = share.n_blocks - 1;
     uint32_t before = 0;
     __syncwarp();
     if (lane == 0)
-        before = count_up(p.counters + share.first_block() * MOST_COLUMNS + n, last);
+        before = count_up(p.counters + share.first_block * MOST_COLUMNS + n, last);
     __syncwarp();
     return __shfl_sync(FULL, before, 0) == last;
 }
 
-/* Called by the whole block once the warps' sums of the pair are in shared memory. */
+/* Called by the whole block once the warps' sums of the pair are in shared memory. Without
+ * `stores`, there is no output. */
 template <int D, bool GENERAL, int WARPS, int COLUMNS>
 KVANT_INLINE void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
-                              const float *slots, const Pair &pair, const Share &share, int warp,
-                              int lane)
+                              const float *slots, const Pair &pair, const Share &share, bool stores,
+                              int warp, int lane)
 {
-    const bool whole = share.whole();
 #pragma unroll 1
     for (int n = warp; n < pair.n_columns; n += WARPS) {
         HeadSum<D> total = add_warps<D>(results, slots, n, lane);
-        if (!whole) {
+        if (!share.whole) {
             if (!leave_partial<D>(p, share, n, total, lane))
                 continue;
             total = add_blocks<D>(p, share, n, lane);
         }
-        write_output<GENERAL, D>(p, pair, n, total, lane);
+        write_output<GENERAL, D>(p, pair, n, total, lane, stores);
     }
 }
 

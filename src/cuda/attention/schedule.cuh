@@ -150,30 +150,36 @@ template <bool GENERAL> struct Piece {
     Cursor<GENERAL> cursor;
 };
 
-/* The places in the line of a pair's pages, [first, last), and of the block's piece, [begin, end).
- * All pieces but the last have `size` pages. */
+/* The blocks that share a pair. */
 struct Share {
-    int first, last, begin, end, size;
+    int first_block, n_blocks;
+    int own; /* the block's partial result */
+    bool whole;
 
-    KVANT_INLINE bool whole() const
-    {
-        return first >= begin && last <= end;
-    }
-    KVANT_INLINE int first_block() const
-    {
-        return (unsigned)first / (unsigned)size;
-    }
-    KVANT_INLINE int n_blocks() const
-    {
-        return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
-    }
     /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in
      * the middle of it. */
     KVANT_INLINE int partial(int i) const
     {
-        return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
+        return 2 * (first_block + i) + (i == 0 ? 1 : 0);
     }
 };
+
+/* The blocks that share the pair at the places [first, last) of the line. piece: of block `index`.
+ * All pieces but the last have `size` pages. */
+template <bool GENERAL>
+KVANT_INLINE Share share_of(const Piece<GENERAL> &piece, int index, int first, int last)
+{
+    const int first_block = (unsigned)first / (unsigned)piece.size;
+    return Share{ first_block, (int)((unsigned)(last - 1) / (unsigned)piece.size) - first_block + 1,
+                  2 * index + (piece.begin > first ? 0 : 1),
+                  first >= piece.begin && last <= piece.end };
+}
+
+/* The share of a block without pages, as if it were the only block of a pair. */
+KVANT_INLINE Share idle_share(int index)
+{
+    return Share{ index, 1, 2 * index + 1, false };
+}
 
 /* Returns the length of a piece, at least `size`, of a line whose pairs all have `pages` pages. If
  * a length at most a tenth longer lets no piece reach over the end of a pair, the function returns

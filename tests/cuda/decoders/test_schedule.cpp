@@ -74,7 +74,7 @@ template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs
             pair.taken[page]++;
         }
         pair.parts.push_back(
-            { task.index, { first, first + cursor.pages, found.begin, found.end, found.size } });
+            { task.index, share_of(found, task.index, first, first + cursor.pages) });
     }
     return true;
 }
@@ -86,13 +86,24 @@ static bool is_right(const OfPair &pair)
         if (times != 1)
             return false;
     if (n == 1)
-        return pair.parts[0].share.whole();
+        return pair.parts[0].share.whole;
     for (int i = 0; i < n; i++) {
         const Share &share = pair.parts[i].share;
-        const int block = pair.parts[i].block,
-                  at = share.begin > share.first ? 2 * block : 2 * block + 1;
-        if (share.whole() || share.n_blocks() != n || share.first_block() + i != block ||
-            share.partial(i) != at)
+        if (share.whole || share.n_blocks != n || share.first_block + i != pair.parts[i].block ||
+            share.partial(i) != share.own)
+            return false;
+    }
+    return true;
+}
+
+/* Whether the numbers of blocks without pages are not those of any piece. Their partial results and
+ * counters are then their own. */
+static bool are_alone(const std::vector<int> &idle, const std::vector<bool> &is_piece)
+{
+    for (const int block : idle) {
+        const Share share = idle_share(block);
+        if (is_piece[block] || share.whole || share.first_block != block || share.n_blocks != 1 ||
+            share.partial(0) != share.own || share.own / 2 != block)
             return false;
     }
     return true;
@@ -102,6 +113,8 @@ template <bool GENERAL> static int check()
 {
     const Lengths<GENERAL, TILE_COLUMNS> lengths{ task.args };
     std::vector<std::vector<OfPair>> pairs(task.args.batch);
+    std::vector<int> idle;
+    std::vector<bool> is_piece(task.count);
     bool empty = false, right = true;
     for (int b = 0; b < task.args.batch; b++) {
         pairs[b].resize(lengths.heads(b));
@@ -112,7 +125,12 @@ template <bool GENERAL> static int check()
     for (task.index = 0; task.index < task.count; task.index++) {
         run_lanes(find<GENERAL>);
         right &= walk<GENERAL>(pairs) && (piece<GENERAL>.any_empty == empty);
+        if (piece<GENERAL>.begin == piece<GENERAL>.end)
+            idle.push_back(task.index);
+        else
+            is_piece[task.index] = true;
     }
+    right &= are_alone(idle, is_piece);
     for (const auto &of_sequence : pairs)
         for (const OfPair &pair : of_sequence)
             right &= is_right(pair);
