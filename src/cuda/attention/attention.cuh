@@ -324,9 +324,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         Accumulator<VC, D> sums[TILES];
         unrolled_for (int t = 0; t < TILES; t++)
             sums[t].clear();
-        const Share share = idle
-                                ? idle_share(blockIdx.x)
-                                : share_of(piece, blockIdx.x, at.first, at.first + at.cursor.pages);
+        const Share share =
+            idle ? idle_share(blockIdx.x) : share_of(piece, at.first, at.first + at.cursor.pages);
         const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
         bool any = false; /* the warp has sums of this stretch */
         Counted<TILES> counted;

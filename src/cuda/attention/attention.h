@@ -88,6 +88,7 @@ struct AttentionArgs {
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
     int table_ready;                     /* as in cuda.h */
+    int n_late;                          /* thread blocks that begin late (schedule.cuh) */
     NewTokens newest;
     uint32_t one; /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;

@@ -93,6 +93,19 @@ uint32_t grid_of(const Device &device)
     return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
 }
 
+/* The thread blocks of attention for which no multiprocessor is free at first, because the kernel
+ * before stores new rows there. That kernel has a block for each kv head of the keys and of the
+ * values, and for each matrix of queries. 0 if it leaves no multiprocessor free. */
+int late_blocks(const kvant_cuda_kernel_attention_args &args, uint32_t grid, const Device &device)
+{
+    const uint64_t before = (uint64_t)args.batch * args.n_kv_heads *
+                            (2 + (args.q_matrix_stride > 0 ? std::max(args.n_matrices, 1u) : 0)),
+                   multiprocessors = (uint64_t)device.multiprocessors;
+    return args.new_cells && before < multiprocessors && grid + before > multiprocessors
+               ? (int)(grid + before - multiprocessors)
+               : 0;
+}
+
 /* No more blocks than can have work: LEAST_PAGES for each, as find_piece shares pages out. */
 uint32_t grid_for(const AttentionArgs &p, const AttentionKernel &kernel, const Device &device)
 {
@@ -464,8 +477,9 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
         p.k_directions = args.k_codec->directions;
     if (kvant_cuda_has_chunks(&args.v_codec->params))
         p.v_directions = args.v_codec->directions;
+    const uint32_t grid = grid_for(p, kernel, device);
+    p.n_late = late_blocks(args, grid, device);
     void *parameters[] = { &p };
-    return from_cuda(launch_early(kernel.kernel, grid_for(p, kernel, device),
-                                  (unsigned)kernel.threads, parameters, (size_t)kernel.shared_bytes,
-                                  static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_early(kernel.kernel, grid, (unsigned)kernel.threads, parameters,
+                                  (size_t)kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }

@@ -142,15 +142,16 @@ KVANT_INLINE Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUM
     return Pair{ b, kv_head, skipped, max(min(width, columns - skipped), 0) };
 }
 
-/* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's
- * sequence lies. */
+/* The piece [begin, end) of the line that a block takes, and where the line's sequence lies. Pieces
+ * are numbered in the order of the line. If pairs are cut alike, each has `parts` pieces. Otherwise
+ * parts is 0, and all pieces but the last have `size` pages. */
 template <bool GENERAL> struct Piece {
-    int size, begin, end;
+    int size, parts, index, begin, end;
     bool any_empty; /* some sequence has no pages */
     Cursor<GENERAL> cursor;
 };
 
-/* The blocks that share a pair. */
+/* The blocks that share a pair, by the numbers of their pieces. */
 struct Share {
     int first_block, n_blocks;
     int own; /* the block's partial result */
@@ -164,15 +165,17 @@ struct Share {
     }
 };
 
-/* The blocks that share the pair at the places [first, last) of the line. piece: of block `index`.
- * All pieces but the last have `size` pages. */
+/* The blocks that share the pair at the places [first, last) of the line. */
 template <bool GENERAL>
-KVANT_INLINE Share share_of(const Piece<GENERAL> &piece, int index, int first, int last)
+KVANT_INLINE Share share_of(const Piece<GENERAL> &piece, int first, int last)
 {
-    const int first_block = (unsigned)first / (unsigned)piece.size;
-    return Share{ first_block, (int)((unsigned)(last - 1) / (unsigned)piece.size) - first_block + 1,
-                  2 * index + (piece.begin > first ? 0 : 1),
-                  first >= piece.begin && last <= piece.end };
+    const int own = 2 * piece.index + (piece.begin > first ? 0 : 1);
+    const bool whole = first >= piece.begin && last <= piece.end;
+    if (piece.parts > 0)
+        return Share{ quotient(piece.index, piece.parts) * piece.parts, piece.parts, own, whole };
+    const unsigned size = piece.size;
+    const int first_block = (unsigned)first / size;
+    return Share{ first_block, (int)((unsigned)(last - 1) / size) - first_block + 1, own, whole };
 }
 
 /* The share of a block without pages, as if it were the only block of a pair. */
@@ -202,32 +205,59 @@ KVANT_INLINE int align_piece(int size, int pages)
     return size;
 }
 
-/* Pairs that are all cut alike, into `parts` pieces of `size` pages, of which the last may be
- * shorter. parts is 0 where there are more pairs than thread blocks. */
+/* How pairs are cut alike into parts of `even` pages. The first n_long parts have one page more. The
+ * first n_late parts and the last n_open parts have `shorter` pages less. There are 0 parts where
+ * there are more pairs than thread blocks. */
 struct Parts {
-    int parts, size;
+    int parts, even, n_long, n_late, n_open, shorter;
+    bool newest_first; /* the first blocks take the last parts of all pairs, and so on */
+
+    KVANT_INLINE int longest() const
+    {
+        return even + (n_long > 0 ? 1 : 0);
+    }
+    /* The first page of a part. */
+    KVANT_INLINE int begin(int part) const
+    {
+        const int n_short = min(part, n_late) + max(part - (parts - n_open), 0);
+        return part * even + min(part, n_long) - n_short * shorter;
+    }
 };
 
-KVANT_INLINE Parts parts_of(int pairs, int pages, int count)
+/* Pages that a thread block computes in about 2 us. The last n_late blocks begin so much later than
+ * the others, because the kernel before occupies their multiprocessors until then. And the newest
+ * pages of a sequence are often open, which takes a block longer. So parts for late blocks and parts
+ * with the newest pages are shorter. With MANY_PAGES or more, a part takes so long that late blocks
+ * hardly count: other parts, longer by a page, would take up to 2 us more. */
+constexpr int SHORTER = 4, OPEN_PARTS = 2, MANY_PAGES = 16;
+
+KVANT_INLINE Parts parts_of(int pairs, int pages, int count, int n_late)
 {
     const int n = min(quotient(count, pairs), (pages + LEAST_PAGES - 1) / LEAST_PAGES);
     if (n == 0)
-        return Parts{ 0, 0 };
-    const int size = quotient(pages + n - 1, n);
-    return Parts{ quotient(pages + size - 1, size), size };
+        return Parts{ 0, 0, 0, 0, 0, 0, false };
+    const int idle = count - n * pairs, /* the last blocks */
+        each = quotient(pages, n), open = each >= SHORTER && n > OPEN_PARTS ? OPEN_PARTS : 0,
+              late = each < MANY_PAGES ? quotient(max(n_late - idle, 0) + pairs - 1, pairs) : 0,
+              n_short = min(late, n - 1 - open), shorter = min(SHORTER, each / 2),
+              all = pages + (n_short + open) * shorter, even = quotient(all, n);
+    return Parts{ n, even, all - n * even, n_short, open, shorter, each < MANY_PAGES };
 }
 
-/* The piece of block `index` of pairs that are cut alike. In the line a pair then has room for
- * whole pieces, so that each piece lies in one pair. */
+/* The piece of block `index` of pairs that are cut alike, so that each piece lies in one pair. */
 template <bool GENERAL>
 KVANT_INLINE Piece<GENERAL> part_of(const Parts &cut, int index, int pairs, int heads, int pages)
 {
-    const int room = cut.parts * cut.size, pair = quotient(index, cut.parts),
-              b = quotient(pair, heads);
-    Piece<GENERAL> piece{ cut.size, 0, 0, false, { b, b * heads * room, room, heads } };
-    if (pair < pairs) {
-        piece.begin = index * cut.size;
-        piece.end = min(piece.begin + cut.size, pair * room + pages);
+    const int a_rank = cut.newest_first ? pairs : cut.parts, rank = quotient(index, a_rank),
+              in_rank = index - rank * a_rank, pair = cut.newest_first ? in_rank : rank,
+              part = cut.newest_first ? cut.parts - 1 - rank : in_rank, b = quotient(pair, heads);
+    Piece<GENERAL> piece{
+        0, cut.parts, index, 0, 0, false, { b, b * heads * pages, pages, heads }
+    };
+    if (part >= 0 && pair < pairs) {
+        piece.index = pair * cut.parts + part;
+        piece.begin = pair * pages + cut.begin(part);
+        piece.end = pair * pages + cut.begin(part + 1);
     }
     return piece;
 }
@@ -266,11 +296,12 @@ KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths,
         pages = least = longest;
     if (equal && pages == least) {
         const int heads = lengths.heads(0), pairs = batch * heads;
-        const Parts cut = parts_of(pairs, pages, count);
-        if (cut.parts > 0 && 10 * cut.size <= 11 * piece.size + 10 * min_pages)
+        const Parts cut = parts_of(pairs, pages, count, lengths.p.n_late);
+        if (cut.parts > 0 && 10 * cut.longest() <= 11 * piece.size + 10 * min_pages)
             return part_of<GENERAL>(cut, index, pairs, heads, pages);
     }
     piece.size = equal ? align_piece(piece.size, pages) : max(piece.size, min_pages);
+    piece.parts = 0, piece.index = index;
     piece.begin = min(index * piece.size, total);
     piece.end = min(piece.begin + piece.size, total);
     piece.cursor = Cursor<GENERAL>{ 0, 0, 0, 0 };

@@ -35,6 +35,8 @@ static struct {
     int index, count;
 } task;
 
+static bool are_cut_alike;
+
 template <bool GENERAL> static Piece<GENERAL> piece;
 
 template <bool GENERAL> static void find()
@@ -45,15 +47,11 @@ template <bool GENERAL> static void find()
         piece<GENERAL> = found;
 }
 
-/* A block's part of a pair. */
-struct Part {
-    int block;
-    Share share;
-};
-
 struct OfPair {
     std::vector<int> taken; /* for each page: how often it was computed */
-    std::vector<Part> parts;
+    std::vector<Share> parts;
+    /* of the parts: the numbers of their blocks and of their pieces, and how many pages they have */
+    std::vector<int> blocks, pieces, pages;
 };
 
 template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs)
@@ -73,8 +71,11 @@ template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs
                 return false;
             pair.taken[page]++;
         }
-        pair.parts.push_back(
-            { task.index, share_of(found, task.index, first, first + cursor.pages) });
+        pair.parts.push_back(share_of(found, first, first + cursor.pages));
+        pair.pieces.push_back(found.index);
+        pair.pages.push_back(end - i);
+        pair.blocks.push_back(task.index);
+        are_cut_alike &= found.parts > 0;
     }
     return true;
 }
@@ -82,18 +83,36 @@ template <bool GENERAL> static bool walk(std::vector<std::vector<OfPair>> &pairs
 static bool is_right(const OfPair &pair)
 {
     const int n = (int)pair.parts.size();
+    std::vector<int> found(n); /* for each of the parts, in the order of their pages */
     for (const int times : pair.taken)
         if (times != 1)
             return false;
     if (n == 1)
-        return pair.parts[0].share.whole;
+        return pair.parts[0].whole;
     for (int i = 0; i < n; i++) {
-        const Share &share = pair.parts[i].share;
-        if (share.whole || share.n_blocks != n || share.first_block + i != pair.parts[i].block ||
-            share.partial(i) != share.own)
+        const Share &share = pair.parts[i];
+        const int at = pair.pieces[i] - share.first_block;
+        if (share.whole || share.n_blocks != n || at < 0 || at >= n || found[at]++ > 0 ||
+            share.partial(at) != share.own)
             return false;
     }
     return true;
+}
+
+/* Whether late blocks, and the blocks with the newest pages, have hardly more pages of a pair than
+ * other blocks. Without late blocks, these others differ by at most a page. */
+static bool is_short_at_ends(const OfPair &pair, int n_late)
+{
+    const int n = (int)pair.parts.size();
+    int most_short = 0, most = 0, least = INT_MAX;
+    for (int i = 0; i < n; i++) {
+        const bool late = pair.blocks[i] >= task.count - n_late,
+                   newest = pair.pieces[i] - pair.parts[i].first_block >= n - OPEN_PARTS;
+        int &longest = late || newest ? most_short : most;
+        longest = max(longest, pair.pages[i]);
+        least = late || newest ? least : min(least, pair.pages[i]);
+    }
+    return most == 0 || (most_short <= most + 1 && (n_late > 0 || most - least <= 1));
 }
 
 /* Whether the numbers of blocks without pages are not those of any piece. Their partial results and
@@ -122,18 +141,19 @@ template <bool GENERAL> static int check()
         for (OfPair &pair : pairs[b])
             pair.taken.resize(lengths.pages(b));
     }
+    are_cut_alike = true;
     for (task.index = 0; task.index < task.count; task.index++) {
         run_lanes(find<GENERAL>);
         right &= walk<GENERAL>(pairs) && (piece<GENERAL>.any_empty == empty);
         if (piece<GENERAL>.begin == piece<GENERAL>.end)
             idle.push_back(task.index);
         else
-            is_piece[task.index] = true;
+            is_piece[piece<GENERAL>.index] = true;
     }
     right &= are_alone(idle, is_piece);
     for (const auto &of_sequence : pairs)
         for (const OfPair &pair : of_sequence)
-            right &= is_right(pair);
+            right &= is_right(pair) && (!are_cut_alike || is_short_at_ends(pair, task.args.n_late));
     if (!right)
         printf("FAILED pieces of %d sequences, %d pairs each, %d blocks, general %d\n",
                task.args.batch, lengths.heads(0), task.count, GENERAL);
@@ -164,6 +184,7 @@ static int check_pieces()
             length = kind == 0 ? all : kind == 1 ? (all + 63) / 64 * 64 - below(64) : below(most);
         p.lengths = lengths.data();
         task.count = 1 + below(132);
+        p.n_late = below(2) ? 0 : below(task.count);
         failed += check<false>();
         p.query_tokens = 1 + below(6);
         p.window = below(2) ? INT_MAX : 1 + below(most);
