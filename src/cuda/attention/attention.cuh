@@ -282,7 +282,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             return;
     }
     /* An idle block goes on without pages. So it brings the instructions after the last page into
-     * the second-level cache before any block needs them: since the kernel last ran, all weights of
+     * the second-level cache before any block needs them. Since the kernel last ran, all weights of
      * a layer passed through that cache. */
     if (idle)
         at.pair.n_columns = p.heads_a_group;

@@ -224,10 +224,10 @@ struct Parts {
     }
 };
 
-/* Pages that a thread block computes in about 2 us. The last n_late blocks begin so much later than
- * the others, because the kernel before occupies their multiprocessors until then. And the newest
- * pages of a sequence are often open, which takes a block longer. So parts for late blocks and parts
- * with the newest pages are shorter. With MANY_PAGES or more, a part takes so long that late blocks
+/* Pages that a thread block computes in about 2 us. The last n_late blocks begin about 2 us late,
+ * because the kernel before occupies their multiprocessors until then. And the newest pages of a
+ * sequence are often open, which takes a block longer. So parts for late blocks and parts with the
+ * newest pages are shorter. With MANY_PAGES or more, a part takes so long that late blocks
  * hardly count: other parts, longer by a page, would take up to 2 us more. */
 constexpr int SHORTER = 4, OPEN_PARTS = 2, MANY_PAGES = 16;
 
