@@ -205,9 +205,9 @@ KVANT_INLINE int align_piece(int size, int pages)
     return size;
 }
 
-/* How pairs are cut alike into parts of `even` pages. The first n_long parts have one page more. The
- * first n_late parts and the last n_open parts have `shorter` pages less. There are 0 parts where
- * there are more pairs than thread blocks. */
+/* How pairs are cut alike into parts of `even` pages. The first n_long parts have one page more.
+ * The first n_late parts and the last n_open parts have `shorter` pages less. There are 0 parts
+ * where there are more pairs than thread blocks. */
 struct Parts {
     int parts, even, n_long, n_late, n_open, shorter;
     bool newest_first; /* the first blocks take the last parts of all pairs, and so on */
@@ -227,8 +227,8 @@ struct Parts {
 /* Pages that a thread block computes in about 2 us. The last n_late blocks begin about 2 us late,
  * because the kernel before occupies their multiprocessors until then. And the newest pages of a
  * sequence are often open, which takes a block longer. So parts for late blocks and parts with the
- * newest pages are shorter. With MANY_PAGES or more, a part takes so long that late blocks
- * hardly count: other parts, longer by a page, would take up to 2 us more. */
+ * newest pages are shorter. With MANY_PAGES or more, a part takes so long that late blocks hardly
+ * count: other parts, longer by a page, would take up to 2 us more. */
 constexpr int SHORTER = 4, OPEN_PARTS = 2, MANY_PAGES = 16;
 
 KVANT_INLINE Parts parts_of(int pairs, int pages, int count, int n_late)

@@ -50,7 +50,7 @@ template <bool GENERAL> static void find()
 struct OfPair {
     std::vector<int> taken; /* for each page: how often it was computed */
     std::vector<Share> parts;
-    /* of the parts: the numbers of their blocks and of their pieces, and how many pages they have */
+    /* The numbers of the parts' blocks and pieces, and how many pages the parts have. */
     std::vector<int> blocks, pieces, pages;
 };
 
