@@ -46,8 +46,7 @@ typedef struct kvant_cuda_kernel_query_args {
     size_t q_batch_stride, q_head_stride;
     const float *inverse_key_transform;
     float *out; /* (1 + n_further) x batch x n_heads x head_dim, contiguous */
-    /* From here on members may be zero or missing (a smaller size): then nothing below applies.
-     * Further matrices, which keys of other blocks have (n_matrices of attention): the same queries
+    /* Further matrices, which keys of other blocks have (n_matrices of attention): the same queries
      * also go through them. */
     uint32_t n_further;
     const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_key_transform */

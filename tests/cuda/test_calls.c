@@ -248,34 +248,42 @@ static void test_new_rows(void **unused)
             }
 }
 
-/* The struct's size is the caller's. Fields that an older version lacks are zero, and fields that a
- * newer version adds must be zero. */
+/* The size of cuda.h's struct is the caller's. Fields that an older version lacks are zero, and
+ * fields that a newer version adds must be zero. Structs of cuda_kernels.h have one size. */
 static void test_sizes(void **unused)
 {
     (void)unused;
     const attention_case c = case_of("int-4", "int-4", 128, 2, 8, 0);
     fixture f;
     fixture_open(&f, &c, NULL);
+    kvant_cuda_kernel_attention_args kernel = attention_args(&f);
     struct {
-        kvant_cuda_kernel_attention_args args;
+        kvant_cuda_attention_args args;
         uint64_t later;
-    } newer = { attention_args(&f), 0 };
+    } newer = { .later = 0 };
+    /* The kernel's struct begins as the other one, and this case needs nothing behind that. */
+    memcpy(&newer.args, &kernel, offsetof(kvant_cuda_kernel_attention_args, table_ready));
+    newer.args.size = sizeof newer.args;
     uint8_t *first = malloc(f.out_bytes), *again = malloc(f.out_bytes);
-    assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_kernel_attention(&kernel, NULL), KVANT_OK);
     device_read(first, f.gpu_out, f.out_bytes);
-    const size_t sizes[] = { offsetof(kvant_cuda_kernel_attention_args, query_tokens),
-                             offsetof(kvant_cuda_kernel_attention_args, mask), sizeof newer };
-    for (size_t i = 0; i < 3; i++) {
+    const size_t sizes[] = { sizeof newer.args, offsetof(kvant_cuda_attention_args, query_tokens),
+                             offsetof(kvant_cuda_attention_args, mask), sizeof newer };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         newer.args.size = sizes[i];
         check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));
-        assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_OK);
+        assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_OK);
         device_read(again, f.gpu_out, f.out_bytes);
         assert_memory_equal(again, first, f.out_bytes);
     }
     newer.later = 1;
-    assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
-    newer.args.size = sizes[0] - 1;
-    assert_int_equal(kvant_cuda_kernel_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
+    newer.args.size = offsetof(kvant_cuda_attention_args, query_tokens) - 1;
+    assert_int_equal(kvant_cuda_attention(&newer.args, NULL), KVANT_ERR_ARGUMENT);
+    for (int d = -8; d <= 8; d += 16) {
+        kernel.size = (size_t)((int64_t)sizeof kernel + d);
+        assert_int_equal(kvant_cuda_kernel_attention(&kernel, NULL), KVANT_ERR_ARGUMENT);
+    }
     free(first);
     free(again);
     fixture_close(&f);
