@@ -93,15 +93,16 @@ uint32_t grid_of(const Device &device)
     return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
 }
 
-/* The thread blocks of attention for which no multiprocessor is free at first, because the kernel
- * before stores new rows there. That kernel has a block for each kv head of the keys and of the
- * values, and for each matrix of queries. 0 if it leaves no multiprocessor free. */
+/* The thread blocks of attention for which no multiprocessor is free at first, if the kernel before
+ * stores new rows. That kernel has a block for each kv head of the keys and of the values, and for
+ * each matrix of queries. 0 if it leaves no multiprocessor free. A call that follows no such kernel
+ * has the same parts, so that its sums are the same. */
 int late_blocks(const kvant_cuda_kernel_attention_args &args, uint32_t grid, const Device &device)
 {
     const uint64_t before = (uint64_t)args.batch * args.n_kv_heads *
                             (2 + (args.q_matrix_stride > 0 ? std::max(args.n_matrices, 1u) : 0)),
                    multiprocessors = (uint64_t)device.multiprocessors;
-    return args.new_cells && before < multiprocessors && grid + before > multiprocessors
+    return before < multiprocessors && grid + before > multiprocessors
                ? (int)(grid + before - multiprocessors)
                : 0;
 }
