@@ -10,7 +10,6 @@ nothing. The program signs and uploads nothing; it prints the commands that do.
 """
 
 import argparse
-import collections
 import hashlib
 import os
 import pathlib
@@ -26,6 +25,8 @@ import version
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = 60  # lines of RELEASE_NOTES.md: one page when it is printed
 LAST = 30  # lines of a command's output that are shown if it fails
+# Signals that end a release before it is complete.
+ENDS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Variables that would change what compilers write, or what a make inside make does.
 FOREIGN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "LDFLAGS", "CFLAGS", "CPPFLAGS")
 NOTES = """# kvant {version}
@@ -160,6 +161,8 @@ def run(command, environment):
     """Runs a command and shows the end of its output if it fails. The command's processes form a
     session, so that an interrupted release leaves none of them behind.
     """
+    # A signal that came before the command's process is known would leave it behind.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     with subprocess.Popen(
         command,
         env=environment,
@@ -167,16 +170,29 @@ def run(command, environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS),
     ) as process:
         try:
-            last = collections.deque(process.stdout, maxlen=LAST)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+            said = wait_for(process)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.stdout.read()  # ends when the last process has ended, so none still writes
             raise
     if process.returncode:
-        sys.stderr.write(b"".join(last).decode(errors="replace"))
+        sys.stderr.write(b"".join(said.splitlines(True)[-LAST:]).decode(errors="replace"))
         raise Refused(f"`{' '.join(map(str, command))}` failed: mend what its output says")
+
+
+def wait_for(process):
+    """The output of a process that ends. Python handles a signal after a read from a pipe has
+    begun, or has ended, but not if it comes in between. So no read waits for longer than a second.
+    """
+    while True:
+        try:
+            return process.communicate(timeout=1)[0]
+        except subprocess.TimeoutExpired:
+            pass
 
 
 def build(root, number, scratch, made):
@@ -253,7 +269,7 @@ def main():
     what.add_argument("out", nargs="?", type=pathlib.Path, help="the folder to write")
     what.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    for end in (signal.SIGTERM, signal.SIGHUP):
+    for end in ENDS - {signal.SIGINT}:
         if signal.getsignal(end) == signal.SIG_IGN:  # nohup
             continue
         signal.signal(end, lambda *_: sys.exit("release: ended, nothing was written"))
