@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import types
 import unittest
 from unittest import mock
 
@@ -25,12 +26,50 @@ class CommandLine(unittest.TestCase):
         "thing",
         "",
         "About.",
-        [
-            Option("c", "ctx", "N", "tokens"),
-            Option("q", "quick", None, "less"),
-            Option(None, "config", "FILE", "a file"),
-        ],
+        cli.options("""\
+  -c, --ctx N             tokens
+  -q, --quick             less
+      --config FILE       a file
+"""),
     )
+
+    def test_table(self):
+        """A table has the text of --help."""
+        table = self.command._replace(
+            options=cli.options("""\
+  -c, --ctx N             tokens of a
+                          context
+      --a-very-long-option FILE
+                          a file - or none
+      --quick             less
+""")
+        )
+        self.assertEqual(
+            table.options,
+            [
+                Option("c", "ctx", "N", "tokens of a\ncontext"),
+                Option(None, "a-very-long-option", "FILE", "a file - or none"),
+                Option(None, "quick", None, "less"),
+            ],
+        )
+        with contextlib.redirect_stdout(io.StringIO()) as said, self.assertRaises(cli.Leave):
+            table.parse(["--help"])
+        self.assertIn(
+            "  -c, --ctx N             tokens of a\n                          context\n"
+            "      --a-very-long-option FILE\n                          a file - or none\n",
+            said.getvalue(),
+        )
+
+    def test_fields(self):
+        settings = types.SimpleNamespace(n_ctx=1, quick=False)
+        fields = {"ctx": ("n_ctx", cli.whole, 1, 9), "quick": ("quick",), "config": ("path",)}
+        for option, value in (("ctx", "7"), ("quick", None), ("config", "a")):
+            self.assertTrue(cli.accept(settings, fields, option, value))
+        self.assertFalse(cli.accept(settings, fields, "other", "1"))
+        self.assertEqual(vars(settings), {"n_ctx": 7, "quick": True, "path": "a"})
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(cli.Leave):
+            cli.accept(settings, fields, "ctx", "10")
+        self.assertIn("--ctx: '10' is not a whole number from 1 to 9", said.getvalue())
 
     def test_forms(self):
         for words, options in [

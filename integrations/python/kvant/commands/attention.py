@@ -28,49 +28,48 @@ PAGE = library.PAGE_TOKENS
 COMMAND = cli.Command(
     name="bench attention",
     usage="[-k SPEC [-v SPEC]]... [--stock TYPE]... [-d DIMS] [-g GROUPS] [-n TOKENS] [-q QUERIES]",
-    about="Measures attention alone: one query token (decode) and many (prefill, causal) on long\n"
-    "caches, for codecs and for ggml's flash attention, and the bandwidth of memory. Needs NumPy.",
-    options=[
-        *benchmarks.CODEC_OPTIONS,
-        cli.Option(
-            None,
-            "stock",
-            "TYPE",
-            "ggml's flash attention on f16, q8_0, q4_0, ..., may be repeated\n"
-            "(default: these three). f16 is always there; none leaves all out",
-        ),
-        cli.Option(
-            None,
-            "levels",
-            "A,B",
-            "CPU levels of kvant (default: the one in use); ggml chooses its own",
-        ),
-        cli.Option("d", "head-dim", "N,N", "numbers of a row (default 128)"),
-        cli.Option("g", "gqa", "N,N", "query heads of a kv head (default 4)"),
-        cli.Option("n", "tokens", "N,N", "tokens in the cache (default 4096,32768)"),
-        cli.Option(
-            "q",
-            "queries",
-            "N,N",
-            "query tokens, the last ones of the cache (default 1,512). More than 8\n"
-            "are measured on the shortest cache only, but with --tokens given",
-        ),
-        cli.Option(None, "kv-heads", "N", "kv heads (default 2)"),
-        cli.Option("t", "threads", "N", "threads (default: CPUs this process may use)"),
-        cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 5)"),
-        cli.Option(None, "runtime", "DIR", "folder of llama.cpp's libraries, which ggml is one of"),
-        cli.Option(None, "json", None, "one JSON array of flat objects"),
-    ],
-    notes="Each line is the time of one layer. Decode goes around enough layers to exceed the "
-    "level 2\n"
-    "caches 16 times; a level 3 cache may still hold them. GB/s are bytes of keys and values as "
-    "they\n"
-    "are stored; 'of memory' is their share of the speed of plain reading, over a buffer of four\n"
-    "level 3 caches, or of 2 GiB if that is less. 'x f16' says how many times faster than ggml's "
-    "f16\n"
-    "it is. Rows are normally distributed. Ctrl-C prints all complete results.\n\nexample:\n"
-    "  kvant bench attention -k trellis-4 -k int-4 -n 32768 -q 1 --levels avx2,avx512vnni",
+    about="""\
+Measures attention alone: one query token (decode) and many (prefill, causal) on long
+caches, for codecs and for ggml's flash attention, and the bandwidth of memory. Needs NumPy.""",
+    options=cli.options(
+        benchmarks.CODEC_OPTIONS
+        + """\
+      --stock TYPE        ggml's flash attention on f16, q8_0, q4_0, ..., may be repeated
+                          (default: these three). f16 is always there; none leaves all out
+      --levels A,B        CPU levels of kvant (default: the one in use); ggml chooses its own
+  -d, --head-dim N,N      numbers of a row (default 128)
+  -g, --gqa N,N           query heads of a kv head (default 4)
+  -n, --tokens N,N        tokens in the cache (default 4096,32768)
+  -q, --queries N,N       query tokens, the last ones of the cache (default 1,512). More than 8
+                          are measured on the shortest cache only, but with --tokens given
+      --kv-heads N        kv heads (default 2)
+  -t, --threads N         threads (default: CPUs this process may use)
+  -r, --rounds N          rounds, of which the median is given (default 5)
+      --runtime DIR       folder of llama.cpp's libraries, which ggml is one of
+      --json              one JSON array of flat objects
+"""
+    ),
+    notes="""\
+Each line is the time of one layer. Decode goes around enough layers to exceed the level 2
+caches 16 times; a level 3 cache may still hold them. GB/s are bytes of keys and values as they
+are stored; 'of memory' is their share of the speed of plain reading, over a buffer of four
+level 3 caches, or of 2 GiB if that is less. 'x f16' says how many times faster than ggml's f16
+it is. Rows are normally distributed. Ctrl-C prints all complete results.
+
+example:
+  kvant bench attention -k trellis-4 -k int-4 -n 32768 -q 1 --levels avx2,avx512vnni""",
 )
+FIELDS = {
+    "head-dim": ("dims", benchmarks.numbers, 1, library.MAX_HEAD_DIM),
+    "gqa": ("groups", benchmarks.numbers, 1, 64),
+    "tokens": ("tokens", benchmarks.numbers, 64, 1 << 22),
+    "queries": ("queries", benchmarks.numbers, 1, 4096),
+    "kv-heads": ("kv_heads", cli.whole, 1, 128),
+    "threads": ("threads", cli.whole, 1, 512),
+    "rounds": ("rounds", cli.whole, 1, 101),
+    "runtime": ("runtime",),
+    "json": ("json",),
+}
 
 
 class Shape(NamedTuple):
@@ -253,24 +252,8 @@ class Settings:
             self.stock += [value] if value == "none" or "f16" in self.stock else ["f16", value]
         elif name == "levels":
             self.levels = [self._level(word) for word in value.split(",")]
-        elif name == "head-dim":
-            self.dims = benchmarks.numbers("--head-dim", value, 1, library.MAX_HEAD_DIM)
-        elif name == "gqa":
-            self.groups = benchmarks.numbers("--gqa", value, 1, 64)
-        elif name == "tokens":
-            self.tokens = benchmarks.numbers("--tokens", value, 64, 1 << 22)
-        elif name == "queries":
-            self.queries = benchmarks.numbers("--queries", value, 1, 4096)
-        elif name == "kv-heads":
-            self.kv_heads = cli.whole("--kv-heads", value, 1, 128)
-        elif name == "threads":
-            self.threads = cli.whole("--threads", value, 1, 512)
-        elif name == "rounds":
-            self.rounds = cli.whole("--rounds", value, 1, 101)
-        elif name == "runtime":
-            self.runtime = value
         else:
-            self.json = True
+            cli.accept(self, FIELDS, name, value)
 
     @staticmethod
     def _level(word):

@@ -20,12 +20,10 @@ from . import cli, specs, table
 DISTINCT_ROWS = 2048  # a longer cache repeats them: the time does not depend on their content
 MAX_PAIRS = 24
 
-CODEC_OPTIONS = [
-    cli.Option(
-        "k", "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)"
-    ),
-    cli.Option("v", "codec-v", "SPEC", "codec of values (default: the one of the -k before it)"),
-]
+CODEC_OPTIONS = """\
+  -k, --codec-k SPEC      codec of keys, may be repeated (default: a list of common ones)
+  -v, --codec-v SPEC      codec of values (default: the one of the -k before it)
+"""
 
 
 class Stopped(Exception):

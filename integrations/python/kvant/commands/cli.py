@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import re
 import signal
 import sys
 import time
@@ -55,6 +56,32 @@ class Option(NamedTuple):
 HELP = Option("h", "help", None, "this text")
 
 
+def options(text):
+    """The options of a table that looks as --help prints it. A line without an option continues the
+    help of the option above."""
+    found = []
+    for line in text.splitlines():
+        option = re.match(r"  (?:-(\w),|   ) --([\w-]+)(?: (\S+))?(?:  +|$)(.*)", line)
+        if option:
+            found.append(Option(*option.groups()))
+        else:
+            words = f"{found[-1].help}\n{line.strip()}"
+            found[-1] = found[-1]._replace(help=words.lstrip())
+    return found
+
+
+def accept(settings, fields, option, text):
+    """Sets the attribute of settings that an option names. False if the fields do not have the
+    option. fields: {option: (attribute, function that reads the text, its limits)}; without a
+    function the attribute becomes the text itself, or True for a switch."""
+    if option not in fields:
+        return False
+    name, *read = fields[option]
+    value = True if text is None else text
+    setattr(settings, name, read[0](f"--{option}", text, *read[1:]) if read else value)
+    return True
+
+
 class Command(NamedTuple):
     name: str  # "report", "bench distortion"
     usage: str  # the text after the name in the usage line
@@ -67,18 +94,9 @@ class Command(NamedTuple):
         ends the command, and so do words that are not options."""
         given, rest = [], list(words)
         if rest == ["--describe"]:  # prints the option table as JSON, as args.c does
-            options = [option._asdict() for option in self.options]
-            print(
-                json.dumps(
-                    {
-                        "command": self.name,
-                        "usage": self.usage,
-                        "about": self.about,
-                        "notes": self.notes,
-                        "options": options,
-                    }
-                )
-            )
+            words = {"command": self.name, "usage": self.usage, "about": self.about}
+            words |= {"notes": self.notes, "options": [o._asdict() for o in self.options]}
+            print(json.dumps(words))
             raise Leave(OK)
         while rest and rest[0].startswith("-") and rest[0] != "-":
             word = rest.pop(0)

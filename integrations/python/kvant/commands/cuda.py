@@ -42,44 +42,45 @@ BF16 = 2  # KVANT_CUDA_BF16
 COMMAND = cli.Command(
     name="bench cuda",
     usage="[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
-    about="Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 "
-    "queries\n"
-    "and outputs, rotation included. Needs NumPy.",
-    options=[
-        *benchmarks.CODEC_OPTIONS,
-        cli.Option("b", "batch", "N", "sequences (default 1)"),
-        cli.Option(None, "heads", "N", "query heads (default 32)"),
-        cli.Option(None, "kv-heads", "N", "kv heads (default 8)"),
-        cli.Option("d", "head-dim", "N", "numbers of a row: a multiple of 16 (default 128)"),
-        cli.Option("n", "tokens", "N,N", "tokens of each sequence (default 32768,131072)"),
-        cli.Option(
-            None,
-            "query-tokens",
-            "N",
-            "query tokens of each sequence, its last ones, causal (default 1)",
-        ),
-        cli.Option("r", "rounds", "N", "replays, of which the median is given (default 31)"),
-        cli.Option(None, "device", "N", "number of the GPU (default 0)"),
-        cli.Option(
-            None,
-            "library",
-            "FILE",
-            "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, next to libkvant,\n"
-            "then where the system looks)",
-        ),
-        cli.Option(None, "json", None, "one JSON array of flat objects"),
-    ],
-    notes="GB/s are bytes of keys and values as they are stored; 'of copy' is their share of the "
-    "bytes\n"
-    "that a copy in the same run reads and writes. 'error' is the error of one head, against "
-    "double\n"
-    "precision over the decoded pages. bench/cuda/ has the comparison with PyTorch's flash and "
-    "cuDNN\n"
-    "attention. Needs libkvant_cuda (`make cuda`) and a driver. Ctrl-C prints all complete "
-    "results.\n\n"
-    "example:\n"
-    "  kvant bench cuda -k trellis-4 -k int-4 -b 8 -n 32768",
+    about="""\
+Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 queries
+and outputs, rotation included. Needs NumPy.""",
+    options=cli.options(
+        benchmarks.CODEC_OPTIONS
+        + """\
+  -b, --batch N           sequences (default 1)
+      --heads N           query heads (default 32)
+      --kv-heads N        kv heads (default 8)
+  -d, --head-dim N        numbers of a row: a multiple of 16 (default 128)
+  -n, --tokens N,N        tokens of each sequence (default 32768,131072)
+      --query-tokens N    query tokens of each sequence, its last ones, causal (default 1)
+  -r, --rounds N          replays, of which the median is given (default 31)
+      --device N          number of the GPU (default 0)
+      --library FILE      libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, next to libkvant,
+                          then where the system looks)
+      --json              one JSON array of flat objects
+"""
+    ),
+    notes="""\
+GB/s are bytes of keys and values as they are stored; 'of copy' is their share of the bytes
+that a copy in the same run reads and writes. 'error' is the error of one head, against double
+precision over the decoded pages. bench/cuda/ has the comparison with PyTorch's flash and cuDNN
+attention. Needs libkvant_cuda (`make cuda`) and a driver. Ctrl-C prints all complete results.
+
+example:
+  kvant bench cuda -k trellis-4 -k int-4 -b 8 -n 32768""",
 )
+FIELDS = {
+    "batch": ("batch", cli.whole, 1, 4096),
+    "heads": ("heads", cli.whole, 1, 1024),
+    "kv-heads": ("kv_heads", cli.whole, 1, 128),
+    "head-dim": ("dim", cli.whole, 1, library.MAX_HEAD_DIM),
+    "tokens": ("tokens", benchmarks.numbers, 1, 1 << 22),
+    "query-tokens": ("query_tokens", cli.whole, 1, 1 << 16),
+    "rounds": ("rounds", cli.whole, 1, 1001),
+    "device": ("device", cli.whole, 0, 1023),
+    "json": ("json",),
+}
 
 
 class Shape(NamedTuple):
@@ -420,16 +421,16 @@ COLUMNS = [
 
 class Settings:
     def __init__(self, given):
-        self.pairs, self.batch, self.heads, self.kv_heads, self.dim = [], 1, 32, 8, 128
-        self.tokens, self.query_tokens, self.rounds, self.device, self.json = (
-            [32768, 131072],
-            1,
-            31,
-            0,
-            False,
-        )
+        self.pairs, self.tokens, self.query_tokens = [], [32768, 131072], 1
+        self.batch, self.heads, self.kv_heads, self.dim = 1, 32, 8, 128
+        self.rounds, self.device, self.json = 31, 0, False
         for name, value in given:
-            self._take(name, value)
+            if name in ("codec-k", "codec-v"):
+                benchmarks.add_codec(self.pairs, name, value)
+            elif name == "library":
+                os.environ["KVANT_CUDA_LIBRARY"] = value
+            else:
+                cli.accept(self, FIELDS, name, value)
         self.pairs = benchmarks.codec_pairs(COMMAND.name, self.pairs, USUAL)
         if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
             cli.fail(
@@ -437,30 +438,6 @@ class Settings:
                 "at most 64 times as many",
                 code=cli.USAGE,
             )
-
-    def _take(self, name, value):
-        if name in ("codec-k", "codec-v"):
-            benchmarks.add_codec(self.pairs, name, value)
-        elif name == "batch":
-            self.batch = cli.whole("--batch", value, 1, 4096)
-        elif name == "heads":
-            self.heads = cli.whole("--heads", value, 1, 1024)
-        elif name == "kv-heads":
-            self.kv_heads = cli.whole("--kv-heads", value, 1, 128)
-        elif name == "head-dim":
-            self.dim = cli.whole("--head-dim", value, 1, library.MAX_HEAD_DIM)
-        elif name == "tokens":
-            self.tokens = benchmarks.numbers("--tokens", value, 1, 1 << 22)
-        elif name == "query-tokens":
-            self.query_tokens = cli.whole("--query-tokens", value, 1, 1 << 16)
-        elif name == "rounds":
-            self.rounds = cli.whole("--rounds", value, 1, 1001)
-        elif name == "device":
-            self.device = cli.whole("--device", value, 0, 1023)
-        elif name == "library":
-            os.environ["KVANT_CUDA_LIBRARY"] = value
-        else:
-            self.json = True
 
 
 def find_library():

@@ -23,36 +23,27 @@ COMMAND = cli.Command(
     usage="[--table NAME]... [-k SPEC]... [--quick] [--json]",
     about="Repeats the synthetic experiments of the papers with this build's codecs: the same\n"
     "head_dim, rows, queries and seeds. Needs NumPy and no model.",
-    options=[
-        cli.Option(
-            "k",
-            "codec",
-            "SPEC",
-            "instead of the papers' tables the errors of this codec; repeat for several",
-        ),
-        cli.Option(
-            "t",
-            "table",
-            "NAME",
-            "octopus-1, octopus-4, octopus-5, octopus-6, octopus-7, needle,\n"
-            "turboquant, derived, trellis, size or covering; repeat for several\n"
-            "(default all)",
-        ),
-        cli.Option(None, "quick", None, "fewer and smaller draws: seconds, with wider errors"),
-        cli.Option(None, "json", None, "one JSON array of flat objects"),
-    ],
-    notes="A cell is within when it differs from the paper's figure by at most 2 %, or half a "
-    "unit\n"
-    "of the last printed digit and three standard errors of a difference of two measurements.\n"
-    "A codec that this build lacks is never within. A footnote marks cells whose figure cannot be\n"
-    "met, and that are within of the figure that distortion.csv derives instead.\n"
-    "Figures without a source are arithmetic and aims of our own, and are counted apart.\n\n"
-    "With -k: D is the relative squared error, 'D, best scale' the part that is left when rows "
-    "are\n"
-    "made longer or shorter, slope what inner products shrink to, 'ip error' the squared error of\n"
-    "one, times head_dim. 1024 rows and 16 queries of 64 seeds; +- is the standard error.\n\n"
-    "Exit status: 1 when a cell without a footnote is not within, else 0.\n"
-    "Ctrl-C prints all complete results.",
+    options=cli.options("""\
+  -k, --codec SPEC        instead of the papers' tables the errors of this codec; repeat for several
+  -t, --table NAME        octopus-1, octopus-4, octopus-5, octopus-6, octopus-7, needle,
+                          turboquant, derived, trellis, size or covering; repeat for several
+                          (default all)
+      --quick             fewer and smaller draws: seconds, with wider errors
+      --json              one JSON array of flat objects
+"""),
+    notes="""\
+A cell is within when it differs from the paper's figure by at most 2 %, or half a unit
+of the last printed digit and three standard errors of a difference of two measurements.
+A codec that this build lacks is never within. A footnote marks cells whose figure cannot be
+met, and that are within of the figure that distortion.csv derives instead.
+Figures without a source are arithmetic and aims of our own, and are counted apart.
+
+With -k: D is the relative squared error, 'D, best scale' the part that is left when rows are
+made longer or shorter, slope what inner products shrink to, 'ip error' the squared error of
+one, times head_dim. 1024 rows and 16 queries of 64 seeds; +- is the standard error.
+
+Exit status: 1 when a cell without a footnote is not within, else 0.
+Ctrl-C prints all complete results.""",
 )
 
 

@@ -28,26 +28,22 @@ ROWS = PAGES * library.PAGE_TOKENS
 COMMAND = cli.Command(
     name="bench encode",
     usage="[-k SPEC]... [--head-dim N] [--calibration FILE] [--rounds N] [--json]",
-    about="Measures the time to encode a row (one token of one kv head) on one core, for keys\n"
-    "and for values. f16, the usual cache, is always the first row and what ratios refer to.",
-    options=[
-        cli.Option(
-            "k",
-            "codec",
-            "SPEC",
-            "codec to measure, may be repeated (default: a list of common ones)",
-        ),
-        cli.Option("d", "head-dim", "N", "numbers of a row, 1 to 512 (default 128)"),
-        cli.Option(
-            None, "calibration", "FILE", "for codecs that need one; they use its layer 0, kv head 0"
-        ),
-        cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 31)"),
-        cli.Option(None, "json", None, "one JSON array of flat objects"),
-    ],
-    notes="Rows are normally distributed. The time that Python takes for a call is measured, too, "
-    "and\n"
-    "subtracted.\n\nexample:\n"
-    "  kvant bench encode -k trellis-4 -k octopus-4 --head-dim 128",
+    about="""\
+Measures the time to encode a row (one token of one kv head) on one core, for keys
+and for values. f16, the usual cache, is always the first row and what ratios refer to.""",
+    options=cli.options("""\
+  -k, --codec SPEC        codec to measure, may be repeated (default: a list of common ones)
+  -d, --head-dim N        numbers of a row, 1 to 512 (default 128)
+      --calibration FILE  for codecs that need one; they use its layer 0, kv head 0
+  -r, --rounds N          rounds, of which the median is given (default 31)
+      --json              one JSON array of flat objects
+"""),
+    notes="""\
+Rows are normally distributed. The time that Python takes for a call is measured, too, and
+subtracted.
+
+example:
+  kvant bench encode -k trellis-4 -k octopus-4 --head-dim 128""",
 )
 
 COLUMNS = [

@@ -1,68 +1,34 @@
 """Options of commands that load a model, with the words of tools/engine.h, for Python commands that
 pass these options on to such a command."""
 
-from .cli import Option
+from . import cli
 
-MODEL = Option("m", "model", "FILE", "model, a .gguf file")
-RUNTIME = [
-    Option("t", "threads", "N", "threads (default: CPUs this process may use)"),
-    Option(
-        None,
-        "runtime",
-        "DIR",
-        "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n"
-        "else the one this build was configured with)",
-    ),
-    Option(None, "verbose", None, "print everything that llama.cpp logs"),
-]
-CACHES = [
-    Option(
-        None,
-        "preset",
-        "NAME",
-        "quality, balanced, small or tiny: about 5, 4, 3 and 2 bits\n"
-        "(default balanced, if no cache is named)",
-    ),
-    Option(
-        None, "config", "FILE", "a codec for each layer, from a settings file; kvant tune makes it"
-    ),
-    Option("k", "codec-k", "SPEC", "codec of keys; see kvant codecs"),
-    Option("v", "codec-v", "SPEC", "codec of values (default: the one of the -k before it)"),
-    Option(
-        None,
-        "stock",
-        "TYPE",
-        "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n... or two as K/V: q8_0/q4_0",
-    ),
-    Option(
-        None,
-        "accel",
-        None,
-        "KVANT_ACCEL computes attention, on the cache of the\n--stock before it",
-    ),
-    Option(
-        None,
-        "fp32",
-        None,
-        "fp32 attention for the -k before it: slow, shows the error\n"
-        "of the fast kernels' integer products",
-    ),
-    Option(
-        None,
-        "protect",
-        "N",
-        "the first N and the last N layers use another codec: of the -k\n"
-        "or --preset before it, of all when it comes first (default 0)",
-    ),
-    Option(None, "protect-codec", "SPEC", "codec of these layers, keys and values (default f16)"),
-    Option(
-        None,
-        "calibration",
-        "FILE",
-        "calibration, for all presets and some codecs (default:\n"
-        "model.kvcal next to model.gguf); kvant calibrate makes it",
-    ),
-]
+[MODEL] = cli.options("  -m, --model FILE        model, a .gguf file")
+RUNTIME = cli.options("""\
+  -t, --threads N         threads (default: CPUs this process may use)
+      --runtime DIR       folder of llama.cpp's libraries (default: KVANT_RUNTIME,
+                          else the one this build was configured with)
+      --verbose           print everything that llama.cpp logs
+""")
+CACHES = cli.options("""\
+      --preset NAME       quality, balanced, small or tiny: about 5, 4, 3 and 2 bits
+                          (default balanced, if no cache is named)
+      --config FILE       a codec for each layer, from a settings file; kvant tune makes it
+  -k, --codec-k SPEC      codec of keys; see kvant codecs
+  -v, --codec-v SPEC      codec of values (default: the one of the -k before it)
+      --stock TYPE        llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,
+                          ... or two as K/V: q8_0/q4_0
+      --accel             KVANT_ACCEL computes attention, on the cache of the
+                          --stock before it
+      --fp32              fp32 attention for the -k before it: slow, shows the error
+                          of the fast kernels' integer products
+      --protect N         the first N and the last N layers use another codec: of the -k
+                          or --preset before it, of all when it comes first (default 0)
+      --protect-codec SPEC
+                          codec of these layers, keys and values (default f16)
+      --calibration FILE  calibration, for all presets and some codecs (default:
+                          model.kvcal next to model.gguf); kvant calibrate makes it
+""")
 
 
 def check_model(command, model):

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field
 
 from . import child, cli, model_options, report_file, report_page, report_plan
-from .cli import Option
 
 MANUAL_TEXT = "kvant:manual"
 
@@ -31,43 +30,25 @@ COMMAND = cli.Command(
         PRESET,
         *model_options.CACHES[1:],
         *model_options.RUNTIME,
-        Option(
-            "f",
-            "file",
-            "FILE",
-            "text to measure on; not the one that a calibration saw (default:\n"
-            f"{MANUAL_TEXT}, a frozen copy of kvant's manual)",
-        ),
-        Option(
-            "o",
-            "output",
-            "FILE",
-            "page, for example report.html; results go next to it, to report.json",
-        ),
-        Option(None, "from", "FILE", "make the page of such results, measuring nothing"),
-        Option(
-            "c", "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 1024 with --quick)"
-        ),
-        Option(None, "chunks", "N", "chunks of it (default 2; 1 with --quick)"),
-        Option(
-            None,
-            "longest",
-            "N",
-            "longest context of needles and speed (default 4096; 1024 with --quick)",
-        ),
-        Option(None, "sensitivity", "FILE", "rows of kvant tune --json, for the section on layers"),
-        Option(
-            None,
-            "quick",
-            None,
-            "the presets, q8_0 and q4_0 at short contexts: a first look in minutes",
-        ),
-        Option(None, "json", None, "print the results; progress as JSON lines on stderr"),
+        *cli.options("""\
+  -f, --file FILE         text to measure on; not the one that a calibration saw (default:
+                          kvant:manual, a frozen copy of kvant's manual)
+  -o, --output FILE       page, for example report.html; results go next to it, to report.json
+      --from FILE         make the page of such results, measuring nothing
+  -c, --ctx N             tokens of a chunk of the evaluation (default 2048; 1024 with --quick)
+      --chunks N          chunks of it (default 2; 1 with --quick)
+      --longest N         longest context of needles and speed (default 4096; 1024 with --quick)
+      --sensitivity FILE  rows of kvant tune --json, for the section on layers
+      --quick             the presets, q8_0 and q4_0 at short contexts: a first look in minutes
+      --json              print the results; progress as JSON lines on stderr
+"""),
     ],
-    notes="Shows first how long it will take. Ctrl-C leaves a page with all complete results; the "
-    "same\n"
-    "command continues.\n\n"
-    "example:\n  kvant report -m model.gguf -f text.txt -o report.html",
+    notes="""\
+Shows first how long it will take. Ctrl-C leaves a page with all complete results; the same
+command continues.
+
+example:
+  kvant report -m model.gguf -f text.txt -o report.html""",
 )
 
 
@@ -93,16 +74,16 @@ class Settings:
 
 
 FIELDS = {
-    "model": "model",
-    "file": "text",
-    "output": "output",
-    "from": "source",
-    "sensitivity": "sensitivity",
-}
-NUMBERS = {
-    "ctx": ("n_ctx", 8, 1 << 24),
-    "chunks": ("n_chunks", 1, 1 << 20),
-    "longest": ("longest", 512, 1 << 24),
+    "model": ("model",),
+    "file": ("text",),
+    "output": ("output",),
+    "from": ("source",),
+    "sensitivity": ("sensitivity",),
+    "quick": ("quick",),
+    "json": ("json",),
+    "ctx": ("n_ctx", cli.whole, 8, 1 << 24),
+    "chunks": ("n_chunks", cli.whole, 1, 1 << 20),
+    "longest": ("longest", cli.whole, 512, 1 << 24),
 }
 COMMON = ("threads", "runtime", "verbose", "calibration")
 
@@ -111,14 +92,7 @@ def _read_options(words):
     settings = Settings()
     to = settings.configs  # options that belong to a configuration are added after it
     for option, value in COMMAND.parse(words):
-        if option in FIELDS:
-            setattr(settings, FIELDS[option], value)
-        elif option in NUMBERS:
-            name, least, most = NUMBERS[option]
-            setattr(settings, name, cli.whole(f"--{option}", value, least, most))
-        elif option in ("quick", "json"):
-            setattr(settings, option, True)
-        else:
+        if not cli.accept(settings, FIELDS, option, value):
             if option in ("config", "codec-k", "stock", "preset"):
                 to = settings.files if option == "config" else settings.configs
             passed = model_options.words_of(option, value)

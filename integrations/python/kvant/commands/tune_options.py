@@ -2,7 +2,6 @@
 the command out."""
 
 from . import cli, model_options
-from .cli import Option
 
 # An fp16 page at the beginning is an eighth of 512 tokens but a 32nd of 2048. Errors that were
 # measured at 512 tokens therefore say less about long contexts (tuning.md).
@@ -21,72 +20,30 @@ Checks the result, and the best uniform settings, on other tokens. Needs NumPy.
 Takes minutes, and seconds for another budget: measurements are kept.""",
     options=[
         model_options.MODEL,
-        Option(
-            "f",
-            "file",
-            "FILE",
-            "text to tune on; - reads standard input; give several, of the kinds\n"
-            "that the model will read",
-        ),
-        Option(
-            None,
-            "bits",
-            "B",
-            "bits per number that the cache may take in a context of -c\n"
-            "tokens: codes, scales and fp16 pages, which a short -c has\n"
-            "many of",
-        ),
-        Option(None, "kv-bytes", "N", "or its bytes: K, M and G are KiB, MiB and GiB"),
-        Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
-        Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
-        Option(
-            None,
-            "calibration",
-            "FILE",
-            "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal next to "
-            "model.gguf)",
-        ),
-        Option(
-            None,
-            "report-text",
-            "FILE",
-            "text to check the result on (default: what follows in -f's)",
-        ),
-        Option(
-            None,
-            "probe-ctx",
-            "N",
-            "tokens of the contexts that errors are computed on, at\n"
-            "least 640 (default: 2048, or -c where that is less);\n"
-            "the model is measured on half of the first one",
-        ),
-        Option(
-            None,
-            "probe-chunks",
-            "N",
-            "such contexts of each text, from its beginning to its end (default 2)",
-        ),
-        Option(
-            None, "chunks", "N", "such contexts for the result's check (default 2; 0: no check)"
-        ),
-        Option(
-            None,
-            "resume",
-            "FILE",
-            "keep measurements in FILE, FILE.check and FILE.errors, and do not\nrepeat those in "
-            "them (default: files of ~/.cache/kvant/tune)",
-        ),
-        Option(
-            None,
-            "try-k",
-            "SPEC",
-            "candidate for keys, in place of the default ones; give it several\n"
-            "times, the coarsest first: that one is measured in every layer",
-        ),
-        Option(None, "try-v", "SPEC", "the same for values"),
-        Option(
-            None, "json", None, "one JSON array of flat objects; progress in JSON lines on stderr"
-        ),
+        *cli.options("""\
+  -f, --file FILE         text to tune on; - reads standard input; give several, of the kinds
+                          that the model will read
+      --bits B            bits per number that the cache may take in a context of -c
+                          tokens: codes, scales and fp16 pages, which a short -c has
+                          many of
+      --kv-bytes N        or its bytes: K, M and G are KiB, MiB and GiB
+  -c, --ctx N             context that the budget is for (default 4096)
+  -o, --output FILE       settings file to write (default model.kvant)
+      --calibration FILE  for better codecs; kvant calibrate makes it (default:
+                          model.kvcal next to model.gguf)
+      --report-text FILE  text to check the result on (default: what follows in -f's)
+      --probe-ctx N       tokens of the contexts that errors are computed on, at
+                          least 640 (default: 2048, or -c where that is less);
+                          the model is measured on half of the first one
+      --probe-chunks N    such contexts of each text, from its beginning to its end (default 2)
+      --chunks N          such contexts for the result's check (default 2; 0: no check)
+      --resume FILE       keep measurements in FILE, FILE.check and FILE.errors, and do not
+                          repeat those in them (default: files of ~/.cache/kvant/tune)
+      --try-k SPEC        candidate for keys, in place of the default ones; give it several
+                          times, the coarsest first: that one is measured in every layer
+      --try-v SPEC        the same for values
+      --json              one JSON array of flat objects; progress in JSON lines on stderr
+"""),
         *model_options.RUNTIME,
     ],
     notes="""\
@@ -99,11 +56,27 @@ examples:
 )
 
 
-def read_bytes(text):
+def read_bytes(option, text):
     """A number that K, M or G may follow."""
     factor = 1024.0 ** (" KMG".index(text[-1]) if text[-1:] in ("K", "M", "G") else 0)
     number = text[:-1] if factor > 1 else text
-    return factor * cli.real("--kv-bytes", number, 1 / factor, 1e15 / factor)
+    return factor * cli.real(option, number, 1 / factor, 1e15 / factor)
+
+
+FIELDS = {
+    "model": ("model",),
+    "output": ("output",),
+    "calibration": ("calibration",),
+    "resume": ("resume",),
+    "report-text": ("report",),
+    "json": ("json",),
+    "bits": ("bits", cli.real, 0.5, 16),
+    "kv-bytes": ("bytes", read_bytes),
+    "ctx": ("n_ctx", cli.whole, 64, 1 << 24),
+    "probe-ctx": ("probe_ctx", cli.whole, 64, 1 << 20),
+    "probe-chunks": ("parts", cli.whole, 1, 256),
+    "chunks": ("n_checks", cli.whole, 0, 256),
+}
 
 
 class Options:
@@ -113,48 +86,21 @@ class Options:
         self.model = self.calibration = self.report = self.resume = None
         self.bits = self.bytes = self.probe_ctx = None
         self.texts, self.tried, self.runtime, self.inspected = [], {"k": [], "v": []}, [], []
-        self.output, self.n_ctx, self.parts, self.n_checks, self.json = (
-            "model.kvant",
-            4096,
-            2,
-            2,
-            False,
-        )
+        self.output, self.n_ctx, self.parts, self.n_checks = "model.kvant", 4096, 2, 2
+        self.json = False
         for option, value in COMMAND.parse(words):
             self._take(option, value)
         self._check()
 
     def _take(self, option, value):
-        if option in ("model", "output", "calibration", "resume"):
-            setattr(self, option, value)
-        elif option == "file":
+        if option == "file":
             self.texts.append(value)
-        elif option == "report-text":
-            self.report = value
         elif option in ("try-k", "try-v"):
             self.tried[option[-1]].append(value)
-        elif option == "bits":
-            self.bits = cli.real("--bits", value, 0.5, 16)
-        elif option == "kv-bytes":
-            self.bytes = read_bytes(value)
-        elif option == "json":
-            self.json = True
-        elif not self._take_number(option, value):
+        elif not cli.accept(self, FIELDS, option, value):
             self.runtime += model_options.words_of(option, value)
             if model_options.for_inspect(option):
                 self.inspected += model_options.words_of(option, value)
-
-    def _take_number(self, option, value):
-        numbers = {
-            "ctx": ("n_ctx", 64, 1 << 24),
-            "probe-ctx": ("probe_ctx", 64, 1 << 20),
-            "probe-chunks": ("parts", 1, 256),
-            "chunks": ("n_checks", 0, 256),
-        }
-        if option in numbers:
-            name, least, most = numbers[option]
-            setattr(self, name, cli.whole(f"--{option}", value, least, most))
-        return option in numbers
 
     def _check(self):
         model_options.check_model(COMMAND, self.model)
