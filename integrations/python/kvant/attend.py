@@ -10,7 +10,7 @@ from typing import Any
 from . import arrays, checks
 from . import structs as s
 from .arrays import np
-from .library import PAGE_TOKENS, SAID, check, library
+from .library import PAGE_TOKENS, invoke
 from .places import Host
 from .tensor import Tensor
 
@@ -104,11 +104,8 @@ def attention(
     made.first_block = checks.count(first_block, "first_block", least=0)
     made.n_threads = checks.threads(n_threads)
     size = c.c_size_t()
-    status = library().kvant_attention_workspace(k.handle, v.handle, c.byref(made), c.byref(size))
-    check("attention", status, SAID)
+    invoke("attention", "kvant_attention_workspace", k.handle, v.handle, made, size)
     workspace = arrays.zeroed(size.value)
-    status = library().kvant_attention(
-        k.handle, v.handle, c.byref(made), workspace.ctypes.data, size.value
-    )
-    check("attention", status, SAID)
+    given = k.handle, v.handle, made, workspace.ctypes.data, size.value
+    invoke("attention", "kvant_attention", *given)
     return out

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence, TypeVar
 from . import checks
 from . import structs as s
 from .attend import problem
-from .library import MAX_HEAD_DIM, SAID, Error, Owned, c_text, check, library
+from .library import MAX_HEAD_DIM, Error, Owned, c_text, invoke, library
 from .places import Gpu, Host
 from .rope import Rope
 from .scheme import Scheme
@@ -140,7 +140,7 @@ class Cache(Owned):
             n_model_layers=layers[1] if layers else 0,
             **{name: c_text(value, name) for name, value in texts.items()},
         )
-        check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)
+        invoke("cache", "kvant_cache_create", params, self._handle)
 
     def _layer_numbers(self, layers: tuple[Sequence[int], int] | None) -> Any:
         if layers is None:
@@ -208,16 +208,16 @@ class Cache(Owned):
         """Forgets all tokens from length on, in every layer."""
         length = checks.count(length, "length", least=0)
         with self._lock:
-            status = library().kvant_sequence_truncate(self._handle, self._open(sequence), length)
-        check("truncate", status, SAID)
+            number = self._open(sequence)
+            invoke("truncate", "kvant_sequence_truncate", self._handle, number, length)
 
     def drop(self, sequence: int, n_tokens: int) -> None:
         """Forgets the whole blocks among the first n_tokens tokens, for models whose every layer
         has a sliding window. Their tokens count as masked; positions stay."""
         n_tokens = checks.count(n_tokens, "n_tokens", least=0)
         with self._lock:
-            status = library().kvant_sequence_drop(self._handle, self._open(sequence), n_tokens)
-        check("drop", status, SAID)
+            number = self._open(sequence)
+            invoke("drop", "kvant_sequence_drop", self._handle, number, n_tokens)
 
     def length(self, sequence: int, layer: int = 0) -> int:
         """Tokens of a layer of a sequence."""
@@ -237,21 +237,17 @@ class Cache(Owned):
         v = self._place.take(v, "v", "float32", (n, self.n_kv_heads, self.v_head_dim))
         with self._lock:
             number = self._open(sequence)
-            status = (
-                library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n)
-                if n
-                else 0
-            )
-            check("append", status, SAID)
+            at = self._handle, layer, number
+            if n:
+                invoke("append", "kvant_cache_append", *at, k.address, v.address, n)
 
     def set_rope(self, layer: int, rope: Rope | None) -> None:
         """Describes how RoPE rotates a layer's keys. Learned transforms (transform=first) then also
         fit positions that have no keys yet. n_positions 0: max_tokens."""
-        layer, made = self._layer(layer), None if rope is None else rope.struct()
+        layer, given = self._layer(layer), None if rope is None else rope.struct()
         with self._lock:
             self._open()
-            given = None if made is None else c.byref(made[0])
-            check("rope", library().kvant_cache_set_rope(self._handle, layer, given), SAID)
+            invoke("rope", "kvant_cache_set_rope", self._handle, layer, given)
 
     def note_queries(self, layer: int, q: Any, positions: Any = None) -> None:
         """The queries of the tokens that are appended next, float32 [n, n_heads, head_dim]. The
@@ -268,11 +264,7 @@ class Cache(Owned):
             noted.positions = positions.address
         with self._lock:
             self._open()
-            check(
-                "queries",
-                library().kvant_cache_note_queries(self._handle, layer, c.byref(noted)),
-                SAID,
-            )
+            invoke("queries", "kvant_cache_note_queries", self._handle, layer, noted)
 
     def wants_queries(self, layer: int, n: int = 1) -> bool:
         """Whether note_queries would use the queries of n tokens. It never does without
@@ -321,8 +313,7 @@ class Cache(Owned):
             number = self._open(sequence)
             n_tokens = library().kvant_sequence_length(self._handle, number, layer)
             made, out, kept = problem(self._place, q, self.n_heads, dims, n_tokens, **options)
-            status = library().kvant_cache_attention(self._handle, layer, number, c.byref(made))
-            check("attend", status, SAID)
+            invoke("attend", "kvant_cache_attention", self._handle, layer, number, made)
         return out
 
     def append_batch(self, layer: int, sequences: Sequence[int], k: Any, v: Any) -> None:
@@ -336,13 +327,9 @@ class Cache(Owned):
         )
         with self._lock:
             numbers = self._numbers(sequences)
-            call = library().kvant_cache_append_batch
-            status = (
-                call(self._handle, layer, numbers, len(sequences), k.address, v.address, n)
-                if n and numbers
-                else 0
-            )
-            check("append", status, SAID)
+            at = self._handle, layer, numbers, len(sequences)
+            if n and numbers:
+                invoke("append", "kvant_cache_append_batch", *at, k.address, v.address, n)
 
     def attend_batch(
         self, layer: int, sequences: Sequence[int], q: Array, *, out: Array | None = None
@@ -356,22 +343,10 @@ class Cache(Owned):
         written = self._place.give(out, "out", "float32", shape)
         with self._lock:
             numbers = self._numbers(sequences)
-            call = library().kvant_cache_attend_batch
-            n = queries.shape[1]
-            status = (
-                call(
-                    self._handle,
-                    layer,
-                    numbers,
-                    len(sequences),
-                    queries.address,
-                    written.address,
-                    n,
-                )
-                if n
-                else 0
-            )
-            check("attend", status, SAID)
+            at, n = (self._handle, layer, numbers, len(sequences)), queries.shape[1]
+            if n:
+                rows = queries.address, written.address, n
+                invoke("attend", "kvant_cache_attend_batch", *at, *rows)
         return out
 
     def _numbers(self, sequences: Sequence[int]) -> Any:
@@ -399,10 +374,8 @@ class Cache(Owned):
             )
             k = np.empty((n, self.n_kv_heads, self.head_dim), np.float32)
             v = np.empty((n, self.n_kv_heads, self.v_head_dim), np.float32)
-            status = library().kvant_cache_read(
-                self._handle, layer, number, first, n, k.ctypes.data, v.ctypes.data
-            )
-            check("read", status, SAID)
+            at = self._handle, layer, number, first, n
+            invoke("read", "kvant_cache_read", *at, k.ctypes.data, v.ctypes.data)
         return k, v
 
     def read_to(self, layer: int, sequence: int, first: int, k: Any, v: Any) -> None:
@@ -413,12 +386,8 @@ class Cache(Owned):
         values = self._place.give(v, "v", "float32", (n, self.n_kv_heads, self.v_head_dim))
         with self._lock:
             number = self._open(sequence)
-            call = library().kvant_cache_read
-            check(
-                "read",
-                call(self._handle, layer, number, first, n, keys.address, values.address),
-                SAID,
-            )
+            at = self._handle, layer, number, first, n
+            invoke("read", "kvant_cache_read", *at, keys.address, values.address)
 
     # Decode steps that a CUDA graph replays (kvant/cache.h)
 
@@ -429,10 +398,7 @@ class Cache(Owned):
         found = s.StepsInfo.new()
         with self._lock:
             numbers = self._numbers(sequences)
-            status = library().kvant_steps_begin(
-                self._handle, numbers, len(sequences), c.byref(found)
-            )
-            check("steps", status, SAID)
+            invoke("steps", "kvant_steps_begin", self._handle, numbers, len(sequences), found)
             self.n_stepping = len(sequences)
         return found.n_steps, found.graph, found.floats
 
@@ -441,7 +407,7 @@ class Cache(Owned):
         when no step is left."""
         with self._lock:
             self._open()
-            check("steps", library().kvant_steps_next(self._handle), SAID)
+            invoke("steps", "kvant_steps_next", self._handle)
 
     def step(self, layer: int, arguments: s.Step) -> None:
         """Attention of one token per sequence of begin_steps in a layer, whose row joins the pages
@@ -449,7 +415,7 @@ class Cache(Owned):
         layer = self._layer(layer)
         with self._lock:
             self._open()
-            check("step", library().kvant_cache_step(self._handle, layer, c.byref(arguments)), SAID)
+            invoke("step", "kvant_cache_step", self._handle, layer, arguments)
 
     # Stores
 
@@ -463,10 +429,7 @@ class Cache(Owned):
             number, used = self._open(sequence), c.c_size_t()
             most = library().kvant_cache_export_size(self._handle)
             data = c.create_string_buffer(most)
-            status = library().kvant_sequence_export(
-                self._handle, number, index, data, most, c.byref(used)
-            )
-            check("export", status, SAID)
+            invoke("export", "kvant_sequence_export", self._handle, number, index, data, most, used)
         return data.raw[: used.value]
 
     def import_block(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
@@ -474,10 +437,8 @@ class Cache(Owned):
         to pass: Error of status 70 for damaged bytes, and for bytes of another scheme."""
         data = bytes(data)
         with self._lock:
-            status = library().kvant_sequence_import(
-                self._handle, self._open(sequence), data, len(data)
-            )
-            check("import", status, SAID)
+            at = self._handle, self._open(sequence)
+            invoke("import", "kvant_sequence_import", *at, data, len(data))
 
     # Facts about the cache
 
@@ -487,7 +448,7 @@ class Cache(Owned):
         found = s.CacheInfo.new()
         with self._lock:
             self._open()
-            check("cache info", library().kvant_cache_get_info(self._handle, c.byref(found)))
+            invoke("cache info", "kvant_cache_get_info", self._handle, found)
         return CacheInfo(**found.plain())
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
-from .library import ROLES, Owned, c_text, check, library, text_buffer
+from .library import Owned, c_text, invoke, library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,11 +64,8 @@ class Calibration(Owned):
         super().__init__("kvant_calibration_free")
         if path is None:
             raise TypeError("path: the path of a calibration is needed, not None")
-        text = text_buffer()
-        status = library().kvant_calibration_load(
-            c_text(path, "path"), c.byref(self._handle), text, len(text)
-        )
-        check(f"calibration {os.fspath(path)}", status, text)
+        what, name = f"calibration {os.fspath(path)}", c_text(path, "path")
+        invoke(what, "kvant_calibration_load", name, self._handle)
         self._read_info()
 
     @classmethod
@@ -82,18 +79,15 @@ class Calibration(Owned):
 
     def _read_info(self) -> None:
         info = s.CalibrationInfo.new()
-        check("calibration info", library().kvant_calibration_get_info(self._handle, c.byref(info)))
+        invoke("calibration info", "kvant_calibration_get_info", self._handle, info)
         plain = info.plain()
         clusters = tuple(plain["clusters"][: plain.pop("n_codebooks")])
         self.info = CalibrationInfo(**plain | {"clusters": clusters})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a calibration file; path never holds half of one."""
-        text = text_buffer()
-        status = library().kvant_calibration_save(
-            self._handle, c_text(path, "path"), text, len(text)
-        )
-        check(f"calibration {os.fspath(path)}", status, text)
+        what, name = f"calibration {os.fspath(path)}", c_text(path, "path")
+        invoke(what, "kvant_calibration_save", self._handle, name)
 
     def entry(self, layer: int, kv_head: int, role: str = "k") -> CalibrationEntry:
         """Statistics of one kv head. IndexError when the calibration has none."""
@@ -101,7 +95,7 @@ class Calibration(Owned):
 
         found = s.CalibrationEntry.new()
         place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
-        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+        role_number = checks.role(role)
         if library().kvant_calibration_get_entry(self._handle, *place, role_number, c.byref(found)):
             raise IndexError(
                 f"layer {layer}, kv head {kv_head}, {role}: the calibration has no entry"
@@ -157,11 +151,7 @@ class Calibrator(Owned):
             sample_rows=checks.count(sample_rows, "sample_rows", least=0),
             n_threads=checks.threads(n_threads),
         )
-        text = text_buffer()
-        status = library().kvant_calibrator_create(
-            c.byref(config), c.byref(self._handle), text, len(text)
-        )
-        check("calibrator", status, text)
+        invoke("calibrator", "kvant_calibrator_create", config, self._handle)
 
     def add_rows(self, layer: int, role: str, rows: np.ndarray) -> None:
         """Adds rows of a layer, float32 [n, n_kv_heads, head_dim]. The first call of a (layer,
@@ -169,18 +159,10 @@ class Calibrator(Owned):
         from . import arrays
 
         rows, stride = arrays.rows(rows, "rows", (None, None, None))
-        layer = checks.count(layer, "layer", least=0)
-        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
-        status = library().kvant_calibrator_add_rows(
-            self._handle,
-            layer,
-            role_number,
-            *rows.shape[1:],
-            rows.ctypes.data,
-            stride,
-            rows.shape[0],
-        )
-        check(f"rows of layer {layer}", status)
+        place = checks.count(layer, "layer", least=0), checks.role(role)
+        given = *rows.shape[1:], rows.ctypes.data, stride, rows.shape[0]
+        what = f"rows of layer {layer}"
+        invoke(what, "kvant_calibrator_add_rows", self._handle, *place, *given)
 
     def add_queries(self, layer: int, kv_head: int, queries: np.ndarray) -> None:
         """Adds queries, float32 [n, head_dim], of one query head that reads kv_head. After keys of
@@ -189,10 +171,9 @@ class Calibrator(Owned):
 
         queries, stride = arrays.rows(queries, "queries", (None, None))
         place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
-        status = library().kvant_calibrator_add_queries(
-            self._handle, *place, queries.shape[1], queries.ctypes.data, stride, queries.shape[0]
-        )
-        check(f"queries of layer {layer}", status)
+        given = queries.shape[1], queries.ctypes.data, stride, queries.shape[0]
+        what = f"queries of layer {layer}"
+        invoke(what, "kvant_calibrator_add_queries", self._handle, *place, *given)
 
     def add_attention(
         self,
@@ -226,11 +207,9 @@ class Calibrator(Owned):
             scale=keys.shape[1] ** -0.5 if scale is None else checks.number(scale, "scale"),
         )
         place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
-        n_exact = checks.count(n_exact, "n_exact", least=0)
-        status = library().kvant_calibrator_add_attention(
-            self._handle, *place, keys.shape[1], n_exact, c.byref(attention)
-        )
-        check(f"attention of layer {layer}", status)
+        given = keys.shape[1], checks.count(n_exact, "n_exact", least=0), attention
+        what = f"attention of layer {layer}"
+        invoke(what, "kvant_calibrator_add_attention", self._handle, *place, *given)
 
     def add_moments(
         self,
@@ -272,12 +251,8 @@ class Calibrator(Owned):
             stride=stride,
             **{name: array.ctypes.data for name, array in sums.items()},
         )
-        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
-        layer = checks.count(layer, "layer", least=0)
-        status = library().kvant_calibrator_add_moments(
-            self._handle, layer, role_number, c.byref(made)
-        )
-        check(f"sums of layer {layer}", status)
+        place = checks.count(layer, "layer", least=0), checks.role(role)
+        invoke(f"sums of layer {layer}", "kvant_calibrator_add_moments", self._handle, *place, made)
 
     def finish(self, progress: Callable[[int], None] | None = None) -> Calibration:
         """Runs k-means, layer by layer, and makes the calibration. progress is called with the
@@ -285,8 +260,8 @@ class Calibrator(Owned):
         finish continues."""
         left, made = c.c_uint32(1), c.c_void_p()
         while left.value:
-            check("k-means", library().kvant_calibrator_cluster(self._handle, c.byref(left)))
+            invoke("k-means", "kvant_calibrator_cluster", self._handle, left)
             if progress:
                 progress(left.value)
-        check("calibration", library().kvant_calibrator_finish(self._handle, c.byref(made)))
+        invoke("calibration", "kvant_calibrator_finish", self._handle, made)
         return Calibration.owning(made.value)

@@ -7,7 +7,7 @@ stride is compared with what the call says before a pointer leaves Python."""
 import math
 import operator
 
-from .library import library
+from .library import ROLES, library
 
 NUMBERS = ("float32", "float16", "bfloat16")
 
@@ -60,6 +60,11 @@ def choice(value, what, choices):
     if value not in choices:
         raise ValueError(f"{what}: {value!r} is none of {', '.join(repr(c) for c in choices)}")
     return value
+
+
+def role(value):
+    """The library's number of the role "k" or "v"."""
+    return ROLES[choice(value, "role", tuple(ROLES))]
 
 
 def _words(shape):

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
-from .library import (
-    MAX_HEAD_DIM,
-    PAGE_TOKENS,
-    ROLES,
-    SAID,
-    Error,
-    Owned,
-    c_text,
-    check,
-    library,
-    text_buffer,
-)
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, Owned, c_text, check, invoke, library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +42,7 @@ def codecs() -> list[CodecFamily]:
     families = []
     for index in range(library().kvant_codec_family_count()):
         family = s.CodecFamily.new()
-        check("codec family", library().kvant_codec_family_get(index, c.byref(family)))
+        invoke("codec family", "kvant_codec_family_get", index, family)
         plain = family.plain()
         families.append(CodecFamily(**plain | {"variants": tuple(plain["variants"].split())}))
     return families
@@ -62,26 +51,17 @@ def codecs() -> list[CodecFamily]:
 def check_spec(spec: str, role: str = "k", calibration: Calibration | None = None) -> None:
     """Error with the library's words when spec makes a codec for no head_dim that models use. A
     spec that passes may still be refused for the head_dim of a model."""
-    text = text_buffer()
-    status = library().kvant_codec_check(
-        c_text(checks.text(spec, "spec"), "spec"),
-        ROLES[checks.choice(role, "role", tuple(ROLES))],
-        checks.handle(calibration, "calibration", "kvant_calibration_free"),
-        text,
-        len(text),
-    )
-    check(f"codec {spec!r}", status, text)
+    known = checks.handle(calibration, "calibration", "kvant_calibration_free")
+    what, name = f"codec {spec!r}", c_text(checks.text(spec, "spec"), "spec")
+    invoke(what, "kvant_codec_check", name, checks.role(role), known)
 
 
 def needs_calibration(spec: str, role: str = "k") -> bool:
     """Whether codecs of this spec and role use a calibration. Error for a spec that makes no
     codec."""
-    needed, text = c.c_int(), text_buffer()
-    role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
-    status = library().kvant_codec_needs_calibration(
-        c_text(checks.text(spec, "spec"), "spec"), role_number, c.byref(needed), text, len(text)
-    )
-    check(f"codec {spec!r}", status, text)
+    needed = c.c_int()
+    what, name = f"codec {spec!r}", c_text(checks.text(spec, "spec"), "spec")
+    invoke(what, "kvant_codec_needs_calibration", name, checks.role(role), needed)
     return bool(needed.value)
 
 
@@ -122,20 +102,18 @@ class Codec(Owned):
         seed: int = 0,
     ) -> None:
         super().__init__("kvant_codec_free")
-        text = text_buffer()
-        status = library().kvant_codec_create_calibrated(
+        invoke(
+            f"codec {spec!r}",
+            "kvant_codec_create_calibrated",
             c_text(checks.text(spec, "spec"), "spec"),
             checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM),
-            ROLES[checks.choice(role, "role", tuple(ROLES))],
+            checks.role(role),
             checks.count(seed, "seed", least=0, most=2**64 - 1),
             checks.handle(calibration, "calibration", "kvant_calibration_free"),
             checks.count(layer, "layer", least=0),
             checks.count(kv_head, "kv_head", least=0),
-            c.byref(self._handle),
-            text,
-            len(text),
+            self._handle,
         )
-        check(f"codec {spec!r}", status, text)
         self._read_info()
         self._made = (
             None if calibration is not None else (self.spec, head_dim, role, None, 0, 0, seed)
@@ -170,7 +148,7 @@ class Codec(Owned):
 
     def _read_info(self) -> None:
         info = s.CodecInfo.new()
-        check("codec info", library().kvant_codec_get_info(self._handle, c.byref(info)))
+        invoke("codec info", "kvant_codec_get_info", self._handle, info)
         self.__dict__.update(info.plain())
         self.role = "kv"[info.role]
         self.center, self.norm = _CENTERS[info.center], _CENTERS[info.norm]
@@ -254,10 +232,8 @@ class Codec(Owned):
         out, (affine, kept) = arrays.np.empty_like(queries), self._affine(None, scale)
         for i in range(queries.shape[0]):
             at = 4 * self.head_dim * i
-            status = library().kvant_codec_transform_query(
-                self._handle, affine, queries.ctypes.data + at, out.ctypes.data + at
-            )
-            check("transform", status)
+            pair = queries.ctypes.data + at, out.ctypes.data + at
+            invoke("transform", "kvant_codec_transform_query", self._handle, affine, *pair)
         return out
 
     def scores(
@@ -269,18 +245,12 @@ class Codec(Owned):
         from . import arrays
 
         queries, pages = self.transform_queries(queries, scale), self._readable(pages)
-        n, found = (
-            queries.shape[0],
-            arrays.np.empty((pages.shape[0], queries.shape[0], PAGE_TOKENS), "float32"),
-        )
+        n = queries.shape[0]
+        found = arrays.np.empty((pages.shape[0], n, PAGE_TOKENS), "float32")
+        rows = queries.ctypes.data, self.head_dim, n
         for i in range(pages.shape[0] if n else 0):
             page, to = pages.ctypes.data + i * self.page_bytes, found[i].ctypes.data
-            check(
-                "scores",
-                library().kvant_codec_score(
-                    self._handle, page, queries.ctypes.data, self.head_dim, n, to
-                ),
-            )
+            invoke("scores", "kvant_codec_score", self._handle, page, *rows, to)
         return found.transpose(1, 0, 2).reshape(n, PAGE_TOKENS * pages.shape[0])
 
     def _readable(self, pages: np.ndarray) -> np.ndarray:
@@ -335,7 +305,7 @@ def tensor_bytes(codecs: Sequence[Codec], n_sequences: int, n_blocks: int, exact
     (kvant_tensor_size). The rows of a step lie in memory that layers share: step_bytes."""
     made, size = tensor_params(codecs, n_sequences, n_blocks, 0, 0, exact=exact), c.c_size_t()
     made.steps = c.pointer(s.StepPages.new())
-    check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
+    invoke("size", "kvant_tensor_size", made, size)
     return size.value
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import checks
 from .codec import Codec
-from .library import PAGE_TOKENS, Owned, check, library, text_buffer
+from .library import PAGE_TOKENS, Owned, invoke
 from .rope import Rope
 from .structs import CodecInfo, CudaQueryArgs, CudaTables
 
@@ -36,9 +36,7 @@ def calls(device: torch.device) -> Iterator[Callable[[str, Any], None]]:
     on_gpu = device.type != "cpu"
     with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
         stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
-        yield lambda name, arguments: check(
-            name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), stream)
-        )
+        yield lambda name, arguments: invoke(name, f"kvant_cuda_{name}", arguments, stream)
 
 
 def call(name: str, arguments: Any, device: torch.device) -> None:
@@ -70,28 +68,26 @@ def transform_queries(
 class GpuCodec(Owned):
     """The GPU's side of a codec."""
 
-    def __init__(self, make: Callable[..., int], what: str, source: Any, *text: Any) -> None:
+    def __init__(self, make: str, what: str, source: Any) -> None:
         super().__init__("kvant_cuda_codec_free")
-        check(what, make(source, c.byref(self._handle), *text, *map(len, text)), *text)
+        invoke(what, make, source, self._handle)
         info = CodecInfo.new()
-        check("codec info", library().kvant_cuda_codec_get_info(self._handle, c.byref(info)))
+        invoke("codec info", "kvant_cuda_codec_get_info", self._handle, info)
         self.page_bytes = info.page_bytes
 
     @classmethod
     def of(cls, codec: Codec) -> GpuCodec:
-        return cls(
-            library().kvant_cuda_codec_from, f"codec {codec.spec!r}", codec.handle, text_buffer()
-        )
+        return cls("kvant_cuda_codec_from", f"codec {codec.spec!r}", codec.handle)
 
     def open(self) -> GpuCodec:
         """Makes the codec of fp16 pages whose rows this codec will quantise."""
-        return GpuCodec(library().kvant_cuda_codec_create_open, "open codec", self._handle)
+        return GpuCodec("kvant_cuda_codec_create_open", "open codec", self._handle)
 
 
 def tables(codec: Codec) -> Any:
     """The arrays that a calibration gives a codec, which owns them."""
     found = CudaTables.new()
-    check("tables", library().kvant_cuda_codec_tables(codec.handle, c.byref(found)))
+    invoke("tables", "kvant_cuda_codec_tables", codec.handle, found)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from . import arrays, checks
 from . import structs as s
-from .library import SAID, Owned, c_text, check, library, text_buffer
+from .library import Owned, c_text, check, invoke, library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,11 +47,7 @@ class _Copy(Owned):
 
     def __init__(self, index: Index) -> None:
         super().__init__("kvant_index_gpu_free")
-        text = text_buffer()
-        status = library().kvant_index_gpu_create(
-            index._handle, c.byref(self._handle), text, len(text)
-        )
-        check("index on the GPU", status, text)
+        invoke("index on the GPU", "kvant_index_gpu_create", index._handle, self._handle)
 
 
 class Index(Owned):
@@ -99,11 +95,7 @@ class Index(Owned):
         if centroids is not None:
             centroids, params.centroid_stride = arrays.rows(centroids, "centroids", (None, dim))
             params.n_centroids, params.centroids = centroids.shape[0], centroids.ctypes.data
-        text = text_buffer()
-        status = library().kvant_index_create(
-            c.byref(params), c.byref(self._handle), text, len(text)
-        )
-        check(f"index {spec!r}", status, text)
+        invoke(f"index {spec!r}", "kvant_index_create", params, self._handle)
         self.dim, self.metric = dim, metric
 
     @classmethod
@@ -133,11 +125,10 @@ class Index(Owned):
         index = cls.__new__(cls)
         Owned.__init__(index, "kvant_index_free")
         index._place(device)
-        text, name = text_buffer(), c_text(path, "path")
+        name = c_text(path, "path")
         if name is None:
             raise TypeError("path: the path of an index is needed, not None")
-        status = getattr(library(), function)(name, c.byref(index._handle), text, len(text))
-        check(f"index {os.fspath(path)}", status, text)
+        invoke(f"index {os.fspath(path)}", function, name, index._handle)
         info = index.info
         if info.next_id > _MOST_ID + 1:
             raise ValueError(
@@ -148,18 +139,14 @@ class Index(Owned):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the index; path never holds half of it."""
-        text, name = text_buffer(), c_text(path, "path")
+        name = c_text(path, "path")
         if name is None:
             raise TypeError("path: a path is needed, not None")
-        check(
-            f"index {os.fspath(path)}",
-            library().kvant_index_save(self._handle, name, text, len(text)),
-            text,
-        )
+        invoke(f"index {os.fspath(path)}", "kvant_index_save", self._handle, name)
 
     def verify(self) -> None:
         """Reads a view's whole file. Error when its checksum is wrong."""
-        check("index", library().kvant_index_verify(self._handle), SAID)
+        invoke("index", "kvant_index_verify", self._handle)
 
     def train(self, rows: Any) -> None:
         """Learns the centre, the directions of dims= and the centroids of lists= from rows [n,
@@ -167,11 +154,8 @@ class Index(Owned):
         rows, stride = arrays.rows(rows, "rows", (None, self.dim))
         if not rows.shape[0]:
             raise ValueError("rows: there are no rows to learn from")
-        check(
-            "train",
-            library().kvant_index_train(self._change(), rows.ctypes.data, stride, rows.shape[0]),
-            SAID,
-        )
+        given = rows.ctypes.data, stride, rows.shape[0]
+        invoke("train", "kvant_index_train", self._change(), *given)
 
     def add(self, rows: Any, n_threads: int | None = None) -> None:
         """Adds float32 rows [n, dim], all or none. Their ids continue from the largest id, or begin
@@ -192,15 +176,9 @@ class Index(Owned):
                 f"rows: their ids would be above {_MOST_ID}: give ids with add_with_ids"
             )
         if rows.shape[0]:
-            at, n = rows.ctypes.data, rows.shape[0]
+            given = rows.ctypes.data, stride, rows.shape[0], arrays.pointer(ids)
             threads = checks.threads(n_threads)
-            check(
-                "add",
-                library().kvant_index_add(
-                    self._change(), at, stride, n, arrays.pointer(ids), threads
-                ),
-                SAID,
-            )
+            invoke("add", "kvant_index_add", self._change(), *given, threads)
 
     @staticmethod
     def _ids(ids: Any, what: str = "ids") -> np.ndarray:
@@ -256,39 +234,36 @@ class Index(Owned):
         if originals is not None:
             rows, query.original_stride = arrays.rows(originals, "originals", (None, self.dim))
             query.n_originals, query.originals = rows.shape[0], rows.ctypes.data
-        status = self._find(query, scores, ids)
-        if raised:
-            raise raised[0]
-        check("search", status, SAID)
+        arguments = c.byref(query), scores.ctypes.data, ids.ctypes.data
+        try:
+            if self.device == "cpu":
+                invoke("search", "kvant_index_search", self._handle, *arguments)
+            else:
+                copy = self._on_gpu()
+                invoke("search", "kvant_index_gpu_search", copy.handle, *arguments)
+        finally:
+            if raised:
+                raise raised[0] from None
         return scores, ids
 
-    def _find(self, query: s.IndexQuery, scores: np.ndarray, ids: np.ndarray) -> int:
-        if self.device == "cpu":
-            return library().kvant_index_search(
-                self._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data
-            )
+    def _on_gpu(self) -> _Copy:
+        """The copy of the codes on the GPU, made again after a change of the index."""
         with self._copying:
             copy = self._copy = self._copy or _Copy(self)
-        return library().kvant_index_gpu_search(
-            copy._handle, c.byref(query), scores.ctypes.data, ids.ctypes.data
-        )
+            return copy
 
     def reconstruct(self, id: int) -> np.ndarray:
         """The vector with this id as the index stores it, float32 [dim]. Error when no vector has
         it."""
         row = arrays.np.empty(self.dim, "float32")
         number = checks.count(id, "id", least=0, most=_MOST_ID)
-        check(
-            "reconstruct",
-            library().kvant_index_reconstruct(self._handle, number, row.ctypes.data),
-            SAID,
-        )
+        invoke("reconstruct", "kvant_index_reconstruct", self._handle, number, row.ctypes.data)
         return row
 
     @property
     def info(self) -> IndexInfo:
         info = s.IndexInfo.new()
-        check("index info", library().kvant_index_get_info(self._handle, c.byref(info)))
+        invoke("index info", "kvant_index_get_info", self._handle, info)
         plain = info.plain()
         plain["metric"] = METRICS[plain["metric"]]
         plain |= {name: bool(plain[name]) for name in ("has_center", "has_ids", "is_view")}

@@ -34,16 +34,9 @@ class Error(RuntimeError):
         return type(self), (str(self).removesuffix(f": {self.reason}"), self.status, self.reason)
 
 
-_P, _U32, _I32, _U64, _SIZE, _STR, _INT, _FLOAT = (
-    c.c_void_p,
-    c.c_uint32,
-    c.c_int32,
-    c.c_uint64,
-    c.c_size_t,
-    c.c_char_p,
-    c.c_int,
-    c.c_float,
-)
+_P, _SIZE, _STR, _INT = c.c_void_p, c.c_size_t, c.c_char_p, c.c_int
+_U32, _I32, _U64 = c.c_uint32, c.c_int32, c.c_uint64
+_SAYS = object()  # a status; the call leaves its reason in kvant_error_message()
 _OUT = c.POINTER(c.c_void_p)
 _TEXT = [_STR, _SIZE]  # err, errlen
 _ROWS = [_P, _SIZE]  # numbers, stride
@@ -53,7 +46,8 @@ def _to(struct: Any) -> Any:
     return c.POINTER(struct)
 
 
-# Result and arguments; a result of None is void, c_int is mostly a status.
+# Result and arguments; a result of None is void, c_int is mostly a status. invoke() adds the
+# arguments _TEXT itself.
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     # kvant.h
     "kvant_strerror": (_STR, [_INT]),
@@ -79,28 +73,28 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     # index.h
     "kvant_index_create": (_INT, [_to(s.IndexParams), _OUT, *_TEXT]),
     "kvant_index_free": (None, [_OUT]),
-    "kvant_index_train": (_INT, [_P, *_ROWS, _SIZE]),
-    "kvant_index_add": (_INT, [_P, *_ROWS, _SIZE, _P, _U32]),
+    "kvant_index_train": (_SAYS, [_P, *_ROWS, _SIZE]),
+    "kvant_index_add": (_SAYS, [_P, *_ROWS, _SIZE, _P, _U32]),
     "kvant_index_remove": (_INT, [_P, _U64]),
-    "kvant_index_search": (_INT, [_P, _to(s.IndexQuery), _P, _P]),
-    "kvant_index_reconstruct": (_INT, [_P, _U64, _P]),
+    "kvant_index_search": (_SAYS, [_P, _to(s.IndexQuery), _P, _P]),
+    "kvant_index_reconstruct": (_SAYS, [_P, _U64, _P]),
     "kvant_index_save": (_INT, [_P, _STR, *_TEXT]),
     "kvant_index_load": (_INT, [_STR, _OUT, *_TEXT]),
     "kvant_index_view": (_INT, [_STR, _OUT, *_TEXT]),
-    "kvant_index_verify": (_INT, [_P]),
+    "kvant_index_verify": (_SAYS, [_P]),
     "kvant_index_get_info": (_INT, [_P, _to(s.IndexInfo)]),
     "kvant_index_gpu_create": (_INT, [_P, _OUT, *_TEXT]),
     "kvant_index_gpu_free": (None, [_OUT]),
-    "kvant_index_gpu_search": (_INT, [_P, _to(s.IndexQuery), _P, _P]),
+    "kvant_index_gpu_search": (_SAYS, [_P, _to(s.IndexQuery), _P, _P]),
     # tensor.h
-    "kvant_tensor_size": (_INT, [_to(s.TensorParams), c.POINTER(_SIZE)]),
-    "kvant_tensor_create": (_INT, [_to(s.TensorParams), _P, _OUT]),
+    "kvant_tensor_size": (_SAYS, [_to(s.TensorParams), c.POINTER(_SIZE)]),
+    "kvant_tensor_create": (_SAYS, [_to(s.TensorParams), _P, _OUT]),
     "kvant_tensor_free": (None, [_OUT]),
     "kvant_tensor_assign": (_INT, [_P, _U32, _U32, _U32]),
     "kvant_tensor_write": (_INT, [_P, _P, _SIZE, *_ROWS, _U32]),
     "kvant_tensor_note_queries": (_INT, [_P, _to(s.Queries), _U32]),
     "kvant_tensor_wants_queries": (_INT, [_P, _SIZE]),
-    "kvant_tensor_set_rope": (_INT, [_P, _to(s.Rope)]),
+    "kvant_tensor_set_rope": (_SAYS, [_P, _to(s.Rope)]),
     "kvant_tensor_make_codec": (_INT, [_P, _U32, _U32, _P, _OUT]),
     "kvant_tensor_read": (_INT, [_P, _SIZE, _SIZE, *_ROWS]),
     "kvant_tensor_clear_blocks": (_INT, [_P, _U32, _U32]),
@@ -108,7 +102,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_tensor_copy": (_INT, [_P, _U32, _P, _U32, _U32]),
     "kvant_tensor_export_size": (_SIZE, [_P]),
     "kvant_tensor_export": (_INT, [_P, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
-    "kvant_tensor_import": (_INT, [_P, _U32, _P, _SIZE]),
+    "kvant_tensor_import": (_SAYS, [_P, _U32, _P, _SIZE]),
     "kvant_tensor_set_affine": (_INT, [_P, _to(s.Affine)]),
     "kvant_tensor_get_block": (_INT, [_P, _U32, _U32, _to(s.BlockInfo)]),
     "kvant_tensor_get_info": (_INT, [_P, _to(s.TensorInfo)]),
@@ -141,38 +135,38 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_settings_check": (_INT, [_P, _P, *_TEXT]),
     "kvant_preset_get": (_INT, [_STR, _INT, _to(s.Preset)]),
     # scheme.h
-    "kvant_scheme_create": (_INT, [_to(s.SchemeParams), _OUT]),
+    "kvant_scheme_create": (_SAYS, [_to(s.SchemeParams), _OUT]),
     "kvant_scheme_free": (None, [_OUT]),
-    "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemeLocation), c.POINTER(_OUT)]),
-    "kvant_scheme_exact": (_INT, [_P, c.c_uint64, c.c_uint32, _to(s.ExactPart)]),
-    "kvant_scheme_true_bits": (_INT, [_P, _to(s.SchemeModel), c.POINTER(c.c_double)]),
+    "kvant_scheme_codecs": (_SAYS, [_P, _to(s.SchemeLocation), c.POINTER(_OUT)]),
+    "kvant_scheme_exact": (_SAYS, [_P, c.c_uint64, c.c_uint32, _to(s.ExactPart)]),
+    "kvant_scheme_true_bits": (_SAYS, [_P, _to(s.SchemeModel), c.POINTER(c.c_double)]),
     "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),
     # attention.h
-    "kvant_attention_workspace": (_INT, [_P, _P, _to(s.AttentionProblem), c.POINTER(_SIZE)]),
-    "kvant_attention": (_INT, [_P, _P, _to(s.AttentionProblem), _P, _SIZE]),
+    "kvant_attention_workspace": (_SAYS, [_P, _P, _to(s.AttentionProblem), c.POINTER(_SIZE)]),
+    "kvant_attention": (_SAYS, [_P, _P, _to(s.AttentionProblem), _P, _SIZE]),
     # cache.h
-    "kvant_cache_create": (_INT, [_to(s.CacheParams), _OUT]),
+    "kvant_cache_create": (_SAYS, [_to(s.CacheParams), _OUT]),
     "kvant_cache_free": (None, [_OUT]),
-    "kvant_cache_append": (_INT, [_P, _U32, _I32, _P, _P, _U32]),
-    "kvant_cache_append_batch": (_INT, [_P, _U32, c.POINTER(_I32), _U32, _P, _P, _U32]),
-    "kvant_cache_note_queries": (_INT, [_P, _U32, _to(s.Queries)]),
+    "kvant_cache_append": (_SAYS, [_P, _U32, _I32, _P, _P, _U32]),
+    "kvant_cache_append_batch": (_SAYS, [_P, _U32, c.POINTER(_I32), _U32, _P, _P, _U32]),
+    "kvant_cache_note_queries": (_SAYS, [_P, _U32, _to(s.Queries)]),
     "kvant_cache_wants_queries": (_INT, [_P, _U32, _SIZE]),
-    "kvant_cache_set_rope": (_INT, [_P, _U32, _to(s.Rope)]),
-    "kvant_cache_attention": (_INT, [_P, _U32, _I32, _to(s.AttentionProblem)]),
-    "kvant_cache_attend_batch": (_INT, [_P, _U32, c.POINTER(_I32), _U32, _P, _P, _U32]),
-    "kvant_cache_read": (_INT, [_P, _U32, _I32, _U32, _U32, _P, _P]),
-    "kvant_steps_begin": (_INT, [_P, c.POINTER(_I32), _U32, _to(s.StepsInfo)]),
-    "kvant_steps_next": (_INT, [_P]),
-    "kvant_cache_step": (_INT, [_P, _U32, _to(s.Step)]),
+    "kvant_cache_set_rope": (_SAYS, [_P, _U32, _to(s.Rope)]),
+    "kvant_cache_attention": (_SAYS, [_P, _U32, _I32, _to(s.AttentionProblem)]),
+    "kvant_cache_attend_batch": (_SAYS, [_P, _U32, c.POINTER(_I32), _U32, _P, _P, _U32]),
+    "kvant_cache_read": (_SAYS, [_P, _U32, _I32, _U32, _U32, _P, _P]),
+    "kvant_steps_begin": (_SAYS, [_P, c.POINTER(_I32), _U32, _to(s.StepsInfo)]),
+    "kvant_steps_next": (_SAYS, [_P]),
+    "kvant_cache_step": (_SAYS, [_P, _U32, _to(s.Step)]),
     "kvant_sequence_create": (_I32, [_P]),
     "kvant_sequence_fork": (_I32, [_P, _I32]),
     "kvant_sequence_free": (None, [_P, _I32]),
     "kvant_sequence_length": (_U32, [_P, _I32, _U32]),
-    "kvant_sequence_truncate": (_INT, [_P, _I32, _U32]),
-    "kvant_sequence_drop": (_INT, [_P, _I32, _U32]),
+    "kvant_sequence_truncate": (_SAYS, [_P, _I32, _U32]),
+    "kvant_sequence_drop": (_SAYS, [_P, _I32, _U32]),
     "kvant_cache_export_size": (_SIZE, [_P]),
-    "kvant_sequence_export": (_INT, [_P, _I32, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
-    "kvant_sequence_import": (_INT, [_P, _I32, _P, _SIZE]),
+    "kvant_sequence_export": (_SAYS, [_P, _I32, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
+    "kvant_sequence_import": (_SAYS, [_P, _I32, _P, _SIZE]),
     "kvant_cache_get_info": (_INT, [_P, _to(s.CacheInfo)]),
     # cuda.h
     "kvant_cuda_available": (_INT, [*_TEXT]),
@@ -223,7 +217,8 @@ def _open() -> Any:
         try:
             for function, (result, arguments) in _FUNCTIONS.items():
                 bound = getattr(lib, function)
-                bound.restype, bound.argtypes = result, arguments
+                bound.restype = _INT if result is _SAYS else result
+                bound.argtypes = arguments
         except AttributeError as error:
             raise Error(
                 "loading libkvant", _UNSUPPORTED, f"{error}: {name} is of another release"
@@ -285,21 +280,31 @@ def text_buffer() -> Any:
     return c.create_string_buffer(512)
 
 
-SAID = object()  #: for check: the call leaves its reason in kvant_error_message()
+def _error(what: str, status: int, reason: bytes) -> Error:
+    words = (reason or library().kvant_strerror(status)).decode(errors="replace")
+    return Error(what, status, words.removeprefix(f"{what}: "))
 
 
 def check(what: str, status: int, text: Any = None) -> None:
-    """Raises Error(what: reason) unless status is 0. For calls with an argument err, text is their
-    buffer, which has the reason. SAID takes the reason from kvant_error_message() of this thread,
-    for calls that set it. Without text the message has the status only, because an older reason
-    would mislead."""
-    if status == 0:
-        return
-    reason = (
-        library().kvant_error_message() if text is SAID else text.value if text is not None else b""
-    )
-    words = (reason or library().kvant_strerror(status)).decode(errors="replace")
-    raise Error(what, status, words.removeprefix(f"{what}: "))
+    """Raises Error(what: reason) unless status is 0. `text`: the buffer of the call's argument err,
+    which has the reason; None: the message has the status only."""
+    if status:
+        raise _error(what, status, text.value if text is not None else b"")
+
+
+def invoke(what: str, name: str, *arguments: Any) -> None:
+    """Calls a function that returns a status, and raises Error(what: reason) unless it is 0. The
+    reason is the text that the call writes to its argument err, which invoke() passes, or
+    kvant_error_message() of calls that set it. For other calls an older message would mislead, so
+    the message has the status only."""
+    result, types = _FUNCTIONS[name]
+    function = getattr(library(), name)
+    if types[-2:] == _TEXT:
+        text = text_buffer()
+        check(what, function(*arguments, text, len(text)), text)
+    elif status := function(*arguments):
+        said = library().kvant_error_message() if result is _SAYS else b""
+        raise _error(what, status, said)
 
 
 def c_text(value: Any, what: str) -> bytes | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from . import checks, moments
+from . import moments
 from .calibration import Calibration, Calibrator
 from .library import PAGE_TOKENS
 from .transformers import KvantCache, dense

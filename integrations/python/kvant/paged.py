@@ -18,7 +18,7 @@ from .gpu import (
     transform_queries,
     type_of,
 )
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, check, library, text_buffer
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, invoke, library
 from .structs import (
     CudaAppendArgs,
     CudaAttentionArgs,
@@ -67,14 +67,14 @@ class PagedCache:
         )
         self.k, self.v = GpuCodec.of(self._k_codec), GpuCodec.of(v_codec)
         self._learned = None  # Numbers of keys
-        text = text_buffer()
-        status = library().kvant_cuda_attention_check(self.k.handle, self.v.handle, text, len(text))
-        check(f"keys {k_spec!r} with values {v_spec!r}", status, text)
+        pair = self.k.handle, self.v.handle
+        what = f"keys {k_spec!r} with values {v_spec!r}"
+        invoke(what, "kvant_cuda_attention_check", *pair)
         self._v_offset = self.k.page_bytes * self.n_kv_heads
         self.block_bytes = self._v_offset + self.v.page_bytes * self.n_kv_heads
         self.open_k, self.open_v = self.k.open(), self.v.open()
         self._open_bytes = self.open_k.page_bytes
-        check("GPU", library().kvant_cuda_available(text, len(text)), text)
+        invoke("GPU", "kvant_cuda_available")
         self.pool = self._bytes(self.n_blocks * self.block_bytes, device)
         self.device = self.pool.device
         self.open_pool = self._bytes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as c
 from typing import NamedTuple, Sequence
 
 from . import arrays, checks
@@ -24,12 +23,12 @@ class Rope(NamedTuple):
     n_position_transforms: int = 0
     block_centers: bool = False
 
-    def struct(self) -> tuple[s.Rope, np.ndarray]:
-        """The struct for the library, and the array that it points to."""
+    def struct(self) -> s.Rope:
+        """The struct for the library. It keeps the array that it points to."""
         kept = arrays.contiguous(
             np.asarray(self.frequencies, np.float32), "frequencies", np.float32, (None,)
         )
-        return s.Rope.new(
+        made = s.Rope.new(
             n_dims=2 * len(kept),
             interleaved=bool(self.interleaved),
             frequencies=kept.ctypes.data,
@@ -38,4 +37,6 @@ class Rope(NamedTuple):
                 self.n_position_transforms, "n_position_transforms", least=0
             ),
             block_centers=bool(self.block_centers),
-        ), kept
+        )
+        made.kept = kept
+        return made

@@ -9,7 +9,7 @@ import os
 from . import checks
 from . import structs as s
 from .codec import Codec, ExactPart, step_bytes, tensor_bytes
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, Owned, c_text, invoke
 
 
 class Scheme(Owned):
@@ -69,9 +69,9 @@ class Scheme(Owned):
             seed=checks.count(seed, "seed", least=0, most=2**64 - 1),
             like=checks.handle(like, "like", "kvant_scheme_free"),
         )
-        check("scheme", library().kvant_scheme_create(c.byref(made), c.byref(self._handle)), SAID)
+        invoke("scheme", "kvant_scheme_create", made, self._handle)
         info = s.SchemeInfo.new()
-        check("scheme info", library().kvant_scheme_get_info(self._handle, c.byref(info)))
+        invoke("scheme info", "kvant_scheme_get_info", self._handle, info)
         for name, value in info.plain().items():
             if name not in ("settings", "calibration"):
                 setattr(self, name, value)
@@ -80,17 +80,16 @@ class Scheme(Owned):
     def codecs(self, layer: int, role: str) -> list[Codec]:
         """The codecs of a layer, one per kv head. They keep the scheme alive."""
         number = checks.count(layer, "layer", least=0, most=self.n_layers - 1)
-        checks.choice(role, "role", tuple(ROLES))
         location = s.SchemeLocation.new(
-            role=ROLES[role],
+            role=checks.role(role),
             layer=number,
             n_layers=self.n_layers,
             n_kv_heads=self.n_kv_heads,
             head_dim=self.head_dim if role == "k" else self.v_head_dim,
         )
         found = c.POINTER(c.c_void_p)()
-        status = library().kvant_scheme_codecs(self._handle, c.byref(location), c.byref(found))
-        check(f"layer {layer}, {'keys' if role == 'k' else 'values'}", status, SAID)
+        what = f"layer {layer}, {'keys' if role == 'k' else 'values'}"
+        invoke(what, "kvant_scheme_codecs", self._handle, location, found)
         return [Codec.borrowed(found[head], self) for head in range(self.n_kv_heads)]
 
     def specs(self, layer: int, role: str) -> tuple[str, ...]:
@@ -102,8 +101,7 @@ class Scheme(Owned):
         """Bits per number of the keys and values of all layers, every stored byte counted."""
         dims, bits = (c.c_uint32 * 2)(self.head_dim, self.v_head_dim), c.c_double()
         model = s.SchemeModel.new(n_layers=self.n_layers, n_kv_heads=self.n_kv_heads, head_dim=dims)
-        status = library().kvant_scheme_true_bits(self._handle, c.byref(model), c.byref(bits))
-        check("bits of the scheme", status, SAID)
+        invoke("bits of the scheme", "kvant_scheme_true_bits", self._handle, model, bits)
         return bits.value
 
     def exact(self, max_tokens: int, n_sequences: int = 1) -> ExactPart:
@@ -113,8 +111,7 @@ class Scheme(Owned):
         part = s.ExactPart.new()
         tokens = checks.count(max_tokens, "max_tokens", least=0)
         sequences = checks.count(n_sequences, "n_sequences")
-        status = library().kvant_scheme_exact(self._handle, tokens, sequences, c.byref(part))
-        check("exact part", status, SAID)
+        invoke("exact part", "kvant_scheme_exact", self._handle, tokens, sequences, part)
         return ExactPart(part.first, part.newest, part.total, part.step)
 
     def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 from . import checks
 from . import structs as s
 from .calibration import Calibration
-from .library import MAX_HEAD_DIM, ROLES, Owned, c_text, check, library, text_buffer
+from .library import MAX_HEAD_DIM, Owned, c_text, invoke, library
 
 
 class Preset(NamedTuple):
@@ -85,11 +85,7 @@ class Settings(Owned):
                 calibration_checksum, "calibration_checksum", least=0, most=2**64 - 1
             ),
         )
-        text = text_buffer()
-        status = library().kvant_settings_create(
-            c.byref(config), c.byref(self._handle), text, len(text)
-        )
-        check("settings", status, text)
+        invoke("settings", "kvant_settings_create", config, self._handle)
         self._read_info()
 
     @classmethod
@@ -97,29 +93,25 @@ class Settings(Owned):
         """Reads a settings file. Error when it is missing, damaged or changed by hand."""
         settings = cls.__new__(cls)
         Owned.__init__(settings, "kvant_settings_free")
-        text = text_buffer()
-        status = library().kvant_settings_load(
-            c_text(path, "path"), c.byref(settings._handle), text, len(text)
-        )
-        check(f"settings {os.fspath(path)}", status, text)
+        what, name = f"settings {os.fspath(path)}", c_text(path, "path")
+        invoke(what, "kvant_settings_load", name, settings._handle)
         settings._read_info()
         return settings
 
     def _read_info(self) -> None:
         info = s.SettingsInfo.new()
-        check("settings info", library().kvant_settings_get_info(self._handle, c.byref(info)))
+        invoke("settings info", "kvant_settings_get_info", self._handle, info)
         self.info = SettingsInfo(**info.plain())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a settings file; path never holds half of one."""
-        text = text_buffer()
-        status = library().kvant_settings_save(self._handle, c_text(path, "path"), text, len(text))
-        check(f"settings {os.fspath(path)}", status, text)
+        what, name = f"settings {os.fspath(path)}", c_text(path, "path")
+        invoke(what, "kvant_settings_save", self._handle, name)
 
     def layer(self, layer: int, role: str) -> LayerCodec:
         """The keys or the values of a layer. Error when there is no such layer."""
         entry, number = s.SettingsLayer(), checks.count(layer, "layer", least=0)
-        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+        role_number = checks.role(role)
         if library().kvant_settings_get_layer(self._handle, number, role_number, c.byref(entry)):
             raise IndexError(
                 f"layer: {layer} is not below the number of layers, {self.info.n_layers}"
@@ -132,21 +124,16 @@ class Settings(Owned):
     def load_calibration(self, path: str | os.PathLike[str] | None = None) -> Calibration | None:
         """Loads the calibration that the settings were made with, from path or from the path in the
         settings file; None when they need none. Error when the file is another calibration."""
-        made, text = c.c_void_p(), text_buffer()
-        status = library().kvant_settings_load_calibration(
-            self._handle, c_text(path, "path"), c.byref(made), text, len(text)
-        )
-        check("calibration of the settings", status, text)
+        made = c.c_void_p()
+        what, name = "calibration of the settings", c_text(path, "path")
+        invoke(what, "kvant_settings_load_calibration", self._handle, name, made)
         return Calibration.owning(made.value) if made.value else None
 
     def check(self, calibration: Calibration | None = None) -> None:
         """Error, naming layer and role, for the first spec that makes no codec with this
         calibration, or whose kv heads do not fit together."""
-        text = text_buffer()
         given = checks.handle(calibration, "calibration", "kvant_calibration_free")
-        check(
-            "settings", library().kvant_settings_check(self._handle, given, text, len(text)), text
-        )
+        invoke("settings", "kvant_settings_check", self._handle, given)
 
     def __repr__(self) -> str:
         return f"<kvant.Settings of {self.info.model!r}: {self.info.n_layers} layers>"

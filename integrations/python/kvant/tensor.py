@@ -10,7 +10,7 @@ from . import arrays, checks
 from . import structs as s
 from .arrays import np
 from .codec import Codec, ExactPart, tensor_params
-from .library import PAGE_TOKENS, SAID, Owned, check, library
+from .library import PAGE_TOKENS, Owned, invoke, library
 from .places import Host
 from .rope import Rope
 
@@ -88,7 +88,7 @@ class Tensor(Owned):
             self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks, stride, exact
         )
         size = c.c_size_t()
-        check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
+        invoke("tensor", "kvant_tensor_size", made, size)
         self._memory = arrays.zeroed(size.value) if given is None else given
         arrays.array(
             self._memory, "memory", np.uint8, (made.n_blocks, None) if in_rows else (None,)
@@ -99,10 +99,7 @@ class Tensor(Owned):
                 f"memory: {least} contiguous bytes are needed, not {self._memory.shape[-1]}"
             )
         self._n_threads = checks.threads(n_threads)
-        status = library().kvant_tensor_create(
-            c.byref(made), self._memory.ctypes.data, c.byref(self._handle)
-        )
-        check("tensor", status, SAID)
+        invoke("tensor", "kvant_tensor_create", made, self._memory.ctypes.data, self._handle)
         self.n_blocks, self._n_sequences = made.n_blocks, made.n_sequences
         self._row = (len(self._keep), self._keep[0].head_dim)
 
@@ -114,7 +111,7 @@ class Tensor(Owned):
     def info(self) -> TensorInfo:
         """Sizes and memory as they are now."""
         found = s.TensorInfo.new()
-        check("tensor info", library().kvant_tensor_get_info(self._handle, c.byref(found)))
+        invoke("tensor info", "kvant_tensor_get_info", self._handle, found)
         plain = found.plain()
         return TensorInfo(**plain | {"role": "kv"[plain["role"]]})
 
@@ -123,7 +120,7 @@ class Tensor(Owned):
         block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         found = s.BlockInfo.new()
-        check("block", library().kvant_tensor_get_block(self._handle, block, head, c.byref(found)))
+        invoke("block", "kvant_tensor_get_block", self._handle, block, head, found)
         affine = (
             arrays.copied(x, "float32", self._row[1:])
             for x in (found.affine.center, found.affine.scale, found.start)
@@ -135,7 +132,7 @@ class Tensor(Owned):
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         sequence = checks.count(sequence, "sequence", least=0, most=self._n_sequences - 1)
         index = checks.count(index, "index", least=0)
-        check("assign", library().kvant_tensor_assign(self._handle, number, sequence, index))
+        invoke("assign", "kvant_tensor_assign", self._handle, number, sequence, index)
 
     def write(self, slots: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows, float32 [n, n_kv_heads, head_dim], to slots, int64 [n]: slot 64 * block +
@@ -145,29 +142,14 @@ class Tensor(Owned):
         rows, stride = arrays.rows(rows, "rows", (slots.shape[0], *self._row))
         checks.in_range(slots, "slots", 0, PAGE_TOKENS * self.n_blocks)
         if slots.size:
-            check(
-                "write",
-                library().kvant_tensor_write(
-                    self._handle,
-                    slots.ctypes.data,
-                    slots.size,
-                    rows.ctypes.data,
-                    stride,
-                    self._n_threads,
-                ),
-            )
+            given = slots.ctypes.data, slots.size, rows.ctypes.data, stride
+            invoke("write", "kvant_tensor_write", self._handle, *given, self._n_threads)
 
     def set_rope(self, rope: Rope | None) -> None:
         """Describes how RoPE rotates these keys. Learned transforms (transform=first) then also fit
         positions that have no keys yet."""
-        made = None if rope is None else rope.struct()
-        check(
-            "rope",
-            library().kvant_tensor_set_rope(
-                self._handle, None if made is None else c.byref(made[0])
-            ),
-            SAID,
-        )
+        given = None if rope is None else rope.struct()
+        invoke("rope", "kvant_tensor_set_rope", self._handle, given)
 
     def note_queries(self, q: np.ndarray, positions: np.ndarray | None = None) -> None:
         """Queries float32 [n, heads, head_dim] of the tokens of the next write, which learns from
@@ -179,10 +161,7 @@ class Tensor(Owned):
         if positions is not None:
             positions = arrays.contiguous(positions, "positions", np.int32, (q.shape[0],))
             noted.positions = positions.ctypes.data
-        check(
-            "queries",
-            library().kvant_tensor_note_queries(self._handle, c.byref(noted), self._n_threads),
-        )
+        invoke("queries", "kvant_tensor_note_queries", self._handle, noted, self._n_threads)
 
     def wants_queries(self, n: int = 1) -> bool:
         """Whether note_queries would use the queries of n tokens."""
@@ -196,10 +175,7 @@ class Tensor(Owned):
         block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
         made, given = c.c_void_p(), checks.handle(like, "like", "kvant_codec_free")
-        check(
-            "codec",
-            library().kvant_tensor_make_codec(self._handle, block, head, given, c.byref(made)),
-        )
+        invoke("codec", "kvant_tensor_make_codec", self._handle, block, head, given, made)
         return Codec.owning(made.value)
 
     def read(self, first: int, n: int) -> np.ndarray:
@@ -210,10 +186,8 @@ class Tensor(Owned):
         n = checks.count(n, "n", least=0, most=slots - first)
         rows = np.empty((n, *self._row), np.float32)
         if n:
-            status = library().kvant_tensor_read(
-                self._handle, first, n, rows.ctypes.data, rows[0].size
-            )
-            check("read", status)
+            to = rows.ctypes.data, rows[0].size
+            invoke("read", "kvant_tensor_read", self._handle, first, n, *to)
         return rows
 
     def clear(self, first: int | None = None, n: int = 1) -> None:
@@ -224,7 +198,7 @@ class Tensor(Owned):
             return
         first = checks.count(first, "first", least=0, most=self.n_blocks)
         n = checks.count(n, "n", least=0, most=self.n_blocks - first)
-        check("clear", library().kvant_tensor_clear_blocks(self._handle, first, n))
+        invoke("clear", "kvant_tensor_clear_blocks", self._handle, first, n)
 
     def copy(self, first: int, to: Tensor, to_first: int, n: int = 1) -> None:
         """Copies n blocks without decoding them to a tensor of the same Codec objects, or within
@@ -233,7 +207,7 @@ class Tensor(Owned):
         first = checks.count(first, "first", least=0, most=self.n_blocks)
         to_first = checks.count(to_first, "to_first", least=0, most=to.n_blocks)
         n = checks.count(n, "n", least=0, most=min(self.n_blocks - first, to.n_blocks - to_first))
-        check("copy", library().kvant_tensor_copy(self._handle, first, to.handle, to_first, n))
+        invoke("copy", "kvant_tensor_copy", self._handle, first, to.handle, to_first, n)
 
     def set_affine(self, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
         """Sets centre and scale, float32 [n_kv_heads, head_dim], before anything is written. They
@@ -243,7 +217,7 @@ class Tensor(Owned):
             for x, what in ((center, "center"), (scale, "scale"))
         ]
         affine = s.Affine(*map(arrays.pointer, kept))
-        check("centre and scale", library().kvant_tensor_set_affine(self._handle, c.byref(affine)))
+        invoke("centre and scale", "kvant_tensor_set_affine", self._handle, affine)
 
     def export_block(self, block: int) -> bytes:
         """A block as bytes, for import_block of a tensor with the same codecs, in another process
@@ -251,9 +225,7 @@ class Tensor(Owned):
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         most, used = library().kvant_tensor_export_size(self._handle), c.c_size_t()
         data = c.create_string_buffer(most)
-        check(
-            "export", library().kvant_tensor_export(self._handle, number, data, most, c.byref(used))
-        )
+        invoke("export", "kvant_tensor_export", self._handle, number, data, most, used)
         return data.raw[: used.value]
 
     def import_block(self, block: int, data: bytes) -> None:
@@ -261,8 +233,4 @@ class Tensor(Owned):
         Error of status 60 when there is no room for the block's centre and scale or its fp16 rows.
         The block is then as before."""
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
-        check(
-            "import",
-            library().kvant_tensor_import(self._handle, number, bytes(data), len(data)),
-            SAID,
-        )
+        invoke("import", "kvant_tensor_import", self._handle, number, bytes(data), len(data))

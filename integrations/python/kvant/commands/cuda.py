@@ -273,17 +273,11 @@ class Attention:
             raise
 
     def _make_codecs(self):
-        lib, text = library.library(), library.text_buffer()
         for codec in self._codecs:
             made = c.c_void_p()
-            library.check(
-                codec.spec,
-                lib.kvant_cuda_codec_from(codec.handle, c.byref(made), text, len(text)),
-                text,
-            )
+            library.invoke(codec.spec, "kvant_cuda_codec_from", codec.handle, made)
             self._cuda.append(made)
-        status = lib.kvant_cuda_attention_check(*self._cuda, text, len(text))
-        library.check(f"{self.k}, {self.v}", status, text)
+        library.invoke(f"{self.k}, {self.v}", "kvant_cuda_attention_check", *self._cuda)
 
     def _make_memory(self):
         """Allocates one span for everything and compares it with the free memory first, so that
@@ -359,9 +353,7 @@ class Attention:
             out_token_stride=row,
             causal=shape.query_tokens > 1,
         )
-        library.check(
-            "attention", library.library().kvant_cuda_attention(c.byref(args), self.gpu.STREAM)
-        )
+        library.invoke("attention", "kvant_cuda_attention", args, self.gpu.STREAM)
 
     def run(self):
         return self.gpu.time(
