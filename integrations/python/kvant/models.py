@@ -242,10 +242,8 @@ def _measured(
             for x in (getattr(layer, "keys", None), getattr(layer, "values", None))
             if x is not None
         ]
-        sums[0].bytes, sums[0].f16_bytes = (
-            sum(x.nbytes for x in held),
-            sum(2 * x.numel() for x in held),
-        )
+        sums[0].bytes = sum(x.nbytes for x in held)
+        sums[0].f16_bytes = sum(2 * x.numel() for x in held)
         with attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):
                 room = {"max_tokens": len(part), "max_sequences": 1}

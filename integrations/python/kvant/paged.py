@@ -242,10 +242,8 @@ class PagedCache:
                 scale=self._channels(row_scale, f"{name}_scale"),
             )
             if name == "k":
-                part.center, part.scale = (
-                    self._of_keys("center", part.center),
-                    self._of_keys("scale", part.scale),
-                )
+                part.center = self._of_keys("center", part.center)
+                part.scale = self._of_keys("scale", part.scale)
                 part.key_transform = self._of_keys("key_transform")
             setattr(args, name, part)
         call("append", args, self.device)
@@ -333,10 +331,8 @@ class PagedCache:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
         workspace, target = self._workspace_for(heads // self.n_kv_heads * tokens), out
         if self._has_matrix():
-            q, target = (
-                self._rotated(q),
-                torch.empty(q.shape, dtype=torch.float32, device=self.device),
-            )
+            q = self._rotated(q)
+            target = torch.empty(q.shape, dtype=torch.float32, device=self.device)
         args = CudaAttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
@@ -406,10 +402,8 @@ class PagedCache:
             scale=self._channels(scale, "scale"),
         )
         if role == "k":
-            args.center, args.scale = (
-                self._of_keys("center", args.center),
-                self._of_keys("scale", args.scale),
-            )
+            args.center = self._of_keys("center", args.center)
+            args.scale = self._of_keys("scale", args.scale)
             args.inverse_key_transform = self._of_keys("inverse_key_transform")
         if n > 0:
             call("decode", args, self.device)

@@ -100,11 +100,9 @@ def _encode(
     rows: Tensor, spec: str, role: str, center: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor:
     _check_rows(rows)
-    center, scale, codec = (
-        _channels(center, rows),
-        _channels(scale, rows),
-        _codec(spec, rows.shape[1], role),
-    )
+    center = _channels(center, rows)
+    scale = _channels(scale, rows)
+    codec = _codec(spec, rows.shape[1], role)
     if rows.device.type == "cpu":
         return torch.from_numpy(codec.encode(rows.float(), center, scale))
     n, rows = rows.shape[0], rows.contiguous()
@@ -137,11 +135,9 @@ def _decode(
     center: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    center, scale, codec = (
-        _channels(center, pages),
-        _channels(scale, pages),
-        _codec(spec, head_dim, role),
-    )
+    center = _channels(center, pages)
+    scale = _channels(scale, pages)
+    codec = _codec(spec, head_dim, role)
     if pages.device.type == "cpu":
         return torch.from_numpy(codec.decode(pages, n, center, scale))
     pages = pages.contiguous()

@@ -207,10 +207,8 @@ def read_bandwidth(n_threads):
     size = min(max(256 << 20, 4 * last_cache()), 2 << 30) // n_threads // 4096 * 4096 * n_threads
     buffer = np.ones(size, np.uint8)  # pages that were never written are all one page of zeros
     memchr = ctypes.CDLL(None).memchr
-    memchr.restype, memchr.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t],
-    )
+    memchr.restype = ctypes.c_void_p
+    memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
     part = size // n_threads
 
     def read(thread):

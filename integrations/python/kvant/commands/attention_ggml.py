@@ -46,14 +46,8 @@ class _ThreadpoolParams(c.Structure):
     ]
 
 
-_P, _I64, _SIZE, _INT, _FLOAT, _STR = (
-    c.c_void_p,
-    c.c_int64,
-    c.c_size_t,
-    c.c_int,
-    c.c_float,
-    c.c_char_p,
-)
+_P, _I64, _SIZE = c.c_void_p, c.c_int64, c.c_size_t
+_INT, _FLOAT, _STR = c.c_int, c.c_float, c.c_char_p
 _FUNCTIONS = {
     "ggml_version": (_STR, []),
     "ggml_log_set": (None, [_P, _P]),

@@ -284,10 +284,8 @@ class Attention:
         nothing is half done when it is not enough."""
         shape, n_blocks = self.shape, self._table.size
         blocks = np.concatenate([pages.reshape(len(pages), -1) for pages in self._distinct], axis=1)
-        self._block_bytes, self._n_workspace = (
-            blocks.shape[1],
-            library.library().kvant_cuda_attention_workspace(shape.head_dim),
-        )
+        self._block_bytes = blocks.shape[1]
+        self._n_workspace = library.library().kvant_cuda_attention_workspace(shape.head_dim)
         query = self._query.astype(np.uint16)
         sizes = [
             n_blocks * self._block_bytes,
@@ -487,10 +485,8 @@ def main(words):
         for n in settings.tokens
     ]
     total = sum(map(work_of, shapes))
-    progress, rows = (
-        cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json),
-        [],
-    )
+    progress = cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json)
+    rows = []
     code = cli.OK
     try:
         for shape in shapes:

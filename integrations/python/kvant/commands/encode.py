@@ -64,14 +64,10 @@ class Subject:
     def __init__(self, spec, role, rows, calibration):
         self.spec, self.role = spec, role
         self.codec = kvant.Codec(spec, rows.shape[1], role, calibration)
-        self._rows, self._pages = (
-            rows,
-            np.zeros(PAGES * self.codec.page_bytes + library.PAGE_ALIGN, np.uint8),
-        )
-        self._calls, self._refused = (
-            self._arguments(library.PAGE_TOKENS),
-            self._arguments(0),
-        )  # no tokens: refused at once
+        self._rows = rows
+        self._pages = np.zeros(PAGES * self.codec.page_bytes + library.PAGE_ALIGN, np.uint8)
+        self._calls = self._arguments(library.PAGE_TOKENS)
+        self._refused = self._arguments(0)  # no tokens: refused at once
 
     def _arguments(self, n_tokens):
         """The arguments of a call for each page."""

@@ -326,11 +326,9 @@ class KvantCache(Cache):
         import copy
 
         made = type(self)(self.config, **self._stored, exact=self.exact)
-        made._limits, made._schemes, made._keeps_past = (
-            self._limits,
-            self._schemes,
-            self._keeps_past,
-        )
+        made._limits = self._limits
+        made._schemes = self._schemes
+        made._keeps_past = self._keeps_past
         self._settle()
         made._weights, made._seen_weights = self._weights, self._seen_weights
         made._stores = {key: store.copy() for key, store in self._stores.items()}

@@ -100,10 +100,8 @@ class _Exchanges:
         for a in np.flatnonzero(
             self._losses < self._losses[now]
         ):  # one of two moves gains, and it is tried first
-            size_a, gain_a = (
-                self._bytes[a] - self._bytes[now[a]],
-                self._losses[now[a]] - self._losses[a],
-            )
+            size_a = self._bytes[a] - self._bytes[now[a]]
+            gain_a = self._losses[now[a]] - self._losses[a]
             if size_a <= budget - size and gain_a > gained:
                 gained, best = gain_a, (a,)
             gains = gain_a + self._losses[now] - self._losses

@@ -27,12 +27,10 @@ class _Kept:
     contexts = captures.Capture.contexts
 
     def __init__(self, n_ctx: int, n_tokens: int) -> None:
-        self.n_ctx, self.n_tokens, self.query_step, self.fingerprint = (
-            n_ctx,
-            n_tokens,
-            _QUERY_STEP,
-            0,
-        )
+        self.n_ctx = n_ctx
+        self.n_tokens = n_tokens
+        self.query_step = _QUERY_STEP
+        self.fingerprint = 0
         self.layers: dict[int, captures.Shape] = {}
         self._rows: dict[tuple[int, str], list[Any]] = {}
 

@@ -131,12 +131,10 @@ class Errors:
     ends the work. Candidates are computed on n_threads threads (None: all)."""
 
     def __init__(self, store, open_captures, calibration, n_ctx, n_threads, check):
-        self._store, self._open, self._calibration, self._check = (
-            store,
-            open_captures,
-            calibration,
-            check,
-        )
+        self._store = store
+        self._open = open_captures
+        self._calibration = calibration
+        self._check = check
         self._windows = {
             "cost": probes.check_window(n_ctx),
             "probe": (*probes.probe_window(n_ctx), 1),
@@ -190,10 +188,8 @@ def locations_of(store, candidates, calibration, n_ctx):
             codecs = [
                 codecs_of(spec, role, shape, calibration, layer)[0] for spec in candidates[role]
             ]
-            kinds, sizes = (
-                [kind_of(codec) for codec in codecs],
-                [bytes_of(codec, cells) for codec in codecs],
-            )
+            kinds = [kind_of(codec) for codec in codecs]
+            sizes = [bytes_of(codec, cells) for codec in codecs]
             errors = [store.get(layer, "cost", role, spec) for spec in candidates[role]]
             location = Site(
                 layer, role, shape, cells, candidates[role], mixes.make(kinds, sizes, errors)
@@ -267,10 +263,8 @@ def _log_variance(location):
 def _prior(locations):
     """Mean of the logarithms, and the variance between sites that their errors do not explain
     (method of moments)."""
-    logs, noise = (
-        [_log_weight(location) for location in locations],
-        sum(_log_variance(location) for location in locations),
-    )
+    logs = [_log_weight(location) for location in locations]
+    noise = sum(_log_variance(location) for location in locations)
     n = max(len(locations), 1)
     mean = sum(logs) / n
     variance = sum(y * y for y in logs) / n - mean * mean - noise / n

@@ -24,12 +24,10 @@ class Writer:
     """Writes settings of one model. calibration is its path and its CalibrationInfo, or None."""
 
     def __init__(self, locations, model, fingerprint, calibration):
-        self._locations, self._model, self._fingerprint, self._calibration = (
-            locations,
-            model,
-            fingerprint,
-            calibration,
-        )
+        self._locations = locations
+        self._model = model
+        self._fingerprint = fingerprint
+        self._calibration = calibration
         self._needs = {}
 
     def save(self, setting, path):

@@ -52,10 +52,8 @@ class Store:
                 raise ValueError(name)
 
     def take_layers(self, layers):
-        self.layers, self._own["layers"] = (
-            layers,
-            {str(layer): list(shape) for layer, shape in layers.items()},
-        )
+        self.layers = layers
+        self._own["layers"] = {str(layer): list(shape) for layer, shape in layers.items()}
         return layers
 
     def has(self, *name):
