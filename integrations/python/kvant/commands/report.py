@@ -144,24 +144,8 @@ def _inspect(settings):
 
 def _measure_speed(settings):
     """Tokens per second of the f16 cache, measured in seconds and used only for estimates."""
-    return child.rows_or_leave(
-        [
-            "bench",
-            "model",
-            "-m",
-            settings.model,
-            "--json",
-            "-p",
-            "256",
-            "-n",
-            "8",
-            "-r",
-            "1",
-            "--stock",
-            "f16",
-            *settings.common,
-        ]
-    )[0]
+    words = "bench model --json -p 256 -n 8 -r 1 --stock f16 -m".split()
+    return child.rows_or_leave([*words, settings.model, *settings.common])[0]
 
 
 def _describe(settings, facts):

@@ -178,24 +178,9 @@ def _eval(request, name, n_bins):
     if n_bins == 1:  # the evaluation by position only reads the results of this one
         tokens = request.n_ctx * request.n_chunks
         seconds += tokens * (1 + EVAL_COST * (n + len(calibrated))) / request.prefill_tps
-    return Step(
-        name,
-        [
-            *_begin(request, "eval"),
-            "-f",
-            request.text,
-            "-c",
-            str(request.n_ctx),
-            "--chunks",
-            str(request.n_chunks),
-            "--resume",
-            request.state,
-            *bins,
-            *words,
-            *_split(calibrated),
-        ],
-        seconds,
-    )
+    size = f"-c {request.n_ctx} --chunks {request.n_chunks}".split()
+    begin = [*_begin(request, "eval"), "-f", request.text, *size, "--resume", request.state]
+    return Step(name, [*begin, *bins, *words, *_split(calibrated)], seconds)
 
 
 def _inspected(words):
@@ -223,22 +208,10 @@ def _sizes(request):
 def _needle(request, length):
     words, n = _configs(request, FEW if request.quick else COMPARED, MOST_COMPARED)
     trials = 1 if request.quick else TRIALS
-    return Step(
-        f"needle:{length}",
-        [
-            *_begin(request, "needle"),
-            "-c",
-            str(length),
-            "-n",
-            str(NEEDLES),
-            "-r",
-            str(trials),
-            "--resume",
-            request.needles,
-            *words,
-        ],
-        START_SECONDS + 1.3 * (n + 1) * trials * length / request.prefill_tps,
-    )
+    size = f"-c {length} -n {NEEDLES} -r {trials}".split()
+    words = [*_begin(request, "needle"), *size, "--resume", request.needles, *words]
+    seconds = START_SECONDS + 1.3 * (n + 1) * trials * length / request.prefill_tps
+    return Step(f"needle:{length}", words, seconds)
 
 
 def _speed(request, deepest):
@@ -249,24 +222,9 @@ def _speed(request, deepest):
     n_prefill = QUICK_PREFILL if request.quick else PREFILL
     prefill = (deepest + len(depths) * ROUNDS * n_prefill) / request.prefill_tps
     decode = len(depths) * ROUNDS * DECODE / request.decode_tps
-    return Step(
-        "speed",
-        [
-            *_begin(request, "bench model"),
-            "-d",
-            ",".join(map(str, depths)),
-            "-p",
-            str(n_prefill),
-            "-n",
-            str(DECODE),
-            "-r",
-            str(ROUNDS),
-            "--stock",
-            "f16",
-            *words,
-        ],
-        START_SECONDS + 1.5 * (n + 1) * (prefill + decode),
-    )
+    size = f"-d {','.join(map(str, depths))} -p {n_prefill} -n {DECODE} -r {ROUNDS}".split()
+    words = [*_begin(request, "bench model"), *size, "--stock", "f16", *words]
+    return Step("speed", words, START_SECONDS + 1.5 * (n + 1) * (prefill + decode))
 
 
 def make(request):

@@ -152,27 +152,10 @@ class Tune:
         for number, text in enumerate(o.texts):
             paths.append(os.path.join(folder, str(number)))
             n_tokens = o.parts * o.probe_ctx
-            self._start(
-                [
-                    "capture",
-                    *o.of_model,
-                    "-f",
-                    text,
-                    "-o",
-                    paths[-1],
-                    "-n",
-                    str(n_tokens),
-                    "-c",
-                    str(o.probe_ctx),
-                    "--spread",
-                    str(o.parts),
-                    "--queries",
-                    str(QUERY_STEP),
-                    "--json",
-                ],
-                progress,
-                n_tokens,
-            )
+            size = f"-n {n_tokens} -c {o.probe_ctx} --spread {o.parts} --queries {QUERY_STEP}"
+            files = ["-f", text, "-o", paths[-1]]
+            words = ["capture", *o.of_model, *files, *size.split(), "--json"]
+            self._start(words, progress, n_tokens)
         return paths
 
     def _open_captures(self, opened):
@@ -193,12 +176,8 @@ class Tune:
     def _compute_errors(self):
         o, tuning = self.options, self.tuning
         checksum = self.calibration.info.checksum if self.calibration else None
-        store = tuning.store.Store(
-            f"{self.state}.errors",
-            tuning.store.key_of(
-                o.texts, self.fingerprint, checksum, o.parts, o.probe_ctx, QUERY_STEP
-            ),
-        )
+        facts = self.fingerprint, checksum, o.parts, o.probe_ctx, QUERY_STEP
+        store = tuning.store.Store(f"{self.state}.errors", tuning.store.key_of(o.texts, *facts))
         with contextlib.ExitStack() as opened:
             errors = tuning.sensitivity.Errors(
                 store,

@@ -70,20 +70,9 @@ class Contexts(NamedTuple):
     def words(self):
         texts = [word for text in self.texts for word in ("-f", text)]
         batch = ["-b", str(self.batch)] if self.batch is not None else []
-        return [
-            *texts,
-            "--spread",
-            str(self.parts),
-            "--skip",
-            str(self.skip),
-            "--chunks",
-            str(self.chunks),
-            "-c",
-            str(self.window.n_ctx),
-            "--from",
-            str(self.window.first),
-            *batch,
-        ]
+        which = f"--spread {self.parts} --skip {self.skip} --chunks {self.chunks}"
+        window = f"-c {self.window.n_ctx} --from {self.window.first}"
+        return [*texts, *which.split(), *window.split(), *batch]
 
 
 def probe_contexts(texts, parts, n_ctx):
