@@ -54,6 +54,18 @@ def _contexts(texts: Texts, tokenizer: Any, length: int, most: int) -> list[Tens
     return found
 
 
+def whole_contexts(texts: Texts, tokenizer: Any, length: int, n: int) -> list[Tensor]:
+    """At most n contexts of `length` tokens each. ValueError for texts with less than one."""
+    found = _contexts(texts, tokenizer, length, length * n)
+    found = [part for part in found if len(part) == length]
+    if not found:
+        raise ValueError(
+            f"texts: they have fewer tokens than one context of {length}: give longer texts, or a "
+            "smaller context"
+        )
+    return found
+
+
 # Calibration
 
 
@@ -201,16 +213,7 @@ def evaluate(
     `kvant eval` does. A cache has room for one context unless its arguments say max_tokens: the
     part that a preset keeps as fp16 grows with that room."""
     first = context // 2 if first is None else first
-    parts = [
-        part
-        for part in _contexts(texts, tokenizer, context, context * n_contexts)
-        if len(part) == context
-    ]
-    if not parts:
-        raise ValueError(
-            f"texts: they have fewer tokens than one context of {context}: give longer texts, or a "
-            "smaller context"
-        )
+    parts = whole_contexts(texts, tokenizer, context, n_contexts)
     if not 0 <= first < context - 1:
         raise ValueError(f"first: {first} is not from 0 to {context - 2}")
     return [

@@ -341,28 +341,12 @@ def measure_shape(shape, settings, ggml, bandwidth, step):
         for subject in subjects:
             subject.close()
     f16 = medians[0] if settings.stock else math.nan
-    return [
-        [
-            s.library,
-            s.k,
-            s.v,
-            s.level,
-            shape.head_dim,
-            shape.group,
-            shape.n_kv_heads,
-            shape.n_tokens,
-            shape.n_queries,
-            shape.n_threads,
-            s.n_layers,
-            s.bytes,
-            1e6 * seconds,
-            s.bytes / seconds / 1e9,
-            f16 / seconds,
-            s.bytes / seconds / bandwidth,
-            bandwidth / 1e9,
-        ]
-        for s, seconds in zip(subjects, medians)
-    ]
+    rows = []
+    for s, seconds in zip(subjects, medians):
+        speed = s.bytes / seconds
+        measured = 1e6 * seconds, speed / 1e9, f16 / seconds, speed / bandwidth, bandwidth / 1e9
+        rows.append([s.library, s.k, s.v, s.level, *shape, s.n_layers, s.bytes, *measured])
+    return rows
 
 
 def main(words):

@@ -451,19 +451,8 @@ def measure_one(gpu, shape, pair, settings, bandwidth, step):
     finally:
         attention.close()
     speed = attention.bytes / seconds
-    return [
-        gpu.name,
-        gpu.version,
-        *pair,
-        *shape,
-        settings.rounds,
-        attention.bytes,
-        1e6 * seconds,
-        speed / 1e9,
-        speed / bandwidth,
-        bandwidth / 1e9,
-        attention.error,
-    ]
+    measured = 1e6 * seconds, speed / 1e9, speed / bandwidth, bandwidth / 1e9, attention.error
+    return [gpu.name, gpu.version, *pair, *shape, settings.rounds, attention.bytes, *measured]
 
 
 def main(words):
@@ -473,17 +462,8 @@ def main(words):
     gpu = Gpu(settings.device)
     bandwidth = gpu.copy_bandwidth(settings.rounds)
     print(f"{gpu.name}, a copy reads and writes {bandwidth / 1e12:.2f} TB/s", file=sys.stderr)
-    shapes = [
-        Shape(
-            settings.batch,
-            settings.heads,
-            settings.kv_heads,
-            settings.dim,
-            n,
-            settings.query_tokens,
-        )
-        for n in settings.tokens
-    ]
+    model = settings.batch, settings.heads, settings.kv_heads, settings.dim
+    shapes = [Shape(*model, n, settings.query_tokens) for n in settings.tokens]
     total = sum(map(work_of, shapes))
     progress = cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json)
     rows = []

@@ -73,18 +73,12 @@ class Subject:
         """The arguments of a call for each page."""
         head_dim = self._rows.shape[1]
         pages = -(-self._pages.ctypes.data // library.PAGE_ALIGN) * library.PAGE_ALIGN
-        return [
-            (
-                self.codec.handle,
-                None,
-                self._rows.ctypes.data + 4 * head_dim * library.PAGE_TOKENS * page,
-                head_dim,
-                0,
-                n_tokens,
-                pages + page * self.codec.page_bytes,
-            )
-            for page in range(PAGES)
-        ]
+        calls = []
+        for page in range(PAGES):
+            at = self._rows.ctypes.data + 4 * head_dim * library.PAGE_TOKENS * page
+            to = pages + page * self.codec.page_bytes
+            calls.append((self.codec.handle, None, at, head_dim, 0, n_tokens, to))
+        return calls
 
     @staticmethod
     def _time(calls):
@@ -132,20 +126,10 @@ def main(words):
     except kvant.Error as error:
         cli.fail(f"bench encode: {error}", "kvant codecs lists all codecs")
     f16 = dict(zip("kv", seconds))
-    benchmarks.show(
-        COLUMNS,
-        [
-            [
-                subject.spec,
-                subject.role.upper(),
-                head_dim,
-                library.cpu_level(),
-                subject.codec.true_bits,
-                1e6 * taken,
-                taken / f16[subject.role],
-            ]
-            for subject, taken in zip(subjects, seconds)
-        ],
-        json,
-    )
+    rows = []
+    for subject, taken in zip(subjects, seconds):
+        codec, usual = subject.codec, f16[subject.role]
+        row = [subject.spec, subject.role.upper(), head_dim, library.cpu_level(), codec.true_bits]
+        rows.append([*row, 1e6 * taken, taken / usual])
+    benchmarks.show(COLUMNS, rows, json)
     return cli.OK

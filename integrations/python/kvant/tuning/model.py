@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..calibration import Calibration
-from ..models import Texts, _contexts, _measured
+from ..models import Texts, _measured, whole_contexts
 from ..transformers.fingerprint import fingerprint
 from ..watching import Seen, model_name, watch
 from . import captures, probes, sensitivity, settings
@@ -85,16 +85,7 @@ def tune(
     (Scheme.exact), and diverges least. Returns the divergence that is expected on the texts;
     kvant.evaluate measures it on other texts. `k`, `v`: candidates that replace the default ones,
     the coarsest first."""
-    parts = [
-        part
-        for part in _contexts(texts, tokenizer, context, context * n_contexts)
-        if len(part) == context
-    ]
-    if not parts:
-        raise ValueError(
-            f"texts: they have fewer tokens than one context of {context}: give longer texts, or a "
-            "smaller context"
-        )
+    parts = whole_contexts(texts, tokenizer, context, n_contexts)
     if context < (least := probes.least_context(context)):
         raise ValueError(
             f"context: half of {context} tokens is probed, which a cache keeps as fp16; "
