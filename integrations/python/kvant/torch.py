@@ -161,9 +161,7 @@ def _decode(
 
 
 @torch.library.register_fake("kvant::encode", lib=_operators)
-def _encode_shape(
-    rows: Tensor, spec: str, role: str, center: Any = None, scale: Any = None
-) -> Tensor:
+def _encode_shape(rows: Tensor, spec: str, role: str, *options: Any, **named: Any) -> Tensor:
     torch._check(rows.dim() == 2)
     page_bytes = _codec(spec, int(rows.shape[1]), role).page_bytes
     return rows.new_empty(
@@ -173,13 +171,7 @@ def _encode_shape(
 
 @torch.library.register_fake("kvant::decode", lib=_operators)
 def _decode_shape(
-    pages: Tensor,
-    spec: str,
-    role: str,
-    head_dim: int,
-    n: int,
-    center: Any = None,
-    scale: Any = None,
+    pages: Tensor, spec: str, role: str, head_dim: int, n: int, *options: Any, **named: Any
 ) -> Tensor:
     return pages.new_empty((n, head_dim), dtype=torch.float32)
 
@@ -345,15 +337,7 @@ def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple
 
 
 @torch.library.register_fake("kvant::cache_append", lib=_operators)
-def _cache_append_shape(
-    lengths: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: int,
-    layer: int,
-    sequences: Any,
-    q: Tensor | None = None,
-) -> None:
+def _cache_append_shape(*arguments: Any, **named: Any) -> None:
     return None
 
 

@@ -21,21 +21,10 @@ from kvant import structs as s
 from . import benchmarks, cli
 from .benchmarks import Column
 
-USUAL = [
-    "int-4",
-    "bdr-4",
-    "turboquant-4",
-    "turboquant-3",
-    "turboquant-2",
-    "int-2",
-    "kivi-2",
-    "innerq-small",
-    "octopus-4",
-    "hqmq-s96r4",
-    "trellis-4",
-    "trellis-3",
-    "trellis-2",
-]
+USUAL = (
+    "int-4 bdr-4 turboquant-4 turboquant-3 turboquant-2 int-2 kivi-2 innerq-small octopus-4 "
+    "hqmq-s96r4 trellis-4 trellis-3 trellis-2"
+).split()
 PAGE = library.PAGE_TOKENS
 BF16 = 2  # KVANT_CUDA_BF16
 

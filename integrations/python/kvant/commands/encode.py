@@ -11,17 +11,10 @@ from kvant import library
 from . import benchmarks, cli, specs
 from .benchmarks import Column
 
-USUAL = [
-    "int-4",
-    "bdr-4",
-    "turboquant-4",
-    "turboquant-3",
-    "trellis-4",
-    "octopus-4:round=scalar",
-    "octopus-4",
-    "hqmq-s96r4",
-    "innerq-base",
-]
+USUAL = (
+    "int-4 bdr-4 turboquant-4 turboquant-3 trellis-4 octopus-4:round=scalar octopus-4 hqmq-s96r4 "
+    "innerq-base"
+).split()
 PAGES = 4
 ROWS = PAGES * library.PAGE_TOKENS
 

@@ -17,14 +17,8 @@ from .rows import Rows
 
 # Arguments of attention functions that change the result and that kvant does not support.
 _REFUSED = (
-    "position_bias",
-    "head_mask",
-    "layer_head_mask",
-    "block_mask",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "indices",
-)
+    "position_bias head_mask layer_head_mask block_mask cu_seq_lens_q cu_seq_lens_k indices"
+).split()
 
 # With "kvant", transformers always makes a mask, so this model passed none. In that case eager
 # attention lets a query see every token, and all further implementations hide later tokens if the

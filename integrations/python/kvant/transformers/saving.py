@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 
 _MAGIC = b"kvantkv1"
 _SHAPE = (
-    "model_type",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_size",
-)
+    "model_type num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_size"
+).split()
 _ARGUMENT = 1  # KVANT_ERR_ARGUMENT: the window has left this block behind
 _DTYPES = {
     str(x).removeprefix("torch."): x
