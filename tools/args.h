@@ -4,8 +4,7 @@
  * An option sets a member of the command's settings, or a function accepts its value. Errors name
  * the option, the value and the valid range. Options keep their order, which `-k A -v B -k C`
  * relies on. */
-#ifndef KVANT_TOOLS_ARGS_H
-#define KVANT_TOOLS_ARGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -78,5 +77,3 @@ const char *args_closest(const char *word, const char *const *names, size_t n);
  * the help, "kvant --help lists the commands". Returns the exit code. */
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n,
                       const char *help);
-
-#endif /* KVANT_TOOLS_ARGS_H */

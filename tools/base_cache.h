@@ -6,8 +6,7 @@
  * its header names this model, chunk, cut and runtime and its checksum is right. Otherwise the
  * reference is computed again, after a message.
  */
-#ifndef KVANT_TOOLS_BASE_CACHE_H
-#define KVANT_TOOLS_BASE_CACHE_H
+#pragma once
 
 #include "score.h"
 
@@ -48,5 +47,3 @@ bool base_publish(base *b);
 
 /* Frees it; an unpublished file is removed. */
 void base_close(base *b);
-
-#endif /* KVANT_TOOLS_BASE_CACHE_H */

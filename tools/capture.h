@@ -6,8 +6,7 @@
  * along the dimension of tokens. The queries of positions query_step - 1, 2 query_step - 1, ... of
  * each context are kept. kvant/tuning/captures.py lists the metadata.
  */
-#ifndef KVANT_TOOLS_CAPTURE_H
-#define KVANT_TOOLS_CAPTURE_H
+#pragma once
 
 #include "reading.h"
 #include "safetensors.h"
@@ -31,5 +30,3 @@ typedef struct capture_summary {
 /* Reads the text of r to its end and writes the file. False after complaining or when interrupted;
  * a file that was there before stays as it was then. */
 bool capture_write(reading *r, const capture_plan *plan, capture_summary *summary);
-
-#endif /* KVANT_TOOLS_CAPTURE_H */

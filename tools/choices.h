@@ -1,6 +1,5 @@
 /* choices.h - what the user chose for the cache, as a scheme of the library. */
-#ifndef KVANT_TOOLS_CHOICES_H
-#define KVANT_TOOLS_CHOICES_H
+#pragma once
 
 #include <kvant/calibration.h>
 #include <kvant/scheme.h>
@@ -37,5 +36,3 @@ kvant_scheme_info scheme_info(const kvant_scheme *scheme);
 
 /* The part of a path after its last slash. */
 const char *file_name(const char *path);
-
-#endif /* KVANT_TOOLS_CHOICES_H */

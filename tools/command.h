@@ -4,8 +4,7 @@
  * A subcommand gets argv from its own name on, reads it with args.h, and returns an exit code.
  * Results go to stdout, everything else to stderr.
  */
-#ifndef KVANT_TOOLS_COMMAND_H
-#define KVANT_TOOLS_COMMAND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ int finish_output(void);
 /* Does nothing but remind of the build option when the command was compiled without llama.cpp's
  * headers. */
 int command_without_llama(int argc, char **argv);
-
-#endif /* KVANT_TOOLS_COMMAND_H */

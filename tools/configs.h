@@ -2,8 +2,7 @@
  * `-k SPEC [-v SPEC]`, `--preset NAME` and `--config FILE`. llama.cpp's are
  * `--stock TYPE [--accel]`. `[--fp32]` may follow each of kvant's, and `[--protect N]` the first
  * two. A --protect before the first configuration holds for all of them. */
-#ifndef KVANT_TOOLS_CONFIGS_H
-#define KVANT_TOOLS_CONFIGS_H
+#pragma once
 
 #include "choices.h"
 #include "plugin.h"
@@ -88,5 +87,3 @@ kv_config configs_f16(void);
 /* Writes the order of a comparison into `ordered`: f16 first, then every configuration of the list
  * that is not f16. ordered has room for MAX_CONFIGS + 1. Returns their number. */
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
-
-#endif /* KVANT_TOOLS_CONFIGS_H */

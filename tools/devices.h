@@ -1,6 +1,5 @@
 /* devices.h - the devices that a llama.cpp program lists, with the plug-in loaded. */
-#ifndef KVANT_TOOLS_DEVICES_H
-#define KVANT_TOOLS_DEVICES_H
+#pragma once
 
 #include "program.h"
 
@@ -27,5 +26,3 @@ void devices_query(const program *p, device_list *list);
 
 /* Sorts the text of such a list. Text of another kind gives a list that is not known. */
 void devices_read(char *text, device_list *list);
-
-#endif /* KVANT_TOOLS_DEVICES_H */

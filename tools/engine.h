@@ -5,8 +5,7 @@
  * with the plug-in's device. This device holds the cache and leaves the weights on the CPU. Both
  * map the same file, so the weights are in memory once. All contexts share one thread pool, as in
  * llama.cpp's own programs. */
-#ifndef KVANT_TOOLS_ENGINE_H
-#define KVANT_TOOLS_ENGINE_H
+#pragma once
 
 #include "../integrations/llama.cpp/kv_fill.h" /* what the plug-in tells this command */
 #include "args.h"
@@ -182,5 +181,3 @@ bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progr
 /* Tokens of a text, to be freed; NULL after complaining. */
 llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind,
                              size_t *n);
-
-#endif /* KVANT_TOOLS_ENGINE_H */

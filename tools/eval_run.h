@@ -5,8 +5,7 @@
  * is held. Contexts are created again for each chunk, which costs far less than the chunk. One
  * chunk is one sequence: graphs of 512 tokens already use the whole machine, so decoding several
  * chunks together would gain nothing. */
-#ifndef KVANT_TOOLS_EVAL_RUN_H
-#define KVANT_TOOLS_EVAL_RUN_H
+#pragma once
 
 #include "eval_state.h"
 #include "eval_texts.h"
@@ -72,5 +71,3 @@ bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_forma
  * cache, and -ln p of the token that follows. The metadata "configuration.I" is the configuration's
  * label. False after complaining; the file at `path` is then as before. */
 bool eval_values_write(const eval_run *r, const char *path);
-
-#endif /* KVANT_TOOLS_EVAL_RUN_H */

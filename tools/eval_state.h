@@ -6,8 +6,7 @@
  * of an interruption does not grow with the work done, and an incomplete record is cut off. One
  * file serves command lines with different configurations, texts and numbers of chunks.
  */
-#ifndef KVANT_TOOLS_EVAL_STATE_H
-#define KVANT_TOOLS_EVAL_STATE_H
+#pragma once
 
 #include "base_cache.h"
 
@@ -34,5 +33,3 @@ bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, doub
  * records stay valid. */
 bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes,
                     const score_value *values);
-
-#endif /* KVANT_TOOLS_EVAL_STATE_H */

@@ -1,7 +1,6 @@
 /* eval_texts.h - the texts of an evaluation, cut into chunks of the context's length as
  * llama-perplexity cuts them, unless they are spread over the text. */
-#ifndef KVANT_TOOLS_EVAL_TEXTS_H
-#define KVANT_TOOLS_EVAL_TEXTS_H
+#pragma once
 
 #include "engine.h"
 
@@ -35,5 +34,3 @@ typedef struct eval_cut {
 bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n,
                      const eval_cut *cut);
 void eval_texts_free(eval_texts *t);
-
-#endif /* KVANT_TOOLS_EVAL_TEXTS_H */

@@ -1,8 +1,7 @@
 /* exec_gpu.h - messages of `kvant exec` about the GPUs that a program lists: the ones that hold
  * weights, the ones that stay unused, and the flags that would use them. It changes no flag;
  * exec_offload.h decides them. */
-#ifndef KVANT_TOOLS_EXEC_GPU_H
-#define KVANT_TOOLS_EXEC_GPU_H
+#pragma once
 
 #include "exec_offload.h"
 
@@ -18,5 +17,3 @@ void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *p
 
 /* One line on stderr: whose attention --accel computes. */
 void gpu_report_accel(const program *p, const device_list *list);
-
-#endif /* KVANT_TOOLS_EXEC_GPU_H */

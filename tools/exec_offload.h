@@ -1,8 +1,7 @@
 /* exec_offload.h - where `kvant exec` puts weights when the program lists a GPU that kvant does not
  * work on. It owns the layers of each GPU, and the program's flags for them. The compressed cache
  * stays in the computer's memory. Messages are exec_gpu.h's. */
-#ifndef KVANT_TOOLS_EXEC_OFFLOAD_H
-#define KVANT_TOOLS_EXEC_OFFLOAD_H
+#pragma once
 
 #include "devices.h"
 #include "program.h"
@@ -55,5 +54,3 @@ bool gpu_has_draft(const program *p);
 const char *gpu_user_tensors(const program *p);
 const char *gpu_user_split(const program *p);
 const char *gpu_user_mode(const program *p);
-
-#endif /* KVANT_TOOLS_EXEC_OFFLOAD_H */

@@ -1,7 +1,6 @@
 /* exec_scan.h - finds the processes of a program, and the libraries and models that these have
  * mapped or opened. It reads /proc, and skips processes that this user may not read. */
-#ifndef KVANT_TOOLS_EXEC_SCAN_H
-#define KVANT_TOOLS_EXEC_SCAN_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -16,5 +15,3 @@ typedef struct scan {
 /* Looks at every process whose environment has the word, which is "NAME=value". plugin is the path
  * of the plug-in. */
 void scan_processes(const char *word, const char *plugin, scan *found);
-
-#endif /* KVANT_TOOLS_EXEC_SCAN_H */

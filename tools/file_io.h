@@ -1,6 +1,5 @@
 /* file_io.h - pread and pwrite that repeat until all bytes are done. */
-#ifndef KVANT_TOOLS_FILE_IO_H
-#define KVANT_TOOLS_FILE_IO_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -9,5 +8,3 @@
 /* False with the reason in errno, which is 0 where the file ends too early to be read. */
 bool file_read_at(int file, void *bytes, size_t n, uint64_t at);
 bool file_write_at(int file, const void *bytes, size_t n, uint64_t at);
-
-#endif /* KVANT_TOOLS_FILE_IO_H */

@@ -1,7 +1,6 @@
 /* fingerprint.h - 64-bit FNV-1a of bytes: tells models, texts and settings apart. It does not
  * protect against somebody who wants two of them to look alike. */
-#ifndef KVANT_TOOLS_FINGERPRINT_H
-#define KVANT_TOOLS_FINGERPRINT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -22,5 +21,3 @@ uint64_t fingerprint_words(uint64_t fingerprint, const void *bytes, size_t n);
 
 /* The fingerprint of every byte of a file; 0 when the file cannot be read. */
 uint64_t fingerprint_whole_file(const char *path);
-
-#endif /* KVANT_TOOLS_FINGERPRINT_H */

@@ -1,6 +1,5 @@
 /* gguf_file.h - what a model's file says about its size, read without llama.cpp. */
-#ifndef KVANT_TOOLS_GGUF_FILE_H
-#define KVANT_TOOLS_GGUF_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,5 +16,3 @@ bool gguf_read_size(const char *path, gguf_size *size);
 
 /* Bytes of the file, or of all parts of NAME-00001-of-00003.gguf; 0 when there is none. */
 uint64_t gguf_bytes(const char *path);
-
-#endif /* KVANT_TOOLS_GGUF_FILE_H */

@@ -1,6 +1,5 @@
 /* inspect.h - what cmd_inspect.c finds out and inspect_rows.c prints. */
-#ifndef KVANT_TOOLS_INSPECT_H
-#define KVANT_TOOLS_INSPECT_H
+#pragma once
 
 #include "engine.h"
 
@@ -25,5 +24,3 @@ typedef struct inspect_facts {
  * share; not read without contexts. on_gpu: whether they are a GPU's. False after complaining. */
 bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
                    const engine_fill *fills, bool on_gpu, bool json);
-
-#endif /* KVANT_TOOLS_INSPECT_H */

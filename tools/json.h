@@ -1,6 +1,5 @@
 /* json.h - writes the values of JSON to a stream; commas and brackets are the caller's. */
-#ifndef KVANT_TOOLS_JSON_H
-#define KVANT_TOOLS_JSON_H
+#pragma once
 
 #include <stdio.h>
 
@@ -13,5 +12,3 @@ void json_member(FILE *out, const char *before, const char *key, const char *tex
 
 /* With as few digits as give the same number back; null when it is not finite. */
 void json_number(FILE *out, double number);
-
-#endif /* KVANT_TOOLS_JSON_H */

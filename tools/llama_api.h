@@ -5,8 +5,7 @@
  * checks the first list against llama.cpp's own headers in llama_api.c. The command accepts every
  * version of llama.cpp that has these functions and lays tensors out like the headers. Parameters
  * are another struct in each version: llama_params.h finds their members. */
-#ifndef KVANT_TOOLS_LLAMA_API_H
-#define KVANT_TOOLS_LLAMA_API_H
+#pragma once
 
 #include <ggml-alloc.h>
 #include <llama.h>
@@ -104,5 +103,3 @@ extern llama_api ll;
 /* Opens libllama and the libraries that it needs from the folder, binds the functions and checks
  * the layout of tensors. Call it once per process. False after complaining. */
 bool llama_api_load(const char *folder);
-
-#endif /* KVANT_TOOLS_LLAMA_API_H */

@@ -5,8 +5,7 @@
  * the default values that the loaded llama.cpp returns. The structs are passed by value. A caller
  * passes a struct in memory that is larger than any version's, and llama.cpp reads as much as it
  * knows. */
-#ifndef KVANT_TOOLS_LLAMA_PARAMS_H
-#define KVANT_TOOLS_LLAMA_PARAMS_H
+#pragma once
 
 #include <llama.h>
 #include <stdbool.h>
@@ -38,5 +37,3 @@ typedef struct context_settings {
  * are not laid out like any version that kvant knows. */
 bool model_params(llama_params *params, const model_settings *settings);
 bool context_params(llama_params *params, const context_settings *settings);
-
-#endif /* KVANT_TOOLS_LLAMA_PARAMS_H */

@@ -1,8 +1,7 @@
 /* machine.h - the memory and the CPUs of this machine that no program uses. The function
  * kvant_available_cpus() counts the CPUs that this process may use, whether or not other programs
  * keep them busy. */
-#ifndef KVANT_TOOLS_MACHINE_H
-#define KVANT_TOOLS_MACHINE_H
+#pragma once
 
 /* Bytes of memory that programs may still take without swapping; 0 when the system does not say. */
 double machine_available_memory(void);
@@ -12,5 +11,3 @@ double machine_available_memory(void);
  * value count, too: eight of nice value 5 left two threads that wait for each other 0.9 tokens/s.
  * HUGE_VAL when the system does not say. */
 double machine_idle_cpus(void);
-
-#endif

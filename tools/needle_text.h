@@ -4,8 +4,7 @@
  * secret number of five digits. The question repeats the sentence up to the number, so that models
  * without instruction tuning can answer.
  */
-#ifndef KVANT_TOOLS_NEEDLE_TEXT_H
-#define KVANT_TOOLS_NEEDLE_TEXT_H
+#pragma once
 
 #include "engine.h"
 
@@ -31,5 +30,3 @@ typedef struct needle_text {
 bool needle_text_make(needle_text *text, const engine *e, const char *haystack, size_t n_tokens,
                       size_t n_needles, uint32_t seed);
 void needle_text_free(needle_text *text);
-
-#endif /* KVANT_TOOLS_NEEDLE_TEXT_H */

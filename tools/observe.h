@@ -4,8 +4,7 @@
  * Needs llama.cpp's own f16 cache with flash attention on the CPU: rows then arrive as f32 after
  * RoPE, and nothing is transposed. Every other case is refused with a message, never guessed.
  */
-#ifndef KVANT_TOOLS_OBSERVE_H
-#define KVANT_TOOLS_OBSERVE_H
+#pragma once
 
 #include "llama_api.h"
 
@@ -49,5 +48,3 @@ typedef struct observer {
 /* cb_eval of a context; user is an observer. First decode one token with neither calibrator nor
  * sink, then set one. */
 bool observe_node(struct ggml_tensor *node, bool ask, void *user);
-
-#endif /* KVANT_TOOLS_OBSERVE_H */

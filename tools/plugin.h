@@ -1,6 +1,5 @@
 /* plugin.h - the path of libggml-kvant.so, and the environment with its settings. */
-#ifndef KVANT_TOOLS_PLUGIN_H
-#define KVANT_TOOLS_PLUGIN_H
+#pragma once
 
 #include <kvant/scheme.h>
 #include <stdbool.h>
@@ -50,5 +49,3 @@ bool plugin_set(const kvant_scheme_params *params, const kvant_scheme *scheme, b
  * reads the variable when it is loaded, so call this before llama.cpp's libraries are loaded or
  * another program is started. False after complaining. */
 bool plugin_limit_spinning(void);
-
-#endif /* KVANT_TOOLS_PLUGIN_H */

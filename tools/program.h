@@ -1,7 +1,6 @@
 /* program.h - the llama.cpp program in a command line: where it stands, and which options it is
  * given. It reads words and the environment, and never changes them. */
-#ifndef KVANT_TOOLS_PROGRAM_H
-#define KVANT_TOOLS_PROGRAM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,5 +53,3 @@ bool program_path(const char *word, char *path, size_t bytes);
 /* Whether the file of a program has ggml in it, so that no library of ggml's can load the plug-in
  * there. Reads the file's first 64 MiB. */
 bool program_has_ggml(const char *path);
-
-#endif /* KVANT_TOOLS_PROGRAM_H */

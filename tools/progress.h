@@ -1,8 +1,7 @@
 /* progress.h - the progress of long work, on stderr. For people: one rewritten line on a terminal,
  * otherwise a line every few seconds. For programs: one JSON object per line.
  */
-#ifndef KVANT_TOOLS_PROGRESS_H
-#define KVANT_TOOLS_PROGRESS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -30,5 +29,3 @@ void progress_add(progress *p, double amount, const char *what);
 
 /* Removes the line, so that results do not start in the middle of it. */
 void progress_end(progress *p);
-
-#endif /* KVANT_TOOLS_PROGRESS_H */

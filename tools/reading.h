@@ -4,8 +4,7 @@
  * Contexts have n_ctx tokens and begin with the model's BOS; batches have ENGINE_UBATCH tokens.
  * After Ctrl-C the current batch is finished, so a batch counts for all layers or for none.
  */
-#ifndef KVANT_TOOLS_READING_H
-#define KVANT_TOOLS_READING_H
+#pragma once
 
 #include "engine.h"
 #include "observe.h"
@@ -50,5 +49,3 @@ bool reading_all(reading *r, size_t from, progress *p,
 /* Whether a file can be made there: minutes of work should not end in "permission denied".
  * Complains. */
 bool can_write_beside(const char *command, const char *path);
-
-#endif /* KVANT_TOOLS_READING_H */

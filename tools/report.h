@@ -4,8 +4,7 @@
  * All come from the same cells, so they cannot disagree. An absent number (not measured, does not
  * apply) is null in JSON, empty in CSV and "-" in the table.
  */
-#ifndef KVANT_TOOLS_REPORT_H
-#define KVANT_TOOLS_REPORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ typedef enum report_format { REPORT_TABLE, REPORT_JSON, REPORT_CSV } report_form
  * it. False after complaining that it cannot be written. */
 bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells,
                   size_t n_rows, report_format format);
-
-#endif /* KVANT_TOOLS_REPORT_H */

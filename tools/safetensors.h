@@ -6,8 +6,7 @@
  * file in the same folder, which is renamed when it is complete. kvant.tuning.safetensors, a part
  * of the Python package, reads such files. Functions that return false have complained. Not
  * thread-safe. */
-#ifndef KVANT_TOOLS_SAFETENSORS_H
-#define KVANT_TOOLS_SAFETENSORS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,5 +49,3 @@ bool safetensors_finish(safetensors *s);
 
 /* Closes; removes a temporary file that was not finished. */
 void safetensors_close(safetensors *s);
-
-#endif /* KVANT_TOOLS_SAFETENSORS_H */

@@ -5,8 +5,7 @@
  * nats below the most probable token. It takes half the memory of logits, and results can be
  * compared with llama-perplexity's. Like llama-perplexity, kvant leaves tokens that the reference
  * finds less probable than e^-16 out of the divergence. */
-#ifndef KVANT_TOOLS_SCORE_H
-#define KVANT_TOOLS_SCORE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,5 +35,3 @@ score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab);
  * Values do not depend on n_threads. False without threads or memory. */
 bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
                 const int32_t *targets, size_t n, unsigned n_threads, score_value *values);
-
-#endif /* KVANT_TOOLS_SCORE_H */

@@ -6,8 +6,7 @@
  * A problem is a pair of codecs at one head_dim. It has rows, the pages into which portable C
  * encodes them, and the rows that portable C decodes from these pages. It also has calls of
  * attention with outputs in double precision. Every device is compared with the same problem. */
-#ifndef KVANT_TOOLS_SELFTEST_H
-#define KVANT_TOOLS_SELFTEST_H
+#pragma once
 
 #include <kvant/calibration.h>
 #include <kvant/codec.h>
@@ -179,5 +178,3 @@ bool test_all_right(const test_report *report);
 bool test_print(const test_report *report);
 /* The file: one JSON object. */
 void test_write_json(const test_report *report, FILE *out);
-
-#endif /* KVANT_TOOLS_SELFTEST_H */

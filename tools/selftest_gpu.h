@@ -1,7 +1,6 @@
 /* selftest_gpu.h - a GPU that `kvant selftest` works on: memory that is freed all at once, and the
  * first error, after which nothing more is enqueued. selftest_gpu_layer.c works on it. */
-#ifndef KVANT_TOOLS_SELFTEST_GPU_H
-#define KVANT_TOOLS_SELFTEST_GPU_H
+#pragma once
 
 #include "selftest.h"
 
@@ -36,5 +35,3 @@ void *gpu_upload(test_gpu *gpu, const void *from, size_t bytes);
 /* n numbers of a host array, which has `period` numbers and is repeated, as bf16. */
 void *gpu_upload_bf16(test_gpu *gpu, const float *rows, size_t period, size_t n);
 size_t gpu_free_bytes(test_gpu *gpu);
-
-#endif /* KVANT_TOOLS_SELFTEST_GPU_H */

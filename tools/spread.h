@@ -4,8 +4,7 @@
  * part, then the second of each. So a few contexts count a text from its beginning to its end, and
  * later numbers are other tokens. With one part, contexts follow each other from the beginning.
  */
-#ifndef KVANT_TOOLS_SPREAD_H
-#define KVANT_TOOLS_SPREAD_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,5 +22,3 @@ static inline size_t spread_at(size_t n_tokens, uint32_t n_parts, size_t n_ctx, 
 {
     return n_tokens / n_parts * (context % n_parts) + context / n_parts * n_ctx;
 }
-
-#endif /* KVANT_TOOLS_SPREAD_H */

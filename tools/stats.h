@@ -1,6 +1,5 @@
 /* stats.h - the statistics of results. */
-#ifndef KVANT_TOOLS_STATS_H
-#define KVANT_TOOLS_STATS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -10,5 +9,3 @@ void stats_mean(const double *x, size_t n, double *mean, double *error);
 
 /* Linear interpolation between order statistics at p (n - 1), as llama-perplexity does. Sorts x. */
 double stats_percentile(double *x, size_t n, double p);
-
-#endif /* KVANT_TOOLS_STATS_H */

@@ -1,6 +1,5 @@
 /* text.h - the texts that commands know by name. */
-#ifndef KVANT_TOOLS_TEXT_H
-#define KVANT_TOOLS_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,5 +18,3 @@ bool text_given(const char *command, const char *file);
 /* The whole file ("-" is stdin), checked, with a 0 behind it, to be freed; NULL after
  * complaining. */
 char *read_text(const char *path, size_t *bytes);
-
-#endif /* KVANT_TOOLS_TEXT_H */

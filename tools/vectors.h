@@ -1,7 +1,6 @@
 /* vectors.h - reads whole files of vectors as floats: .npy (float32 or uint8, two dimensions),
  * .fvecs, .bvecs, .fbin and .u8bin. A file must have exactly the size that its header states. */
-#ifndef KVANT_TOOLS_VECTORS_H
-#define KVANT_TOOLS_VECTORS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,5 +15,3 @@ typedef struct vectors {
 /* False after complaining. most: rows that are read at most; 0: all. */
 bool vectors_read(const char *path, size_t most, vectors *out);
 void vectors_free(vectors *v);
-
-#endif

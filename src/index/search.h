@@ -1,7 +1,6 @@
 /* search.h - shared by the parts of a search: search.c plans it and scans packs, search_queries.c
  * prepares queries, search_rank.c makes results from candidates. */
-#ifndef KVANT_INDEX_SEARCH_H
-#define KVANT_INDEX_SEARCH_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -60,5 +59,3 @@ static inline size_t tile_bytes(const search *s)
  * a search and a kvant_search_results. */
 void kvant_search_prepare_tile(void *context, size_t tile, uint32_t worker);
 void kvant_search_finish_query(void *context, size_t i, uint32_t worker);
-
-#endif /* KVANT_INDEX_SEARCH_H */
