@@ -152,9 +152,9 @@ class Tune:
         for number, text in enumerate(o.texts):
             paths.append(os.path.join(folder, str(number)))
             n_tokens = o.parts * o.probe_ctx
-            size = f"-n {n_tokens} -c {o.probe_ctx} --spread {o.parts} --queries {QUERY_STEP}"
-            files = ["-f", text, "-o", paths[-1]]
-            words = ["capture", *o.of_model, *files, *size.split(), "--json"]
+            size = f"-n {n_tokens} -c {o.probe_ctx} --spread {o.parts}".split()
+            files = ["-f", text, "-o", paths[-1], "--queries", str(QUERY_STEP)]
+            words = ["capture", *o.of_model, *files, *size, "--json"]
             self._start(words, progress, n_tokens)
         return paths
 

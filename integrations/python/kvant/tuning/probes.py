@@ -70,9 +70,9 @@ class Contexts(NamedTuple):
     def words(self):
         texts = [word for text in self.texts for word in ("-f", text)]
         batch = ["-b", str(self.batch)] if self.batch is not None else []
-        which = f"--spread {self.parts} --skip {self.skip} --chunks {self.chunks}"
-        window = f"-c {self.window.n_ctx} --from {self.window.first}"
-        return [*texts, *which.split(), *window.split(), *batch]
+        which = f"--spread {self.parts} --skip {self.skip} --chunks {self.chunks}".split()
+        window = f"-c {self.window.n_ctx} --from {self.window.first}".split()
+        return [*texts, *which, *window, *batch]
 
 
 def probe_contexts(texts, parts, n_ctx):
