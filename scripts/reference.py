@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/kvant.1 and tools/completion from the option tables and tools/reference.txt.
+"""Writes docs/kvant.1 and share/completion from the option tables and share/reference.txt.
 
     scripts/reference.py [--kvant PROGRAM] [--check]
 
@@ -21,8 +21,8 @@ END = ["Environment", "Exit status", "Output", "Examples"]
 
 
 def sections():
-    """{heading: text} of tools/reference.txt."""
-    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "tools" / "reference.txt").read_text())
+    """{heading: text} of share/reference.txt."""
+    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "share" / "reference.txt").read_text())
     return dict(zip(parts[1::2], (text.strip("\n") for text in parts[2::2])))
 
 
@@ -170,14 +170,14 @@ def files():
     }
     if unknown:
         sys.exit(
-            "tools/reference.txt has sections of commands that do not exist: "
+            "share/reference.txt has sections of commands that do not exist: "
             f"{', '.join(sorted(unknown))}"
         )
     return {
         "docs/kvant.1": man(read, text),
-        "tools/completion/kvant.bash": completion.bash(read),
-        "tools/completion/_kvant": completion.zsh(read),
-        "tools/completion/kvant.fish": completion.fish(read),
+        "share/completion/kvant.bash": completion.bash(read),
+        "share/completion/_kvant": completion.zsh(read),
+        "share/completion/kvant.fish": completion.fish(read),
     }
 
 

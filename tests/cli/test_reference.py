@@ -12,7 +12,7 @@ import unittest
 from testing import KVANT, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMPLETION = ROOT / "tools" / "completion"
+COMPLETION = ROOT / "share" / "completion"
 OK, USAGE = 0, 2
 
 

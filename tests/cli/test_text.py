@@ -10,7 +10,7 @@ import unittest
 from testing import KVANT, SMALL, SRC, run
 
 OK, RUNTIME = 0, 1
-MANUAL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "manual.txt"
+MANUAL = pathlib.Path(__file__).resolve().parents[2] / "share" / "manual.txt"
 # The first and the last numbers beyond U+10FFFF that four bytes can hold, and a longer text with
 # such a number at byte 6.
 BEYOND = [b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", b"before\xf5\x80\x80\x80after " * 3]
