@@ -3,14 +3,11 @@
 #include "capture.h"
 
 #include "command.h"
-#include "fingerprint.h"
-#include "interrupt.h"
 #include "progress.h"
 
 #include <kvant/kvant.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct writer {
     reading *reading;

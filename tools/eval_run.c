@@ -3,7 +3,6 @@
 #include "eval_run.h"
 
 #include "command.h"
-#include "fingerprint.h"
 #include "interrupt.h"
 
 #include <math.h>

@@ -8,7 +8,6 @@
 #include "text.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static llama_token *tokenize_file(const engine *e, const char *file, size_t *n)
 {

@@ -9,7 +9,6 @@
 
 #include <llama.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 typedef struct llama_params {

@@ -7,7 +7,6 @@
 #include "../integrations/llama.cpp/mla.h"
 
 #include <kvant/codec.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

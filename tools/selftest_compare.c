@@ -4,7 +4,6 @@
 
 #include <math.h>
 #include <stdarg.h>
-#include <string.h>
 
 void test_note(test_result *r, test_step step, test_state found, const char *format, ...)
 {

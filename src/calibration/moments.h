@@ -3,7 +3,6 @@
  * row-major; results are full matrices. */
 #pragma once
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include <kvant/calibration.h>

@@ -2,7 +2,6 @@
  * by slot. The table uses open addressing and is at most half full. */
 #pragma once
 
-#include <stdbool.h>
 
 #include <kvant/kvant.h>
 

@@ -1,5 +1,4 @@
 /* index.c - creates indexes, adds and removes vectors. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
