@@ -1,5 +1,6 @@
 """How the package finds libkvant, what an import loads, and the package's errors."""
 
+import ctypes
 import os
 import pickle
 import subprocess
@@ -9,7 +10,7 @@ import unittest
 from common import ROOT, TestCase
 
 import kvant
-from kvant import checks, library
+from kvant import checks, library, structs
 
 PACKAGE = ROOT / "integrations" / "python"
 
@@ -129,6 +130,19 @@ class Errors(TestCase):
         with self.assertRaises(kvant.Error) as raised:
             library.check("rows", 50)
         self.assertEqual(str(raised.exception), "rows: input holds a NaN or an infinity")
+
+    def test_invoke_knows_where_reasons_are(self):
+        """In an argument of the call, in kvant_error_message(), or nowhere."""
+        scheme = structs.SchemeParams.new(k=b"nope")
+        family = structs.CodecFamily.new()
+        for name, arguments, reason in (
+            ("kvant_codec_check", (b"int-99", 0, None), "int takes 2 to 8 bits, as in int-4"),
+            ("kvant_scheme_create", (scheme, ctypes.c_void_p()), "nope: there is no codec 'nope'"),
+            ("kvant_codec_family_get", (1 << 20, family), "invalid argument"),
+        ):
+            with self.subTest(name=name), self.assertRaises(kvant.Error) as raised:
+                library.invoke("it", name, *arguments)
+            self.assertEqual(str(raised.exception).partition(";")[0], f"it: {reason}")
 
 
 if __name__ == "__main__":
