@@ -82,6 +82,26 @@ def together(old, new):
     return [{name: row.get(name, "") for name in new[0]} for row in old] + new
 
 
+def context(command):
+    """The columns that every line ends with."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "compiler": first_line("cc", "--version"),
+        "commit": commit(),
+        "command": " ".join(short(argument) for argument in command),
+    }
+
+
+def append(path, rows):
+    """Appends rows to a CSV, which may be new. False when the file has other columns: then the rows
+    are in a file next to it, because minutes of measuring are not thrown away.
+    """
+    joined = together(read_rows(path), rows) if path.exists() else rows
+    write_rows(path.with_suffix(".new.csv") if joined is None else path, joined or rows)
+    return joined is not None
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -103,25 +123,14 @@ def main():
         sys.exit(
             f"record: the command failed with exit code {result.returncode}; nothing was written"
         )
-    about = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "compiler": first_line("cc", "--version"),
-        "commit": commit(),
-        "command": " ".join(short(argument) for argument in command),
-    }
     first = dict(pair.split("=", 1) for pair in arguments.set)
-    rows = [{**first, **portable(row), **about} for row in json.loads(result.stdout)]
+    rows = [{**first, **portable(row), **context(command)} for row in json.loads(result.stdout)]
     if not rows:
         sys.exit("record: the command printed no rows; nothing was written")
-    if arguments.append and arguments.csv.exists():
-        joined = together(read_rows(arguments.csv), rows)
-        if joined is None:
-            spare = arguments.csv.with_suffix(".new.csv")
-            write_rows(spare, rows)  # minutes of measuring are not thrown away
-            sys.exit(f"record: {arguments.csv} has other columns; the rows are in {spare}")
-        rows = joined
-    write_rows(arguments.csv, rows)
+    if not arguments.append:
+        write_rows(arguments.csv, rows)
+    elif not append(arguments.csv, rows):
+        sys.exit(f"record: {arguments.csv} has other columns; the rows are in *.new.csv")
     print(f"record: {len(rows)} rows in {arguments.csv}", file=sys.stderr)
 
 

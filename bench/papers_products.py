@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""TurboQuant's Figure 2c on a CPU: the products QK^T of one decoded token with all keys of a layer,
+on codes and by PyTorch's einsum.
+
+    $(scripts/fetch.py torch) bench/papers_products.py --append bench/results/papers_products.csv
+
+kvant's products are those of its vector search, which has no softmax and no values. They include
+the rotation of queries and the search for the best key, and an index per kv head. Attention reads
+other pages with similar kernels; cpu_attention.csv has it as a whole. All use one thread. Rows are
+normal numbers. A round times every product once. The ratio is the median of the rounds' ratios.
+
+On a GPU kvant has no product without softmax and values either; cuda_attention.csv has the whole
+attention."""
+
+import argparse
+import pathlib
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integrations" / "python")]
+
+import record  # noqa: E402
+
+from kvant.index import Index  # noqa: E402
+
+SPECS = [*(f"turboquant-{b}" for b in (1, 2, 3, 4, 8)), "trellis-4"]
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def on_codes(spec, keys, queries):
+    """A function that computes all products of a codec."""
+    indexes = []
+    for some in keys:
+        indexes.append(Index(some.shape[1], "ip", spec))
+        indexes[-1].add(some, n_threads=1)
+
+    def measure():
+        for index, query in zip(indexes, queries):
+            index.search(query, 1, n_threads=1)
+
+    return measure
+
+
+def by_einsum(kind, keys, queries):
+    k, q = (torch.from_numpy(x).to(kind) for x in (keys, queries))
+    return lambda: torch.einsum("hgd,htd->hgt", q, k)
+
+
+def timed(measure):
+    begin = time.perf_counter()
+    measure()
+    return time.perf_counter() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--append", type=pathlib.Path, help="CSV that rows are appended to")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--gqa", type=int, default=4, help="query heads of a kv head")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    keys, queries = (
+        rng.standard_normal((given.kv_heads, n, given.head_dim), np.float32)
+        for n in (given.tokens, given.gqa)
+    )
+    products = {f"einsum, {name}": by_einsum(kind, keys, queries) for name, kind in TYPES.items()}
+    products |= {spec: on_codes(spec, keys, queries) for spec in SPECS}
+    for measure in products.values():
+        measure()  # the first call is slower
+    times = [{name: timed(f) for name, f in products.items()} for _ in range(given.rounds)]
+    words = [word for word in sys.argv[1:] if "/" not in word and word != "--append"]
+    about = {"pytorch": torch.__version__} | record.context(["papers_products.py", *words])
+    rows = [
+        {
+            "product": name,
+            "head_dim": given.head_dim,
+            "kv_heads": given.kv_heads,
+            "gqa": given.gqa,
+            "tokens": given.tokens,
+            "threads": 1,
+            "rounds": given.rounds,
+            "microseconds": 1e6 * statistics.median(x[name] for x in times),
+            "times_float32": statistics.median(x["einsum, float32"] / x[name] for x in times),
+            **about,
+        }
+        for name in products
+    ]
+    for row in rows:
+        print(f"{row['product']:36} {row['microseconds']:10.0f} us {row['times_float32']:6.2f} x")
+    if given.append:
+        record.append(given.append, rows)
+
+
+if __name__ == "__main__":
+    main()
