@@ -169,8 +169,9 @@ def wanted(model, folder, calibration):
 
 def of_group(group, model, folder, calibration):
     """The configurations of a group of bench/papers.py."""
-    if group in ("octopus", "hqmq-books"):
-        caches = [{"settings": str(file)} for file in papers.GROUPS[group](model, folder)]
+    files = {"octopus": papers.octopus_recipe, **{g: papers.GROUPS.get(g) for g in papers.FILES}}
+    if group in files:
+        caches = [{"settings": str(file)} for file in files[group](model, folder)]
     else:
         caches = [spec(k, v) for k, v in papers.GROUPS[group]()]
         for cache in caches:

@@ -79,9 +79,13 @@ def hqmq_med3():
     page = "median=page"
     return both(
         "int-4:sym",
+        "int-3:sym",
         "naive-4",
+        "naive-3",
+        "naive-4:med=5",
         "naive-4:range=all",
         *(f"hqmq-{name}:{PAPERS_HQMQ},med3,{page}" for name in ("s24r6", "s96r6", "s192r6")),
+        *(f"hqmq-{name}:{PAPERS_HQMQ},med=5,{page}" for name in ("s24r6", "s192r6")),
         f"hqmq-s24r6:{PAPERS_HQMQ},med3,{page},range=all",
         f"hqmq-s96r6:{PAPERS_HQMQ},med3",
         f"hqmq-s96r6:{PAPERS_HQMQ}",
@@ -112,7 +116,8 @@ def room_by_layer(model, folder, captured):
     """Med3x whose room follows its layers, as the paper's room does by itself, with HQMQ and with
     INT4. A layer and role gets the outliers of the largest page of a captured text, all times the
     largest tenth with which the average is at most the usual room, 1 chunk in 16. The captured text
-    must not be the scored one.
+    must not be the scored one. The same codecs with the usual room are settings files, too, because
+    a cache with a settings file keeps kvant's exact part.
     """
     sys.path.insert(0, str(HERE.parent / "integrations" / "python"))
     from kvant.tuning import safetensors
@@ -137,6 +142,7 @@ def room_by_layer(model, folder, captured):
         "hqmq-s96r4": f"hqmq-s96r4:{PAPERS_HQMQ},med3,median=page",
         "naive-4": "naive-4:med=3",
     }
+    alike = f"0-{layers - 1} {shape}"
     return [
         settings_file(
             folder / f"{name}_med3_room.kvant",
@@ -144,7 +150,37 @@ def room_by_layer(model, folder, captured):
             [f"{role} {layer} {shape} {spec},slots={n}" for (role, layer), n in room.items()],
         )
         for name, spec in codecs.items()
+    ] + [
+        settings_file(
+            folder / f"{name}_med3_alike.kvant", layers, [f"{r} {alike} {spec}" for r in "kv"]
+        )
+        for name, spec in codecs.items()
     ]
+
+
+def layer0(model, folder):
+    """Keys of layer 0 in fp16 or in 8 bits, all other rows `trellis` with learned W. After each of
+    these files follows one with the same bits: as many more bits for the keys of layers that are
+    spread over the model. So the difference from the line before (kld_step) is the verdict."""
+    layers, files = SHAPES[model][0], []
+    for b, higher in ((3, "trellis-4"), (4, "turboquant-5")):
+        files.append(keys_by_layer(model, folder, b, "alike", {}))
+        for name, first, more in (("8-bit", "turboquant-8", 8 - b), ("f16", "f16", 16 - b)):
+            spread = [round((i + 0.5) * layers / more - 0.5) for i in range(more)]
+            higher_keys = dict.fromkeys(spread, higher)
+            files.append(keys_by_layer(model, folder, b, f"layer0-{name}", {0: first}))
+            files.append(keys_by_layer(model, folder, b, f"spread-{more}", higher_keys))
+    return files
+
+
+def keys_by_layer(model, folder, bits, name, keys):
+    """A settings file: the keys of some layers have another codec, {layer: codec}."""
+    layers, shape = SHAPES[model]
+    lines = [f"v 0-{layers - 1} {shape} trellis-{bits}"]
+    for layer in range(layers):
+        codec = keys.get(layer, f"trellis-{bits}")
+        lines.append(f"k {layer} {shape} {codec}" + ":transform=first" * (codec != "f16"))
+    return settings_file(folder / f"trellis-{bits}_{name}.kvant", layers, lines)
 
 
 def hqmq_seeds():
@@ -201,26 +237,40 @@ def hqmq_books(model, folder):
     return files
 
 
+RECIPE = (  # keys of OCTOPUS's recipe; Table 2 of the paper has all but the last
+    "octopus-{b}:scale=norm,recent=32",
+    "turboquant-{b}:scale=norm,recent=32",
+    "polar-{b}:scale=norm,recent=32",
+    "turboquant-{b}:qjl,recent=32",
+    "octopus-{b}:scale=norm,qjl,recent=32",
+)
+
+
+def recipe_pairs(bits, keys=RECIPE):
+    return [(key.format(b=b), f"int-{b}:group=32,recent=32") for b in bits for key in keys]
+
+
+def octopus():
+    """OCTOPUS Table 2: its recipe has keys of the codec, values int in groups of 32, 32 newest
+    tokens, and the outer layers' keys in fp16. recipe_options() puts the outer layers' values into
+    fp16, too: only a settings file could tell them from keys, and a cache with a settings file
+    keeps kvant's exact part."""
+    return recipe_pairs((4, 3, 2))
+
+
 def octopus_recipe(model, folder):
-    """OCTOPUS Table 2: keys of the codec, fp16 in the first and last layer; values int in groups of
-    32; 32 newest tokens."""
-    keys = (
-        "octopus-{b}:scale=norm,{o}",
-        "turboquant-{b}:scale=norm,{o}",
-        "polar-{b}:scale=norm,{o}",
-        "turboquant-{b}:qjl,{o}",
-    )
+    """The recipe as settings files, for bench/long_contexts.py: the outer layers' values stay
+    compressed, but caches with a settings file keep kvant's exact part, too."""
     layers, shape = SHAPES[model]
     files = []
-    for b in (4, 3, 2):
-        for spec in (text.format(b=b, o="recent=32") for text in keys):
-            lines = [
-                f"k 0,{layers - 1} {shape} f16",
-                f"k 1-{layers - 2} {shape} {spec}",
-                f"v 0-{layers - 1} {shape} int-{b}:group=32,recent=32",
-            ]
-            name = spec.split(":recent")[0].replace(":", "_").replace(",", "_").replace("=", "-")
-            files.append(settings_file(folder / f"{name}.kvant", layers, lines))
+    for spec, value in recipe_pairs((4, 3, 2), RECIPE[:-1]):
+        lines = [
+            f"k 0,{layers - 1} {shape} f16",
+            f"k 1-{layers - 2} {shape} {spec}",
+            f"v 0-{layers - 1} {shape} {value}",
+        ]
+        name = spec.replace(":", "_").replace(",", "_").replace("=", "-")
+        files.append(settings_file(folder / f"{name}.kvant", layers, lines))
     return files
 
 
@@ -267,10 +317,26 @@ def turboquant():
     ) + [("turboquant-4:scale=norm,recent=128", "turboquant-3:scale=norm,recent=128")]
 
 
+def needles():
+    """OCTOPUS Table 8 at 3 and 2 bits: its recipe, and `trellis` with learned W, which takes about
+    as many true bits when its name says one bit more."""
+    trellis = [
+        (f"trellis-{b}:transform=first", f"trellis-{b}" + ":transform=first" * (b == 2))
+        for b in (4, 3, 2)
+    ]
+    return recipe_options(recipe_pairs((3, 2))) + [
+        word for k, v in trellis for word in ("-k", k, "-v", v)
+    ]
+
+
+def recipe_options(pairs):
+    return [word for k, v in pairs for word in ("-k", k, "-v", v, "--protect", "1")]
+
+
 GROUPS = {
     "bdr": bdr,
     "hqmq": hqmq,
-    "octopus": octopus_recipe,
+    "octopus": octopus,
     "turboquant": turboquant,
     "innerq-modes": innerq_modes,
     "innerq-windows": innerq_windows,
@@ -279,10 +345,12 @@ GROUPS = {
     "hqmq-seeds": hqmq_seeds,
     "hqmq-books": hqmq_books,
     "kmeans": kmeans,
+    "layer0": layer0,
 }
 
 
 ROOM = "hqmq-room"  # a group that needs --captured
+FILES = ("hqmq-books", "layer0", ROOM)  # groups of settings files
 
 
 def in_order(model, spec):
@@ -295,7 +363,7 @@ def in_order(model, spec):
 
 
 def options_of(group, model, folder, done, captured=None):
-    if group in ("octopus", "hqmq-books", ROOM):
+    if group in FILES:
         files = (
             room_by_layer(model, folder, captured)
             if group == ROOM
@@ -309,6 +377,8 @@ def options_of(group, model, folder, done, captured=None):
         pairs = [
             pair for pair in pairs if not {"block=64", "block=128"} & {pair[0].partition(":")[2]}
         ]
+    if group == "octopus":
+        return recipe_options(pairs)
     return [word for k, v in pairs for word in ("-k", k, "-v", v)]
 
 
@@ -347,12 +417,20 @@ def main():
         help=f"for the group {ROOM}: kvant capture -n 1024 -c 1024 of another text than -f",
     )
     parser.add_argument("--kvant", default="kvant", help="the program")
+    parser.add_argument(
+        "--needles",
+        metavar="TEXTS",
+        help="needles at 2 and 3 bits instead: so many texts of --ctx tokens, with 24 facts each",
+    )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=" ".join([*GROUPS, ROOM]))
     given = parser.parse_args()
     model = next((name for name in SHAPES if given.model.name.startswith(name)), None)
     if model is None:
         parser.error(f"no shape known for {given.model.name}: {', '.join(SHAPES)}")
     given.work.mkdir(parents=True, exist_ok=True)
+    if given.needles:
+        count = ["-n", "24", "-r", given.needles]
+        return record(given, model, "needles", ["needle", *count], needles())
     needs = {"kmeans": given.calibration, ROOM: given.captured}
     groups = [*GROUPS, ROOM]
     for group in given.groups or [name for name in groups if needs.get(name, True)]:
@@ -362,37 +440,21 @@ def main():
         options = options_of(group, model, given.work, done, given.captured)
         if not options:
             continue
-        command = [
-            given.kvant,
-            "eval",
-            "-m",
-            str(given.model),
-            "-f",
-            given.text,
-            "-c",
-            given.ctx,
-            "--chunks",
-            CHUNKS.get(group, given.chunks),
-            "--resume",
-            str(given.work / f"{model}_{group}"),
-            "--base-cache",
-            str(given.work),
-            "--json",
-            *options,
-        ]
         if given.calibration:
-            command += ["--calibration", given.calibration]
-        record = [
-            sys.executable,
-            str(HERE / "record.py"),
-            "--append",
-            "--set",
-            f"model={model}",
-            "--set",
-            f"group={group}",
-        ]
-        if subprocess.run([*record, str(given.output), "--", *command]).returncode:
-            sys.exit(f"papers: the group {group} did not end; the same command goes on")
+            options += ["--calibration", given.calibration]
+        count = ["--chunks", CHUNKS.get(group, given.chunks), "--base-cache", str(given.work)]
+        record(given, model, group, ["eval", *count], options)
+    return None
+
+
+def record(given, model, group, command, options):
+    """Runs a command of kvant for the configurations in options, and appends what it measured."""
+    about = ["--set", f"model={model}", "--set", f"group={group}", str(given.output)]
+    about += ["--", given.kvant, command[0], "-m", str(given.model), "-f", given.text]
+    about += ["-c", given.ctx, *command[1:], "--resume", str(given.work / f"{model}_{group}")]
+    script = [sys.executable, str(HERE / "record.py"), "--append", *about, "--json", *options]
+    if subprocess.run(script, check=False).returncode:
+        sys.exit(f"papers: the group {group} did not end; the same command goes on")
 
 
 if __name__ == "__main__":
