@@ -31,17 +31,17 @@ class Library:
         self.calls, self.statuses = {}, {}
 
     def kvant_cuda_codec_from(self, source, handle, text, size):
-        handle._obj.value = 16 + self._made
+        handle.value = 16 + self._made
         self._made += 1
         text.value = b"not on the GPU"
         return self.statuses.get("codec_from", 0)
 
     def kvant_cuda_codec_create_open(self, sealed, handle):
-        handle._obj.value = sealed.value + 16
+        handle.value = sealed.value + 16
         return 0
 
     def kvant_cuda_codec_get_info(self, handle, info):
-        info._obj.page_bytes = 8192 if handle.value >= 32 else 2304
+        info.page_bytes = 8192 if handle.value >= 32 else 2304
         return 0
 
     def kvant_cuda_codec_free(self, handle):
@@ -66,7 +66,7 @@ class Library:
             kind = {"append": structs.CudaAppendArgs, "seal": structs.CudaSealArgs}
             kind |= {"attention": structs.CudaAttentionArgs, "decode": structs.CudaDecodeArgs}
             what = name.removeprefix("kvant_cuda_")
-            self.calls[what] = kind[what].from_buffer_copy(args._obj)
+            self.calls[what] = kind[what].from_buffer_copy(args)
             self.stream = stream
             return self.statuses.get(what, 0)
 

@@ -125,8 +125,8 @@ class HostForGpu:
         return getattr(HostForGpu.real, name)
 
     def kvant_cache_create(self, params, cache):
-        self.device, self.stream = params._obj.device, params._obj.stream
-        params._obj.device, params._obj.stream = b"cpu", None
+        self.device, self.stream = params.device, params.stream
+        params.device, params.stream = b"cpu", None
         return self.real.kvant_cache_create(params, cache)
 
 
