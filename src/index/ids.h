@@ -2,7 +2,6 @@
  * by slot. The table uses open addressing and is at most half full. */
 #pragma once
 
-
 #include <kvant/kvant.h>
 
 #define KVANT_NO_SLOT UINT32_MAX
