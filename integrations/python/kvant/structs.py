@@ -30,34 +30,34 @@ class Struct(c.Structure):
 
 
 _TYPES = {
-    "ptr": c.c_void_p, "str": c.c_char_p, "bool": c.c_bool, "int": c.c_int, "u8": c.c_uint8,
-    "u32": c.c_uint32, "u64": c.c_uint64, "i64": c.c_int64, "size": c.c_size_t,
-    "float": c.c_float, "double": c.c_double,
+    "ptr": c.c_void_p, "str": c.c_char_p, "bool": c.c_bool, "int": c.c_int, "size": c.c_size_t,
+    "u8": c.c_uint8, "u16": c.c_uint16, "u32": c.c_uint32, "u64": c.c_uint64,
+    "i32": c.c_int32, "i64": c.c_int64, "float": c.c_float, "double": c.c_double,
 }  # fmt: skip
 
 
-def _fields(text: str) -> list[tuple[str, Any]]:
+def fields(text: str) -> list[tuple[str, Any]]:
     """Fields from `type name name[count]; type* name`, as ctypes wants them. A type is a word of
     _TYPES or a structure that stands above."""
-    fields = []
+    found = []
     for line in text.split(";"):
         word, *names = line.split()
         kind = _TYPES.get(word.rstrip("*")) or globals()[word.rstrip("*")]
         kind = c.POINTER(kind) if word.endswith("*") else kind
         for name, _, count in (name.partition("[") for name in names):
-            fields.append((name, kind * int(count.rstrip("]")) if count else kind))
-    return fields
+            found.append((name, kind * int(count.rstrip("]")) if count else kind))
+    return found
 
 
 # ---- codec.h ----
 
 
 class Affine(c.Structure):
-    _fields_ = _fields("ptr center scale")
+    _fields_ = fields("ptr center scale")
 
 
 class CodecInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str spec source; u32 head_dim; int role center norm; u32 sink_tokens recent_tokens
         block_tokens bits; size code_bytes metadata_offset metadata_bytes page_bytes;
         double true_bits nominal_bits; u64 fingerprint; u32 learns_transform
@@ -65,14 +65,14 @@ class CodecInfo(Struct):
 
 
 class CodecFamily(Struct):
-    _fields_ = _fields("str name variants options common_options source summary")
+    _fields_ = fields("str name variants options common_options source summary")
 
 
 # ---- index.h ----
 
 
 class IndexParams(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 dim; int metric; str spec; ptr center centroids; size centroid_stride n_centroids
     """)
 
@@ -81,7 +81,7 @@ ALLOW = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint64)
 
 
 class IndexQuery(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr rows; size stride n; u32 k n_threads; ptr allowed; size n_allowed; ALLOW allow;
         ptr allow_context; u32 rerank; ptr originals; size original_stride; u64 n_originals;
         ptr original original_context; u32 n_probe
@@ -89,7 +89,7 @@ class IndexQuery(Struct):
 
 
 class IndexInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 dim; int metric; str spec; u32 bits; int has_center has_ids is_view; u64 n;
         size bytes_per_vector id_bytes memory_bytes file_bytes; u32 n_lists; u64 next_id
     """)
@@ -99,38 +99,38 @@ class IndexInfo(Struct):
 
 
 class ExactPart(Struct):
-    _fields_ = _fields("u32 first newest total step")
+    _fields_ = fields("u32 first newest total step")
 
 
 class StepPages(Struct):
-    _fields_ = _fields("ptr memory; size bytes; ptr owner")
+    _fields_ = fields("ptr memory; size bytes; ptr owner")
 
 
 class TensorParams(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr* codecs; u32 n_kv_heads n_sequences n_blocks blocks_per_sequence n_open_blocks;
         size block_stride; ExactPart* exact; StepPages* steps
     """)
 
 
 class BlockInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         int state; u32 transform_id; u64 written; ptr codec page; Affine affine; ptr start
     """)
 
 
 class Queries(Struct):
-    _fields_ = _fields("ptr q; size token_stride head_stride; u32 n_tokens n_heads; ptr positions")
+    _fields_ = fields("ptr q; size token_stride head_stride; u32 n_tokens n_heads; ptr positions")
 
 
 class Rope(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 n_dims interleaved; ptr frequencies; u32 n_positions n_position_transforms block_centers
     """)
 
 
 class TensorInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         int role; u32 n_kv_heads head_dim n_blocks n_open_blocks n_transforms; size bytes
         sealed_bytes open_bytes written_blocks learned_bytes learned_most working_bytes working_most
     """)
@@ -140,33 +140,33 @@ class TensorInfo(Struct):
 
 
 class CalibrationInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str model; u64 model_fingerprint; u32 n_layers n_kv_heads head_dim; u64 n_tokens seed;
         u32 n_codebooks clusters[8]; size bytes; u64 checksum
     """)
 
 
 class CalibrationEntry(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 head_dim; ptr mean min max query_moment diagonal matrix centroids[8]
     """)
 
 
 class CalibratorConfig(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str model; u64 model_fingerprint seed; u32* clusters; u32 n_codebooks sample_rows n_threads
     """)
 
 
 class CalibratorAttention(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr keys; size key_stride; u32 n_keys; ptr queries; size query_stride; u32 n_queries;
         ptr mask; size mask_stride; float scale
     """)
 
 
 class CalibratorMoments(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 n_kv_heads head_dim; u64 n_rows; ptr sum min max rows; size stride; ptr spread moment;
         u64 n_queries; ptr attended attended_sum attended_weight
     """)
@@ -176,46 +176,46 @@ class CalibratorMoments(Struct):
 
 
 class SettingsLayer(c.Structure):
-    _fields_ = _fields("str spec; u32 n_kv_heads head_dim; str* heads")
+    _fields_ = fields("str spec; u32 n_kv_heads head_dim; str* heads")
 
 
 class SettingsConfig(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str model; u64 model_fingerprint; u32 n_layers; SettingsLayer* layers; str calibration;
         u64 calibration_checksum
     """)
 
 
 class SettingsInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str model; u64 model_fingerprint; u32 n_layers; str calibration; u64 calibration_checksum
     """)
 
 
 class Preset(Struct):
-    _fields_ = _fields("str name summary k v more_k")
+    _fields_ = fields("str name summary k v more_k")
 
 
 # ---- scheme.h ----
 
 
 class SchemeParams(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str preset k v settings calibration protect_codec; u32 protect; u64 seed; str model;
         ptr like
     """)
 
 
 class SchemeLocation(Struct):
-    _fields_ = _fields("int role; u32 layer n_layers n_kv_heads head_dim rank n_cached")
+    _fields_ = fields("int role; u32 layer n_layers n_kv_heads head_dim rank n_cached")
 
 
 class SchemeModel(Struct):
-    _fields_ = _fields("u32 n_layers n_kv_heads head_dim[2]")
+    _fields_ = fields("u32 n_layers n_kv_heads head_dim[2]")
 
 
 class SchemeInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         str preset k v; u32 protect; ptr settings calibration; bool needs_calibration;
         str calibration_path not_used
     """)
@@ -225,7 +225,7 @@ class SchemeInfo(Struct):
 
 
 class AttentionProblem(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 n_queries n_tokens n_heads; ptr block_table; u32 first_block n_threads; ptr q;
         size q_token_stride q_head_stride; ptr out; size out_token_stride out_head_stride; ptr lse
         mask; size mask_token_stride; ptr sinks; float scale logit_softcap max_bias; u32 window;
@@ -237,7 +237,7 @@ class AttentionProblem(Struct):
 
 
 class CacheParams(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 n_layers n_heads n_kv_heads head_dim v_head_dim max_tokens max_sequences n_threads;
         str device; ptr scheme; str preset k v settings calibration; float scale logit_softcap;
         ptr stream; u32 asynchronous; ptr layers; u32 n_model_layers
@@ -245,18 +245,18 @@ class CacheParams(Struct):
 
 
 class CacheInfo(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         u32 n_blocks n_free_blocks; size bytes f16_bytes; double true_bits; bool calibrated; str k
         v; size working_bytes
     """)
 
 
 class StepsInfo(Struct):
-    _fields_ = _fields("u32 n_steps; u64 graph; bool floats")
+    _fields_ = fields("u32 n_steps; u64 graph; bool floats")
 
 
 class Step(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr q k v out; int type; u32 window; float scale logit_softcap; ptr stream sinks
     """)
 
@@ -265,32 +265,32 @@ class Step(Struct):
 
 
 class CudaPages(c.Structure):
-    _fields_ = _fields("ptr base; size block_stride head_stride")
+    _fields_ = fields("ptr base; size block_stride head_stride")
 
 
 class CudaRows(c.Structure):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr codec; CudaPages pages; ptr rows; size token_stride head_stride; ptr center scale
         key_transform
     """)
 
 
 class CudaQueryArgs(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr k_codec; u32 batch n_heads n_kv_heads; int type; ptr q; size q_batch_stride
         q_head_stride; ptr inverse_key_transform out
     """)
 
 
 class CudaAppendArgs(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         CudaRows k v; int type; u32 n_tokens n_kv_heads; ptr slots refused exact[2];
         u32 transformed; ptr k_feedback centroids[2]
     """)
 
 
 class CudaAttentionArgs(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr k_codec v_codec; CudaPages k v k_open v_open; ptr block_table; size table_stride;
         u32 blocks_per_row; ptr lengths; u32 batch n_heads n_kv_heads; int type; ptr q;
         size q_batch_stride q_head_stride; ptr out; size out_batch_stride out_head_stride; ptr lse;
@@ -302,25 +302,25 @@ class CudaAttentionArgs(Struct):
 
 
 class CudaTables(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr center scale key_transform inverse_key_transform; size key_transform_size; ptr pivots
         columns centroids; size n_centroids
     """)
 
 
 class CudaSealPages(c.Structure):
-    _fields_ = _fields("ptr codec; CudaPages open sealed")
+    _fields_ = fields("ptr codec; CudaPages open sealed")
 
 
 class CudaSealArgs(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         CudaSealPages k v; u32 n_blocks n_kv_heads; ptr from_ to tokens refused k_feedback;
         u32 exact; ptr centroids[2]
     """)
 
 
 class CudaDecodeArgs(Struct):
-    _fields_ = _fields("""
+    _fields_ = fields("""
         ptr codec; CudaPages pages; ptr blocks; u32 n_blocks n_kv_heads; int type; ptr out;
         size token_stride head_stride; ptr center scale inverse_key_transform to; u32 transformed;
         ptr centroids

@@ -176,30 +176,17 @@ class GgmlSubject:
         self.q = lib.ggml_new_tensor_2d(context, _F32, dim * shape.n_heads, shape.n_queries)
         self.mask = lib.ggml_new_tensor_2d(context, _F16, shape.n_tokens, shape.n_queries)
         self.graph = lib.ggml_new_graph(context)
-        q = lib.ggml_view_3d(
-            context, self.q, dim, shape.n_queries, shape.n_heads, shape.n_heads * q_row, q_row, 0
-        )
-        caches = [[], []]
+
+        def heads(tensor, n_rows, n_heads, row):
+            """Rows [n_heads, n_rows, dim] of a tensor in which a token's heads follow each other."""
+            return lib.ggml_view_3d(context, tensor, dim, n_rows, n_heads, n_heads * row, row, 0)
+
+        q = heads(self.q, shape.n_queries, shape.n_heads, q_row)
+        caches, width = [[], []], dim * shape.n_kv_heads
         for _ in range(self.n_layers):
             for tensors in caches:
-                tensors.append(
-                    lib.ggml_new_tensor_2d(
-                        context, self.type, dim * shape.n_kv_heads, shape.n_tokens
-                    )
-                )
-            k, v = (
-                lib.ggml_view_3d(
-                    context,
-                    tensors[-1],
-                    dim,
-                    shape.n_tokens,
-                    shape.n_kv_heads,
-                    shape.n_kv_heads * row,
-                    row,
-                    0,
-                )
-                for tensors in caches
-            )
+                tensors.append(lib.ggml_new_tensor_2d(context, self.type, width, shape.n_tokens))
+            k, v = (heads(t[-1], shape.n_tokens, shape.n_kv_heads, row) for t in caches)
             self.last = lib.ggml_flash_attn_ext(
                 context, q, k, v, self.mask, 1 / math.sqrt(dim), 0, 0
             )
