@@ -186,6 +186,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
 }
 
+_WITH_TEXT = {name for name, (_, types) in _FUNCTIONS.items() if types[-2:] == _TEXT}
+
 _library: Any = None
 _loading = threading.Lock()
 
@@ -297,14 +299,13 @@ def invoke(what: str, name: str, *arguments: Any) -> None:
     reason is the text that the call writes to its argument err, which invoke() passes, or
     kvant_error_message() of calls that set it. For other calls an older message would mislead, so
     the message has the status only."""
-    result, types = _FUNCTIONS[name]
     function = getattr(library(), name)
-    if types[-2:] == _TEXT:
+    if name in _WITH_TEXT:
         text = text_buffer()
         check(what, function(*arguments, text, len(text)), text)
     elif status := function(*arguments):
-        said = library().kvant_error_message() if result is _SAYS else b""
-        raise _error(what, status, said)
+        says = _FUNCTIONS[name][0] is _SAYS
+        raise _error(what, status, library().kvant_error_message() if says else b"")
 
 
 def c_text(value: Any, what: str) -> bytes | None:
