@@ -178,7 +178,7 @@ class GgmlSubject:
         self.graph = lib.ggml_new_graph(context)
 
         def heads(tensor, n_rows, n_heads, row):
-            """Rows [n_heads, n_rows, dim] of a tensor in which a token's heads follow each other."""
+            """Rows [n_heads, n_rows, dim] of a tensor that has the heads of a token together."""
             return lib.ggml_view_3d(context, tensor, dim, n_rows, n_heads, n_heads * row, row, 0)
 
         q = heads(self.q, shape.n_queries, shape.n_heads, q_row)
