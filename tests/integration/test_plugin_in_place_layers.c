@@ -186,6 +186,35 @@ static void layers_go_in_the_graph_of_a_prompt(void **state)
     assert_true(first < N_LAYERS && second < N_LAYERS);
 }
 
+/* Transforms of positions from 2048 on are due with a prompt's first batch beyond position 3072,
+ * which waits for them. If a layer's thread began after the graph in which layers go to
+ * pages, the GPU would be idle meanwhile. So the thread begins as soon as the layer has its first
+ * transform, before the next layer goes. */
+static void later_positions_are_learned_in_the_graph(void **state)
+{
+    const harness_options options = { .spec = "", .n_ctx = 4096 };
+    const int first = 1900;
+    struct llama_context *context;
+    char line[512];
+    int n = 0, behind = 0;
+
+    (void)state;
+    setenv("KVANT_EXACT", EXACT, 1);
+    begin_lines();
+    context = harness_context(&options);
+    feed(context, 0, ROOM, ROOM, first, 0, NULL);
+    feed(context, ROOM, N_BATCH, N_BATCH, first + ROOM, 0, NULL);
+    llama_free(context);
+    end_lines();
+    while (fgets(line, sizeof(line), lines) != NULL) {
+        n += strstr(line, "learns its transform for positions from 2048 on") != NULL;
+        behind += n > 0 && strstr(line, "went from fp16 to compressed pages") != NULL;
+    }
+    fclose(lines);
+    assert_int_equal(n, N_LAYERS);
+    assert_int_equal(behind, N_LAYERS);
+}
+
 static void prompts_of_long_batches_are_as_good(void **state)
 {
     float *stock = hear(a_batch_that_fills_the_room, ROOM, NULL, "0", 1);
@@ -492,6 +521,7 @@ int main(int argc, char **argv)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_go_one_by_one),
         cmocka_unit_test(layers_go_in_the_graph_of_a_prompt),
+        cmocka_unit_test(later_positions_are_learned_in_the_graph),
         cmocka_unit_test(prompts_of_long_batches_are_as_good),
         cmocka_unit_test(a_cache_that_fits_stays),
         cmocka_unit_test(results_depend_on_no_clock),

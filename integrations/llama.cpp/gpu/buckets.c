@@ -67,19 +67,27 @@ static int32_t last_position(const kvp_gpu_step *step)
 
 /* Matrices */
 
-/* Lets threads learn the transform of a bucket, unless the first transform is still being
- * learned. */
-static void request(kvp_gpu_cache *cache, uint32_t number)
+/* Whether the transform of a bucket can be learned now, and was not yet. */
+static bool may_request(const kvp_gpu_cache *cache, uint32_t number)
+{
+    const kvp_gpu_buckets *buckets = &cache->buckets;
+
+    return buckets->requested == 0 && !buckets->ended && !cache->lacks_key_transform &&
+           !(buckets->made >> number & 1);
+}
+
+/* Lets threads learn the transform of a bucket, unless first transforms come in force in the graph
+ * at hand. With `hurries`, a prompt will need it soon. */
+static void request(kvp_gpu_cache *cache, uint32_t number, bool hurries)
 {
     kvp_gpu_buckets *buckets = &cache->buckets;
     const kvp_gpu_bucket bucket = kvp_gpu_bucket_at(number);
     bool any = false;
 
-    if (buckets->requested > 0 || buckets->ended || cache->lacks_key_transform || cache->late.any ||
-        (buckets->made >> bucket.id & 1))
+    if (!may_request(cache, number) || cache->late.any)
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
-        any = kvp_gpu_learner_request(cache->tensors[i]->cells, &bucket) || any;
+        any = kvp_gpu_learner_request(cache->tensors[i]->cells, &bucket, hurries) || any;
     buckets->requested = any ? bucket.id : 0;
     buckets->ended = !any;
     buckets->since = 0;
@@ -102,7 +110,7 @@ static void use_requested(kvp_gpu_cache *cache)
     buckets->requested = 0;
 }
 
-void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last)
+void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries)
 {
     uint32_t next = 0;
 
@@ -111,15 +119,30 @@ void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last)
     while (cache->buckets.made >> next & 1)
         next++;
     if (next <= bucket_of(last + LATE))
-        request(cache, next);
+        request(cache, next, hurries);
+}
+
+/* The bucket whose transform is due after rows up to this position. */
+static uint32_t bucket_after(int32_t last)
+{
+    return last >= 0 ? bucket_of(last + LATE) : 0;
+}
+
+void kvp_gpu_buckets_begin_layer(const kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    const uint32_t number = bucket_after(cells->cache->buckets.position);
+    const kvp_gpu_bucket bucket = kvp_gpu_bucket_at(number);
+
+    if (may_request(cells->cache, number) && kvp_gpu_learner_request(cells, &bucket, true))
+        kvp_note("%s: layer %u learns its transform for positions from %d on", cells->gpu->name,
+                 kv->shape.layer, begins[number]);
 }
 
 /* The layers had enough rows for it before, so its transform comes in force with the next rows. */
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache)
 {
-    const int32_t last = cache->buckets.position;
-
-    request(cache, last >= 0 ? bucket_of(last + LATE) : 0);
+    request(cache, bucket_after(cache->buckets.position), true);
     cache->buckets.since = LATE;
 }
 
@@ -262,7 +285,7 @@ bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     last = buckets->position = last_position(step);
     if (buckets->requested > 0 && buckets->since >= LATE && bucket_of(last) >= buckets->requested)
         use_requested(cache);
-    request(cache, last >= 0 ? bucket_of(last + LATE) : 0);
+    request(cache, bucket_after(last), !kvp_gpu_is_short_step(step));
     if (!note_last(buckets, step))
         return false;
     buckets->since += step->n;

@@ -407,6 +407,7 @@ bool kvp_gpu_hand_over_layer(kvp_kv *kv)
 
 bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache)
 {
+        kvp_gpu_buckets_begin_layer(cache->tensors[i]);
     for (size_t i = 0; cache->late.hands_over && i < cache->n_tensors; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
         if (cells->late)

@@ -406,30 +406,34 @@ static void *make_bucket(void *context)
     float *mean = calloc(kvp_gpu_width(cells), sizeof(*mean));
     kvp_gpu_learned_transform learned;
     const bool room = have_learned(cells, &learned) && mean != NULL;
+    sem_t *permits = l->making_hurries ? &hurried : &at_once;
 
     setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
-    acquire_permit(&at_once);
+    acquire_permit(permits);
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
                                                      KVANT_PAGE_TOKENS, cells->sources,
                                                      learned.codecs, 1) == KVANT_OK &&
                      kvp_gpu_upload_bucket(cells, l->bucket.id, &learned, mean);
-    sem_post(&at_once);
+    sem_post(permits);
     kvp_gpu_free_codecs(learned.codecs, cells->n_kv_heads);
     free(learned.start);
     free(mean);
     return NULL;
 }
 
-bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket)
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket, bool hurries)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    if (l == NULL || l->tensor == NULL || l->making || cells->cache->buckets.centers.uneven ||
+    if (l == NULL || l->tensor == NULL || cells->cache->buckets.centers.uneven ||
         cells->cache->buckets.centers.rope.size == 0)
         return false;
+    if (l->making)
+        return l->bucket.id == bucket->id;
     l->bucket = *bucket;
     l->made_bucket = false;
+    l->making_hurries = hurries;
     l->making = kvp_gpu_start_thread(&l->maker, make_bucket, cells);
     return l->making;
 }

@@ -84,7 +84,7 @@ typedef struct kvp_gpu_learner {
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
-    bool making;
+    bool making, making_hurries;
     kvp_gpu_bucket bucket; /* the position bucket that it learns for */
     bool made_bucket;
 } kvp_gpu_learner;
@@ -99,10 +99,11 @@ bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *le
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 
-/* `kvp_gpu_learner_request` starts a thread that learns the transform of a further position bucket;
- * false when there is nothing to learn it from. `kvp_gpu_learner_answer` waits for the thread;
- * false when it failed, true when no thread was started. */
-bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket);
+/* `kvp_gpu_learner_request` starts a thread that learns the transform of a further position bucket,
+ * once for a bucket. With `hurries`, somebody will wait for it soon. False: there is nothing to
+ * learn it from. `kvp_gpu_learner_answer` waits for the thread. It returns false when the thread
+ * failed, and true when no thread was started. */
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket, bool hurries);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
 /* A thread on which no handler of the program's runs. */

@@ -204,7 +204,7 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
         (in_place_state->requested_at > 0 &&
          n < in_place_state->requested_at + wait_of(in_place_state, short_step)))
         return;
-    kvp_gpu_buckets_prepare_next(cache, (int32_t)in_place_state->room);
+    kvp_gpu_buckets_prepare_next(cache, (int32_t)in_place_state->room, !short_step);
     in_place_state->requested_at = n;
 }
 

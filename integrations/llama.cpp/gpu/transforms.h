@@ -259,13 +259,16 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
 
 /* buckets.c. The lock is held. `kvp_gpu_buckets_prepare_next` comes before rows at positions up to
  * `last` are stored. It puts the key transform that threads have learned in force. It also lets
- * threads begin with the next position bucket. `kvp_gpu_buckets_begin_late` does the latter after a
- * graph in which first transforms came in force. `kvp_gpu_buckets_forget` is for a cache whose rows
- * have all become unused. */
-void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
+ * threads begin with the next position bucket. With `hurries`, a prompt will wait for it soon.
+ * `kvp_gpu_buckets_begin_late` lets threads begin after a graph in which first transforms came in
+ * force. `kvp_gpu_buckets_begin_layer` lets the thread of a layer begin within such a graph, once
+ * the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have all
+ * become unused. */
+void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries);
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_free(kvp_gpu_cache *cache);
+void kvp_gpu_buckets_begin_layer(const kvp_kv *kv);
 void kvp_gpu_buckets_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
                           uint32_t n); /* copies the transforms of n blocks */
 
