@@ -398,6 +398,7 @@ bool kvp_gpu_hand_over_layer(kvp_kv *kv)
             continue;
         of->late = false;
         kvp_gpu_in_place_settle_tensor(NULL, cache->tensors[i]);
+        kvp_gpu_buckets_begin_layer(cache->tensors[i]);
     }
     ok = ok && store_layer(cache, kv->shape.layer, &at);
     if (!ok)
@@ -407,7 +408,6 @@ bool kvp_gpu_hand_over_layer(kvp_kv *kv)
 
 bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache)
 {
-        kvp_gpu_buckets_begin_layer(cache->tensors[i]);
     for (size_t i = 0; cache->late.hands_over && i < cache->n_tensors; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
         if (cells->late)

@@ -266,9 +266,9 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
  * become unused. */
 void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries);
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);
+void kvp_gpu_buckets_begin_layer(const kvp_kv *kv);
 void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_free(kvp_gpu_cache *cache);
-void kvp_gpu_buckets_begin_layer(const kvp_kv *kv);
 void kvp_gpu_buckets_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
                           uint32_t n); /* copies the transforms of n blocks */
 
