@@ -31,6 +31,12 @@ typedef struct kvp_gpu_staging {
     kvp_gpu_memory lists;
 } kvp_gpu_staging;
 
+/* Exact pages that are sealed as a whole (seal.c). */
+typedef struct kvp_gpu_sealing {
+    uint32_t n_whole, n; /* the first n_whole of n pages have 64 rows to encode */
+    kvp_gpu_memory lists;
+} kvp_gpu_sealing;
+
 /* A thread that loads kernels (load.c), once for a cache. */
 typedef struct kvp_gpu_loader {
     const struct kvp_gpu_cells *k, *v; /* of the first layer; NULL: the thread was not begun */
@@ -81,7 +87,7 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_late {
         bool any;
         bool hands_over; /* these layers also go from f16 in place to pages (hand_over.c) */
-        bool has_slots;  /* the GPU has the slots of their rows */
+        bool has_slots; /* the GPU has the slots of their rows */
         kvp_gpu_held_rows held;
         kvp_gpu_memory arrays;                 /* of held */
         kvp_open_page leaving[KVP_MOST_PAGES]; /* as they were when the plan took them away */
@@ -116,6 +122,7 @@ typedef struct kvp_gpu_cache {
     bool has_groups; /* groups of some codec have several tokens */
     /* the current batch, and rows that are stored without a graph (groups.c) */
     kvp_gpu_staging step_staging, row_staging;
+    kvp_gpu_sealing sealing;
     kvp_gpu_memory device_table, slots,
         /* device_table: the page table; slots: exact-page slots of the batch; moved: ids of the
          * cache rows that are encoded or decoded */
@@ -292,31 +299,38 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
  * then decodes blocks that are opened. After an error all pages, and the plan, are unchanged. */
 bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream);
 
-/* fp16_pages.c. Encodes the rows of pages that are not encoded yet, as the pages were. kv: of its
- * layer alone; NULL: of all layers. */
+/* seal.c. Encodes the rows of pages that are not encoded yet, as the pages were. kv: of its layer
+ * alone; NULL: of all layers. */
 bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
                           cu_stream stream);
 
 /* groups.c, for codecs whose groups have several tokens. `kvp_gpu_stage` lists a step's rows in
  * blocks without an exact page, and notes that rows in exact pages have no codes. A cell below 0 is
- * no row. Rows are stored in passes: kvp_gpu_staging_begin begins a pass, the caller appends the
- * rows with the pass's slots to the staging pages, and kvp_gpu_staging_seal seals these.
- * `kvp_gpu_stage_rows` does all of it for n rows on the GPU. `kvp_gpu_have_staging` allocates
- * memory for a step of n_rows rows in n_blocks blocks. `kvp_gpu_seal_groups` does a part of
- * kvp_gpu_encode_pages for these codecs: it seals pages with fewer than 64 rows to encode. */
+ * no row. `kvp_gpu_staged` stores the rows that were listed, in passes: `append` appends them to
+ * staging pages with a pass's slots, and then these pages are sealed. `kvp_gpu_stage_rows` does all
+ * of it for n rows on the GPU. `kvp_gpu_have_staging` allocates memory for a step of n_rows rows in
+ * n_blocks blocks. */
 bool kvp_gpu_stage(kvp_gpu_cache *cache, const int64_t *cells, size_t n, kvp_gpu_staging *s,
                    cu_stream stream);
-uint32_t kvp_gpu_staging_passes(const kvp_gpu_staging *s);
-const int64_t *kvp_gpu_staging_slots(const kvp_gpu_staging *s, uint32_t pass);
-kvant_cuda_pages kvp_gpu_staging_pages(const kvp_gpu_cells *cells);
-bool kvp_gpu_staging_begin(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass);
-bool kvp_gpu_staging_seal(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass);
+typedef kvant_status kvp_gpu_append_staged(void *context, const int64_t *slots,
+                                           const kvant_cuda_pages *pages);
+kvant_status kvp_gpu_staged(const kvp_kv *kv, const kvp_gpu_staging *s,
+                            kvp_gpu_append_staged *append, void *context);
 kvant_status kvp_gpu_stage_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
                                 atomic_uint *refused);
 bool kvp_gpu_have_staging(kvp_gpu_cache *cache, kvp_gpu_staging *s, size_t n_rows, size_t n_blocks);
-bool kvp_gpu_seal_groups(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *layer,
-                         cu_stream stream);
 void kvp_gpu_staging_free(kvp_gpu_cache *cache);
+
+/* The number of a block's tokens up to its last written one. llama.cpp fills cells in order, so all
+ * of them are written. */
+static inline int32_t kvp_gpu_tokens_of(uint64_t written)
+{
+    int32_t n = 0;
+
+    for (; written != 0; written >>= 1)
+        n++;
+    return n;
+}
 
 /* load.c. A thread loads the kernels of pages, with and without a matrix of keys. load_finish waits
  * for the thread before a tensor of the cache goes. */

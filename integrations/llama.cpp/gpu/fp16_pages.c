@@ -1,8 +1,8 @@
 /* fp16_pages.c - exact pages: blocks whose rows are fp16, next to the sealed pages of all blocks.
  *
- * Owns the caches, their tensors' exact pages, and the encoding and decoding of these pages. All
- * tensors of a cache have exact pages for the same blocks, which the plan (src/store/plan.h)
- * decides. */
+ * Owns the caches, their tensors' exact pages, and their decoding. seal.c encodes them.
+ * All tensors of a cache have exact pages for the same blocks, which the plan decides
+ * (src/store/plan.h). */
 #include "gpu.h"
 #include "in_place.h"
 
@@ -200,6 +200,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
     kvp_gpu_release(&cache->late.arrays);
+    kvp_gpu_release(&cache->sealing.lists);
     kvp_gpu_staging_free(cache);
     kvp_gpu_buckets_free(cache);
     kvp_gpu_in_place_free(cache);
@@ -217,187 +218,6 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
 
 /* Work on pages */
 
-/* Whether these are keys and values of a layer that one launch can encode together. */
-static bool are_pair(const kvp_kv *a, const kvp_kv *b)
-{
-    const kvp_gpu_cells *x = a->cells, *y = b->cells;
-
-    return a->shape.layer == b->shape.layer && a->shape.role != b->shape.role &&
-           x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim && y->group == 1 &&
-           y->open_pages.base != NULL;
-}
-
-/* Copies the rows' slots to the GPU. The pages of a tensor follow each other, so the rows of
- * several pages are rows of one matrix. Each page has 64 rows per kv head in it. The kernel looks
- * slots up at the first 64 of them, the rows of head 0. */
-static bool upload_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t n,
-                         uint32_t n_kv_heads, bool moved, cu_stream stream)
-{
-    const size_t rows = (size_t)n * n_kv_heads * KVANT_PAGE_TOKENS;
-    int64_t *slots = malloc(rows * sizeof(*slots));
-    bool ok =
-        slots != NULL && kvp_gpu_grow(cache->gpu, &cache->moved, rows * sizeof(*slots), false);
-
-    for (size_t i = 0; i < rows && ok; i++) {
-        const kvp_open_page *page = &pages[i / (n_kv_heads * KVANT_PAGE_TOKENS)];
-        const size_t row = i % (n_kv_heads * KVANT_PAGE_TOKENS);
-        const uint64_t rows_of_page = page->dirty | (moved ? page->moved : 0);
-        slots[i] = row < KVANT_PAGE_TOKENS && (rows_of_page >> row & 1)
-                       ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row
-                       : -1;
-    }
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots,
-                                        rows * sizeof(*slots), stream),
-                         "copying");
-    free(slots);
-    return ok;
-}
-
-static void add_rows(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t page)
-{
-    const kvp_gpu_cells *cells = kv->cells;
-    const kvant_cuda_pages *open = &cells->open_pages;
-
-    *(kv->shape.role == KVANT_ROLE_K ? &args->k : &args->v) =
-        (kvant_cuda_rows){ .codec = cells->codec,
-                           .pages = cells->pages,
-                           .rows = (const char *)open->base + page * open->block_stride,
-                           .token_stride = cells->head_dim,
-                           .head_stride = open->head_stride / sizeof(uint16_t) };
-}
-
-/* The tensors whose rows are encoded. In some pages more rows of keys than of values have to be
- * encoded. */
-typedef enum roles { KEYS, VALUES, BOTH } roles;
-
-static bool is_among(const kvp_kv *kv, roles of)
-{
-    return of == BOTH || (kv->shape.role == KVANT_ROLE_K) == (of == KEYS);
-}
-
-/* Encodes rows, not encoded yet, of the n pages from page `first` on. pages: the exact pages before
- * the step. layer: a tensor of the layer whose rows are encoded; NULL: the rows of all layers. */
-static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t first, uint32_t n,
-                       roles of, const kvp_kv *layer, cu_stream stream)
-{
-    uint32_t heads = 0; /* heads that the slots were made for */
-    bool ok = true;
-
-    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
-        const kvp_kv *kv = cache->tensors[i];
-        const kvp_gpu_cells *cells = kv->cells;
-        if (!is_among(kv, of) || cells->in_place || cells->group > 1 ||
-            (layer != NULL && kv->shape.layer != layer->shape.layer))
-            continue;
-        kvant_cuda_append_args args = { .size = sizeof(args),
-                                        .type = KVANT_CUDA_F16,
-                                        .n_tokens =
-                                            ((n - 1) * cells->n_kv_heads + 1) * KVANT_PAGE_TOKENS,
-                                        .n_kv_heads = cells->n_kv_heads,
-                                        .transformed = 1 };
-        ok = cells->open_pages.base != NULL &&
-             (heads == cells->n_kv_heads ||
-              upload_slots(cache, pages, n, cells->n_kv_heads, of == KEYS, stream));
-        heads = cells->n_kv_heads;
-        args.slots = cache->moved.at;
-        add_rows(&args, kv, first);
-        if (of == BOTH && i + 1 < cache->n_tensors && are_pair(kv, cache->tensors[i + 1]))
-            add_rows(&args, cache->tensors[++i], first);
-        ok = ok && kvant_cuda_append(&args, stream) == KVANT_OK;
-    }
-    return ok;
-}
-
-/* Whole pages, as prompts leave them, are sealed 8 at a time. A launch of encode_run takes one and
- * a half times as long for them on an H200, because the kernel divides its rows among fewer thread
- * blocks. */
-#define SEALED_AT_ONCE 8u
-
-static bool is_whole(const kvp_open_page *page)
-{
-    return page->dirty == UINT64_MAX;
-}
-
-static void add_pages(kvant_cuda_seal_args *args, const kvp_kv *kv)
-{
-    const kvp_gpu_cells *cells = kv->cells;
-
-    *(kv->shape.role == KVANT_ROLE_K ? &args->k : &args->v) =
-        (kvant_cuda_seal_pages){ cells->codec, cells->open_pages, cells->pages };
-}
-
-/* Seals n pages of a layer. numbers: an array on the GPU with the numbers of the pages, and from
- * KVP_MOST_PAGES on the numbers of their blocks. */
-static bool seal_pages(const kvant_cuda_seal_args *tensors, const int32_t *numbers, uint32_t n,
-                       cu_stream stream)
-{
-    kvant_cuda_seal_args args = *tensors;
-    bool ok = true;
-
-    for (uint32_t i = 0; i < n && ok; i += args.n_blocks) {
-        args.n_blocks = n - i < SEALED_AT_ONCE ? n - i : SEALED_AT_ONCE;
-        args.from = numbers + i;
-        args.to = numbers + KVP_MOST_PAGES + i;
-        ok = kvant_cuda_seal(&args, stream) == KVANT_OK;
-    }
-    return ok;
-}
-
-/* Encodes the whole pages among pages that are not encoded yet. layer: as for encode_run. */
-static bool seal_whole(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *layer,
-                       cu_stream stream)
-{
-    int32_t numbers[2 * KVP_MOST_PAGES] = { 0 };
-    uint32_t n = 0;
-    bool ok;
-
-    for (uint32_t i = 0; i < cache->n_pages; i++)
-        if (is_whole(&pages[i])) {
-            numbers[n] = (int32_t)i;
-            numbers[KVP_MOST_PAGES + n++] = pages[i].block;
-        }
-    ok = n == 0 || (kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(numbers), false) &&
-                    kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, numbers,
-                                             sizeof(numbers), stream),
-                              "copying"));
-    for (size_t i = 0; i < cache->n_tensors && ok && n > 0; i++) {
-        const kvp_kv *kv = cache->tensors[i];
-        const kvp_gpu_cells *cells = kv->cells;
-        kvant_cuda_seal_args args = { .size = sizeof(args), .n_kv_heads = cells->n_kv_heads };
-        if (cells->in_place || (layer != NULL && kv->shape.layer != layer->shape.layer))
-            continue;
-        add_pages(&args, kv);
-        if (i + 1 < cache->n_tensors && are_pair(kv, cache->tensors[i + 1]))
-            add_pages(&args, cache->tensors[++i]);
-        ok = cells->open_pages.base != NULL && seal_pages(&args, cache->moved.at, n, stream);
-    }
-    return ok;
-}
-
-static bool is_partly_dirty(const kvp_open_page *page)
-{
-    return !is_whole(page) && (page->dirty | page->moved) != 0;
-}
-
-bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
-                          cu_stream stream)
-{
-    bool ok = seal_whole(cache, pages, kv, stream);
-
-    for (uint32_t i = 0, n = 1; i < cache->n_pages && ok; i += n) {
-        bool moved = false;
-        for (n = 0; i + n < cache->n_pages && is_partly_dirty(&pages[i + n]); n++)
-            moved = moved || pages[i + n].moved != 0;
-        if (n > 0 && moved)
-            ok = encode_run(cache, pages + i, i, n, KEYS, kv, stream) &&
-                 encode_run(cache, pages + i, i, n, VALUES, kv, stream);
-        else if (n > 0)
-            ok = encode_run(cache, pages + i, i, n, BOTH, kv, stream);
-        n += n == 0;
-    }
-    return ok && kvp_gpu_seal_groups(cache, pages, kv, stream);
-}
-
 /* Counts the blocks with rows among the blocks that get pages. A block without rows needs no
  * decoding: no token sees the rows of another block that its page still holds. */
 static uint32_t count_rows(const kvp_gpu_cache *cache, const kvant_plan_changes *changes)
@@ -410,7 +230,7 @@ static uint32_t count_rows(const kvp_gpu_cache *cache, const kvant_plan_changes 
 }
 
 /* Copies the numbers of the n blocks to the GPU, and behind them the places for their rows. Places
- * are in units of 64 rows: a page has 64 rows per kv head (upload_slots). */
+ * are in units of 64 rows: a page has 64 rows per kv head (seal.c). */
 static bool upload_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *changes, uint32_t n,
                           uint32_t n_kv_heads, cu_stream stream)
 {

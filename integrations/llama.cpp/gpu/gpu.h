@@ -27,6 +27,7 @@
  *   in_place.c     caches that fit as fp16
  *   ready.c        prepares the compression of these caches; hand_over.c compresses them
  *   fp16_pages.c   exact pages, whose rows are fp16
+ *   seal.c         encodes exact pages
  *   step.c         steps for the plan (src/store/plan.h), which gives exact pages to blocks
  *   groups.c       codecs whose groups have several tokens: blocks are sealed as a whole
  *

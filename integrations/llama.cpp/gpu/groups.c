@@ -57,20 +57,9 @@ static uint32_t blocks_of_pass(const kvp_gpu_staging *s, uint32_t pass)
     return kvp_gpu_most_staged(s->n_blocks - pass * KVP_MOST_STAGED);
 }
 
-uint32_t kvp_gpu_staging_passes(const kvp_gpu_staging *s)
+static uint32_t n_passes(const kvp_gpu_staging *s)
 {
     return (s->n_blocks + KVP_MOST_STAGED - 1) / KVP_MOST_STAGED;
-}
-
-/* The number of a block's tokens up to its last written one. llama.cpp fills cells in order, so all
- * of them are written. */
-static int32_t tokens_of(uint64_t written)
-{
-    int32_t n = 0;
-
-    for (; written != 0; written >>= 1)
-        n++;
-    return n;
 }
 
 /* On the GPU: slots in staging pages, n_rows for each pass; then blocks; then how many tokens of
@@ -78,7 +67,7 @@ static int32_t tokens_of(uint64_t written)
 static bool upload_lists(kvp_gpu_cache *cache, const int64_t *cells, kvp_gpu_staging *s,
                          const uint32_t *at, cu_stream stream)
 {
-    const size_t n_slots = kvp_gpu_staging_passes(s) * s->n_rows;
+    const size_t n_slots = n_passes(s) * s->n_rows;
     const size_t bytes = n_slots * sizeof(int64_t) + 2 * (size_t)s->n_blocks * sizeof(int32_t);
     int64_t *slots = malloc(bytes);
     int32_t *blocks = (int32_t *)(void *)(slots + n_slots);
@@ -95,7 +84,7 @@ static bool upload_lists(kvp_gpu_cache *cache, const int64_t *cells, kvp_gpu_sta
     for (uint32_t i = 0; i < s->n_blocks && ok; i++) {
         const kvp_gpu_staged_block *b = &s->blocks[i];
         blocks[i] = (int32_t)b->block;
-        blocks[s->n_blocks + i] = tokens_of(cache->written[b->block] | b->rows);
+        blocks[s->n_blocks + i] = kvp_gpu_tokens_of(cache->written[b->block] | b->rows);
     }
     ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)s->lists.at, slots, bytes, stream),
                          "copying");
@@ -155,21 +144,21 @@ bool kvp_gpu_stage(kvp_gpu_cache *cache, const int64_t *cells, size_t n, kvp_gpu
 
 /* Passes */
 
-const int64_t *kvp_gpu_staging_slots(const kvp_gpu_staging *s, uint32_t pass)
+static const int64_t *slots_of_pass(const kvp_gpu_staging *s, uint32_t pass)
 {
     return (const int64_t *)s->lists.at + pass * s->n_rows;
 }
 
 static const int32_t *blocks_on_gpu(const kvp_gpu_staging *s, uint32_t pass)
 {
-    const int64_t *slots = kvp_gpu_staging_slots(s, kvp_gpu_staging_passes(s));
+    const int64_t *slots = slots_of_pass(s, n_passes(s));
 
     return (const int32_t *)(const void *)slots + pass * KVP_MOST_STAGED;
 }
 
 /* The pages of a kv head follow each other, so one list of pages serves tensors with any number of
  * kv heads. */
-kvant_cuda_pages kvp_gpu_staging_pages(const kvp_gpu_cells *cells)
+static kvant_cuda_pages staging_pages(const kvp_gpu_cells *cells)
 {
     const size_t page = kvp_gpu_open_page_bytes(cells);
 
@@ -181,7 +170,7 @@ static bool decode_earlier(const kvp_gpu_cells *cells, const kvp_gpu_staging *s,
 {
     const uint32_t before = pass * KVP_MOST_STAGED, in_pass = blocks_of_pass(s, pass);
     const uint32_t left = s->n_decoded > before ? s->n_decoded - before : 0;
-    const kvant_cuda_pages pages = kvp_gpu_staging_pages(cells);
+    const kvant_cuda_pages pages = staging_pages(cells);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = cells->codec,
                                           .pages = cells->pages,
@@ -197,40 +186,55 @@ static bool decode_earlier(const kvp_gpu_cells *cells, const kvp_gpu_staging *s,
     return args.n_blocks == 0 || kvant_cuda_decode(&args, cells->gpu->stream) == KVANT_OK;
 }
 
-bool kvp_gpu_staging_begin(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass)
-{
-    const kvp_gpu_cells *cells = kv->cells;
-
-    return kvp_gpu_ensure_pages(kv, cells->cache->n_pages) && decode_earlier(cells, s, pass);
-}
-
-/* Sealing */
-
-/* Seals n blocks. from: their fp16 pages; to: the blocks; tokens: how many of their tokens are
- * written. */
-static bool seal(const kvp_kv *kv, kvant_cuda_pages open, const int32_t *from, const int32_t *to,
-                 const int32_t *tokens, uint32_t n)
-{
-    const kvp_gpu_cells *cells = kv->cells;
-    kvant_cuda_seal_args args = { .size = sizeof(args),
-                                  .n_blocks = n,
-                                  .n_kv_heads = cells->n_kv_heads,
-                                  .from = from,
-                                  .to = to,
-                                  .tokens = tokens };
-
-    *(kv->shape.role == KVANT_ROLE_K ? &args.k : &args.v) =
-        (kvant_cuda_seal_pages){ cells->codec, open, cells->pages };
-    return kvant_cuda_seal(&args, cells->gpu->stream) == KVANT_OK;
-}
-
-bool kvp_gpu_staging_seal(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass)
+/* Seals the blocks of a pass. */
+static bool seal(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass)
 {
     const kvp_gpu_cells *cells = kv->cells;
     const int32_t *blocks = blocks_on_gpu(s, pass);
+    kvant_cuda_seal_args args = { .size = sizeof(args),
+                                  .n_blocks = blocks_of_pass(s, pass),
+                                  .n_kv_heads = cells->n_kv_heads,
+                                  .from = kvp_gpu_iota(cells->gpu),
+                                  .to = blocks,
+                                  .tokens = blocks + s->n_blocks };
 
-    return seal(kv, kvp_gpu_staging_pages(cells), kvp_gpu_iota(cells->gpu), blocks,
-                blocks + s->n_blocks, blocks_of_pass(s, pass));
+    *(kv->shape.role == KVANT_ROLE_K ? &args.k : &args.v) =
+        (kvant_cuda_seal_pages){ cells->codec, staging_pages(cells), cells->pages };
+    return kvant_cuda_seal(&args, cells->gpu->stream) == KVANT_OK;
+}
+
+kvant_status kvp_gpu_staged(const kvp_kv *kv, const kvp_gpu_staging *s,
+                            kvp_gpu_append_staged *append, void *context)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const kvant_cuda_pages pages = staging_pages(cells);
+    kvant_status status = KVANT_OK;
+
+    for (uint32_t pass = 0; pass < n_passes(s) && status == KVANT_OK; pass++) {
+        if (!kvp_gpu_ensure_pages(kv, cells->cache->n_pages) || !decode_earlier(cells, s, pass))
+            return KVANT_ERR_CUDA;
+        status = append(context, slots_of_pass(s, pass), &pages);
+        if (status == KVANT_OK && !seal(kv, s, pass))
+            status = KVANT_ERR_CUDA;
+    }
+    return status;
+}
+
+/* Rows that are stored without a graph. */
+typedef struct written_rows {
+    const kvp_kv *kv;
+    const float *rows;
+    size_t n;
+    atomic_uint *refused;
+} written_rows;
+
+static kvant_status append_written(void *context, const int64_t *slots,
+                                   const kvant_cuda_pages *pages)
+{
+    const written_rows *w = context;
+
+    return kvp_gpu_append(w->kv->cells, w->kv->shape.role, pages, w->rows,
+                          (kvp_gpu_run){ 0, w->n, 0 }, slots, w->refused);
 }
 
 kvant_status kvp_gpu_stage_rows(const kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
@@ -238,61 +242,10 @@ kvant_status kvp_gpu_stage_rows(const kvp_kv *kv, const int64_t *cells, size_t n
 {
     const kvp_gpu_cells *of = kv->cells;
     kvp_gpu_staging *s = &of->cache->row_staging;
-    kvant_cuda_pages pages;
-    kvant_status status = KVANT_OK;
 
     if (!kvp_gpu_stage(of->cache, cells, n, s, of->gpu->stream))
         return KVANT_ERR_MEMORY;
-    pages = kvp_gpu_staging_pages(of);
-    for (uint32_t pass = 0; pass < kvp_gpu_staging_passes(s) && status == KVANT_OK; pass++) {
-        if (!kvp_gpu_staging_begin(kv, s, pass))
-            return KVANT_ERR_CUDA;
-        status = kvp_gpu_append(of, kv->shape.role, &pages, rows, (kvp_gpu_run){ 0, n, 0 },
-                                kvp_gpu_staging_slots(s, pass), refused);
-        if (status == KVANT_OK && !kvp_gpu_staging_seal(kv, s, pass))
-            status = KVANT_ERR_CUDA;
-    }
-    return status;
-}
-
-/* Exact pages with rows that have no codes. Pages with 64 such rows are sealed already
- * (kvp_gpu_encode_pages). */
-static uint32_t list_pages(const kvp_gpu_cache *cache, const kvp_open_page *pages,
-                           int32_t lists[3][KVP_MOST_PAGES])
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < cache->n_pages; i++) {
-        if (pages[i].dirty == 0 || pages[i].dirty == UINT64_MAX)
-            continue;
-        lists[0][n] = (int32_t)i;
-        lists[1][n] = pages[i].block;
-        lists[2][n++] = tokens_of(cache->written[pages[i].block] | pages[i].dirty);
-    }
-    return n;
-}
-
-bool kvp_gpu_seal_groups(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *layer,
-                         cu_stream stream)
-{
-    int32_t lists[3][KVP_MOST_PAGES] = { 0 };
-    const uint32_t n = cache->has_groups ? list_pages(cache, pages, lists) : 0;
-    bool ok = n == 0 || (kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(lists), false) &&
-                         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, lists,
-                                                  sizeof(lists), stream),
-                                   "copying"));
-
-    for (size_t i = 0; i < cache->n_tensors && n > 0 && ok; i++) {
-        const kvp_kv *kv = cache->tensors[i];
-        const kvp_gpu_cells *cells = kv->cells;
-        const int32_t *at = cache->moved.at;
-        if (cells->group > 1 && !cells->in_place &&
-            (layer == NULL || kv->shape.layer == layer->shape.layer))
-            ok = cells->open_pages.base != NULL &&
-                 seal(kv, cells->open_pages, at, at + KVP_MOST_PAGES,
-                      at + 2 * (size_t)KVP_MOST_PAGES, n);
-    }
-    return ok;
+    return kvp_gpu_staged(kv, s, append_written, &(written_rows){ kv, rows, n, refused });
 }
 
 void kvp_gpu_staging_free(kvp_gpu_cache *cache)

@@ -92,6 +92,24 @@ static bool has_open_blocks(const kvp_gpu_cache *cache, size_t first, size_t n)
     return false;
 }
 
+/* Rows that go to staging pages. */
+typedef struct staged_run {
+    const kvp_gpu_cells *cells;
+    kvant_cuda_kernel_append_args *args;
+    kvant_cuda_rows *rows; /* of args */
+} staged_run;
+
+static kvant_status append_staged(void *context, const int64_t *slots,
+                                  const kvant_cuda_pages *pages)
+{
+    const staged_run *run = context;
+
+    run->args->slots = slots;
+    run->rows->codec = run->cells->open_codec;
+    run->rows->pages = *pages;
+    return kvant_cuda_kernel_append(run->args, run->cells->gpu->stream);
+}
+
 /* Seals n rows from the first-th cell on whose blocks have no exact pages, of a codec whose groups
  * have several tokens. */
 static bool stage_run(const kvp_kv *kv, kvant_cuda_kernel_append_args *args, kvant_cuda_rows *rows,
@@ -101,20 +119,11 @@ static bool stage_run(const kvp_kv *kv, kvant_cuda_kernel_append_args *args, kva
     const int32_t *positions = cells->cache->in_place_state->positions + first;
     kvp_gpu_staging *s = &cells->cache->row_staging;
     int64_t numbers[CHUNK];
-    bool ok;
 
     for (size_t i = 0; i < n; i++)
         numbers[i] = positions[i] != KVP_NO_ROW ? (int64_t)(first + i) : -1;
-    ok = kvp_gpu_stage(cells->cache, numbers, n, s, cells->gpu->stream);
-    for (uint32_t pass = 0; ok && pass < kvp_gpu_staging_passes(s); pass++) {
-        ok = kvp_gpu_staging_begin(kv, s, pass);
-        args->slots = kvp_gpu_staging_slots(s, pass);
-        rows->codec = cells->open_codec;
-        rows->pages = kvp_gpu_staging_pages(cells);
-        ok = ok && kvant_cuda_kernel_append(args, cells->gpu->stream) == KVANT_OK &&
-             kvp_gpu_staging_seal(kv, s, pass);
-    }
-    return ok;
+    return kvp_gpu_stage(cells->cache, numbers, n, s, cells->gpu->stream) &&
+           kvp_gpu_staged(kv, s, append_staged, &(staged_run){ cells, args, rows }) == KVANT_OK;
 }
 
 static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n)

@@ -238,6 +238,22 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
     return status;
 }
 
+/* A node's rows that go to staging pages. */
+typedef struct staged_node {
+    kvp_gpu_backend *b;
+    abi_tensor *node;
+    size_t n_rows;
+} staged_node;
+
+static kvant_status append_staged(void *context, const int64_t *slots,
+                                  const kvant_cuda_pages *pages)
+{
+    const staged_node *of = context;
+    const destination to = { slots, false, pages };
+
+    return append_run(of->b, &of->node, 1, to, (kvp_gpu_run){ 0, of->n_rows, 0 }, NULL);
+}
+
 /* Seals the rows of a node whose codec has groups of several tokens, except rows with exact
  * pages. */
 static kvant_status stage(kvp_gpu_backend *b, abi_tensor *node)
@@ -245,19 +261,8 @@ static kvant_status stage(kvp_gpu_backend *b, abi_tensor *node)
     const kvp_kv *kv = kvp_kv_of(node);
     const kvp_gpu_cells *cells = kv->cells;
     const kvp_gpu_staging *s = &cells->cache->step_staging;
-    const kvp_gpu_run whole = { 0, s->n_rows, 0 };
-    const kvant_cuda_pages pages = kvp_gpu_staging_pages(cells);
-    kvant_status status = KVANT_OK;
 
-    for (uint32_t pass = 0; pass < kvp_gpu_staging_passes(s) && status == KVANT_OK; pass++) {
-        const destination to = { kvp_gpu_staging_slots(s, pass), false, &pages };
-        if (!kvp_gpu_staging_begin(kv, s, pass))
-            return KVANT_ERR_CUDA;
-        status = append_run(b, &node, 1, to, whole, NULL);
-        if (status == KVANT_OK && !kvp_gpu_staging_seal(kv, s, pass))
-            status = KVANT_ERR_CUDA;
-    }
-    return status;
+    return kvp_gpu_staged(kv, s, append_staged, &(staged_node){ b, node, s->n_rows });
 }
 
 /* Encodes all rows of the nodes at once, as far as their codecs can. */
