@@ -33,6 +33,7 @@ static struct {
     int (*context_set)(void *context);
     int (*memory_new)(unsigned long long *memory, size_t bytes);
     int (*memory_free)(unsigned long long memory);
+    unsigned long (*sealed)(void);
 } driver;
 
 enum { MOST = 2 };
@@ -261,7 +262,8 @@ static bool is_mistaken(instance *self, const struct ggml_cgraph *graph)
     return graph->uid != 0 && mistaken;
 }
 
-/* KVANT_TEST_PARTS: a line for each graph, or part of a graph, that this back end computes. */
+/* KVANT_TEST_PARTS: a line for each graph, or part of a graph, that this back end computes. It says
+ * how many blocks this thread has sealed by then. */
 static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgraph *graph)
 {
     instance *self = backend->context;
@@ -290,7 +292,8 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
         replay(r);
     count(captured ? &n_recorded : &n_direct);
     if (getenv("KVANT_TEST_PARTS") != NULL)
-        fprintf(stderr, "stand-in of CUDA: a part of %d nodes\n", graph->n_nodes);
+        fprintf(stderr, "stand-in of CUDA: a part of %d nodes, %lu blocks are sealed\n",
+                graph->n_nodes, driver.sealed());
     free(r);
     return GGML_STATUS_SUCCESS;
 }
@@ -490,7 +493,8 @@ ggml_backend_reg_t ggml_backend_init(void)
                     { "cuDevicePrimaryCtxRetain", &driver.context_get },
                     { "cuCtxSetCurrent", &driver.context_set },
                     { "cuMemAlloc_v2", &driver.memory_new },
-                    { "cuMemFree_v2", &driver.memory_free } };
+                    { "cuMemFree_v2", &driver.memory_free },
+                    { "host_sealed", &driver.sealed } };
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++)

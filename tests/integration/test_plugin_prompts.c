@@ -1,6 +1,6 @@
 /* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts
  * (gpu/first_matrix.c), on the mock of ggml-cuda. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
+#define _POSIX_C_SOURCE 200809L /* setenv, dup, fileno */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../choose.h"
 #include "harness.h"
@@ -18,7 +19,7 @@
 /* A preset's cache of 512 tokens has 4 pages of 64 exact rows. The first batch fills 3 of these,
  * and more than two thirds of the pages make threads learn. The second batch needs two pages, so
  * blocks of the first one are sealed. */
-enum { N_FIRST = 192, N_SECOND = 128, N_ALONE = 40, N_ALL = N_FIRST + N_SECOND + N_ALONE };
+enum { N_FIRST = 192, N_SECOND = 128, N_ALONE = 40, N_ALL = N_FIRST + 2 * N_SECOND };
 
 static llama_token tokens[N_ALL];
 
@@ -132,6 +133,59 @@ static void whole_pages_are_sealed(void **state)
     llama_free(context);
 }
 
+/* Blocks that are sealed when CUDA gets each part of a batch's graph. Returns the number of
+ * parts. */
+static int sealed_at_parts(struct llama_context *context, int first, int n, unsigned long *sealed,
+                           int most)
+{
+    FILE *lines = tmpfile();
+    const int former = dup(STDERR_FILENO);
+    char line[512];
+    int n_parts = 0;
+
+    assert_non_null(lines);
+    fflush(stderr);
+    dup2(fileno(lines), STDERR_FILENO);
+    setenv("KVANT_TEST_PARTS", "1", 1);
+    harness_decode(context, tokens + first, n, first, 0, false);
+    unsetenv("KVANT_TEST_PARTS");
+    fflush(stderr);
+    dup2(former, STDERR_FILENO);
+    close(former);
+    rewind(lines);
+    while (fgets(line, sizeof(line), lines) != NULL && n_parts < most) {
+        const char *at = strstr(line, " nodes, ");
+        if (at != NULL && sscanf(at, " nodes, %lu blocks", &sealed[n_parts]) == 1)
+            n_parts++;
+    }
+    fclose(lines);
+    return n_parts;
+}
+
+/* A third batch needs two pages, so two blocks of the batch before give their pages up. If all
+ * layers sealed these before the graph, CUDA would be idle. So layer i seals its pages after CUDA
+ * got the part of the graph before the layer's attention, which is part i. */
+static void layers_seal_while_cuda_computes(void **state)
+{
+    const int n_layers = llama_model_n_layer(harness_model());
+    struct llama_context *context;
+    unsigned long before, sealed[64];
+
+    (void)state;
+    if (!harness_has_mock())
+        skip();
+    context = begin("", NULL, 0);
+    harness_decode(context, tokens, N_FIRST, 0, 0, false);
+    harness_decode(context, tokens + N_FIRST, N_SECOND, N_FIRST, 0, false);
+    before = standin_sealed();
+    assert_true(n_layers < 64);
+    assert_int_equal(sealed_at_parts(context, N_FIRST + N_SECOND, N_SECOND, sealed, 64),
+                     n_layers + 1);
+    for (int i = 0; i <= n_layers; i++)
+        assert_int_equal(sealed[i] - before, 2 * (unsigned long)i);
+    llama_free(context);
+}
+
 /* small has fewer bits than q4_0 and is better nevertheless. Threads that take another time change
  * nothing. */
 static void matrices_come_from_prompts(void **state)
@@ -174,6 +228,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_layer_of_a_prompt_waits),
         cmocka_unit_test(whole_pages_are_sealed),
+        cmocka_unit_test(layers_seal_while_cuda_computes),
         cmocka_unit_test(matrices_come_from_prompts),
         cmocka_unit_test(kernels_are_loaded_without_a_token),
     };

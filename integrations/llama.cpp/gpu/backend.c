@@ -130,14 +130,14 @@ static bool put_front(kvp_gpu_backend *b, abi_graph *part)
     return true;
 }
 
-/* Compresses the next layer that goes in this graph, while CUDA computes a part. The rows are from
- * graphs before, so they need not wait for the part. */
-static bool hand_over_ahead(const kvp_gpu_backend *b)
+/* Compresses rows or pages of the next layer while CUDA computes a part. The rows are from graphs
+ * before, so they need not wait for the part. */
+static bool seal_ahead(const kvp_gpu_backend *b)
 {
     bool ok = true;
 
     for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL && ok; cache = cache->next)
-        ok = kvp_gpu_hand_over_next(cache);
+        ok = kvp_gpu_first_next(cache);
     return ok;
 }
 
@@ -162,7 +162,7 @@ static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, in
     to_cuda(b);
     b->n_parts++;
     status = b->inner.graph_compute(b->backend, &part);
-    return hand_over_ahead(b) ? status : ABI_STATUS_FAILED;
+    return seal_ahead(b) ? status : ABI_STATUS_FAILED;
 }
 
 /* The next node after number *i that computes something, or NULL. */

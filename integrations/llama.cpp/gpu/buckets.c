@@ -84,7 +84,7 @@ static void request(kvp_gpu_cache *cache, uint32_t number, bool hurries)
     const kvp_gpu_bucket bucket = kvp_gpu_bucket_at(number);
     bool any = false;
 
-    if (!may_request(cache, number) || cache->late.any)
+    if (!may_request(cache, number) || (cache->late.any && !cache->late.seals))
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
         any = kvp_gpu_learner_request(cache->tensors[i]->cells, &bucket, hurries) || any;

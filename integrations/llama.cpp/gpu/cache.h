@@ -87,6 +87,8 @@ typedef struct kvp_gpu_cache {
     struct kvp_gpu_late {
         bool any;
         bool hands_over; /* these layers also go from f16 in place to pages (hand_over.c) */
+        /* these layers have their matrices, and seal the pages of `sealing` (seal.c) */
+        bool seals;
         bool has_slots; /* the GPU has the slots of their rows */
         kvp_gpu_held_rows held;
         kvp_gpu_memory arrays;                 /* of held */
@@ -296,11 +298,21 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 
 /* fp16_pages.c. Carries out a plan's changes for all tensors: first encodes blocks that are sealed,
- * then decodes blocks that are opened. After an error all pages, and the plan, are unchanged. */
-bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream);
+ * then decodes blocks that are opened. After an error all pages, and the plan, are unchanged. With
+ * `in_prompt`, each layer may encode its blocks later (kvp_gpu_seal_ahead). */
+bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, bool in_prompt,
+                       cu_stream stream);
 
 /* seal.c. Encodes the rows of pages that are not encoded yet, as the pages were. kv: of its layer
- * alone; NULL: of all layers. */
+ * alone; NULL: of all layers.
+ *
+ * In the graph of a prompt, each layer can do so by itself before its rows are stored, while CUDA
+ * computes. `kvp_gpu_may_seal_ahead`: whether the rows of these pages can wait for that.
+ * `kvp_gpu_seal_ahead` lists the pages, and `kvp_gpu_seal_layer` encodes them for the layer of a
+ * tensor. */
+bool kvp_gpu_may_seal_ahead(const kvp_gpu_cache *cache, const kvp_open_page *leaving);
+bool kvp_gpu_seal_ahead(kvp_gpu_cache *cache, const kvp_open_page *leaving, cu_stream stream);
+bool kvp_gpu_seal_layer(const kvp_kv *kv);
 bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, const kvp_kv *kv,
                           cu_stream stream);
 

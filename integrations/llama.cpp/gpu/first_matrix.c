@@ -330,6 +330,8 @@ bool kvp_gpu_first_seal(kvp_kv *kv)
         return true;
     if (cache->late.hands_over)
         return kvp_gpu_hand_over_layer(kv);
+    if (cache->late.seals)
+        return kvp_gpu_seal_layer(kv);
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *of = cache->tensors[i]->cells;
         if (cache->tensors[i]->shape.layer != kv->shape.layer || !of->late)
@@ -338,6 +340,18 @@ bool kvp_gpu_first_seal(kvp_kv *kv)
         ok = join_tensor(cache->tensors[i], &cache->late.held) && ok;
     }
     return kvp_gpu_encode_pages(cache, cache->late.leaving, kv, cells->gpu->stream) && ok;
+}
+
+bool kvp_gpu_first_next(kvp_gpu_cache *cache)
+{
+    const bool ahead = cache->late.any && (cache->late.hands_over || cache->late.seals);
+
+    for (size_t i = 0; i < cache->n_tensors && ahead; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->late)
+            return kvp_gpu_first_seal(cache->tensors[i]);
+    }
+    return true;
 }
 
 bool kvp_gpu_first_finish(kvp_gpu_cache *cache)
@@ -349,6 +363,10 @@ bool kvp_gpu_first_finish(kvp_gpu_cache *cache)
     for (size_t i = 0; i < cache->n_tensors; i++)
         ok = kvp_gpu_first_seal(cache->tensors[i]) && ok;
     cache->late.any = false;
+    if (cache->late.seals) {
+        cache->late.seals = false;
+        return ok;
+    }
     end_join(cache);
     if (cache->late.hands_over)
         kvp_gpu_hand_over_finish(cache);

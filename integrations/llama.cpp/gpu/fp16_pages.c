@@ -291,19 +291,23 @@ void kvp_gpu_put_page(kvp_gpu_cache *cache, uint32_t page, int32_t block)
     cache->table_changed = true;
 }
 
-bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, cu_stream stream)
+bool kvp_gpu_carry_out(kvp_gpu_cache *cache, const kvant_plan_changes *changes, bool in_prompt,
+                       cu_stream stream)
 {
     kvp_open_page leaving[KVP_MOST_PAGES] = { 0 };
-    const bool seals_late = cache->late.any && !cache->late.hands_over;
-    bool ok;
+    const bool joins_late = cache->late.any && !cache->late.hands_over;
+    bool ok = true;
 
     if (changes->n_seal + changes->n_open == 0)
         return true;
     for (uint32_t i = 0; i < changes->n_seal; i++)
         leaving[changes->seal[i].page] = cache->pages[changes->seal[i].page];
-    if (seals_late)
+    if (joins_late)
         memcpy(cache->late.leaving, leaving, sizeof(leaving));
-    ok = seals_late || kvp_gpu_encode_pages(cache, leaving, NULL, stream);
+    else if (in_prompt && count_rows(cache, changes) == 0 && kvp_gpu_may_seal_ahead(cache, leaving))
+        ok = kvp_gpu_seal_ahead(cache, leaving, stream);
+    else
+        ok = kvp_gpu_encode_pages(cache, leaving, NULL, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         ok = kvp_gpu_ensure_pages(cache->tensors[i], cache->n_pages);
     ok = ok && decode(cache, changes, stream);
@@ -339,7 +343,8 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     cache->n_first = 0;
     kvp_gpu_buckets_forget(cache);
     cache->lacks_key_transform = cache->learns_key_transform;
-    cache->begun = cache->tried = cache->keeps_queries = cache->teaches = cache->late.any = false;
+    cache->begun = cache->tried = cache->keeps_queries = cache->teaches = cache->late.any =
+        cache->late.seals = false;
     cache->shift.failed = cache->shift.due = false;
     kvp_gpu_queries_forget(cache);
 }

@@ -415,16 +415,6 @@ bool kvp_gpu_hand_over_layer(kvp_kv *kv)
     return ok;
 }
 
-bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache)
-{
-    for (size_t i = 0; cache->late.hands_over && i < cache->n_tensors; i++) {
-        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->late)
-            return kvp_gpu_hand_over_layer(cache->tensors[i]);
-    }
-    return true;
-}
-
 void kvp_gpu_hand_over_finish(kvp_gpu_cache *cache)
 {
     report_plain(cache);

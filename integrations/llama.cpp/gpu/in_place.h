@@ -108,10 +108,9 @@ bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
 /* Compresses all layers, as with `must`, one by one in the graph at hand. A layer waits for its
  * threads and is compressed before the graph's rows of the layer are stored. The GPU computes the
  * layers before it meanwhile. first_matrix.c calls `layer` for a layer, and `finish` after the
- * graph. backend.c calls `next`, which compresses the first layer that is left. */
+ * graph. */
 bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache);
 bool kvp_gpu_hand_over_layer(kvp_kv *kv);
-bool kvp_gpu_hand_over_next(kvp_gpu_cache *cache);
 void kvp_gpu_hand_over_finish(kvp_gpu_cache *cache);
 
 /* Compresses all layers outside of graphs, as with `must`. */

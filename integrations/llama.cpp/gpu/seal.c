@@ -1,7 +1,8 @@
 /* seal.c - encodes rows of exact pages into the sealed pages of their blocks.
  *
- * Whole pages are sealed page by page, and other pages row by row. fp16_pages.c and step.c decide
- * which blocks give their exact pages up. */
+ * Whole pages are sealed page by page, and other pages row by row. In a prompt's graph each layer
+ * seals its pages by itself, while CUDA computes. fp16_pages.c and step.c decide which blocks give
+ * their exact pages up. */
 #include "gpu.h"
 
 #include <stdlib.h>
@@ -212,4 +213,43 @@ bool kvp_gpu_encode_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, cons
         n += n == 0;
     }
     return ok;
+}
+
+/* Sealing ahead */
+
+bool kvp_gpu_may_seal_ahead(const kvp_gpu_cache *cache, const kvp_open_page *leaving)
+{
+    bool any = false, whole = true;
+
+    for (uint32_t i = 0; i < cache->n_pages; i++) {
+        any = any || is_whole(&leaving[i]);
+        whole = whole && !is_partly_dirty(&leaving[i]);
+    }
+    return any && whole && !cache->late.any;
+}
+
+/* No token sees a layer's page as sealed before the layer's attention, and no new row goes to the
+ * page before that. So there is time until then. */
+bool kvp_gpu_seal_ahead(kvp_gpu_cache *cache, const kvp_open_page *leaving, cu_stream stream)
+{
+    if (!list_pages(cache, leaving, &cache->sealing, stream))
+        return false;
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->late = !cells->in_place;
+    }
+    cache->late.any = cache->late.seals = true;
+    return true;
+}
+
+bool kvp_gpu_seal_layer(const kvp_kv *kv)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const kvp_gpu_cache *cache = cells->cache;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *of = cache->tensors[i]->cells;
+        of->late = of->late && cache->tensors[i]->shape.layer != kv->shape.layer;
+    }
+    return seal_listed(cache, &cache->sealing, kv, cells->gpu->stream);
 }

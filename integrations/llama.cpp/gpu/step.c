@@ -142,7 +142,7 @@ static bool open_rows(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream 
 {
     const kvant_plan_changes changes = plan_rows(cache, step, &(views){ 0 }, false);
 
-    return kvp_gpu_carry_out(cache, &changes, stream);
+    return kvp_gpu_carry_out(cache, &changes, false, stream);
 }
 
 /* Whether there are free pages for all blocks of a step. */
@@ -196,7 +196,7 @@ static bool open_blocks(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kv
         if (!ok)
             kvant_plan_undo(cache->plan);
     }
-    ok = ok && kvp_gpu_carry_out(cache, &changes, stream);
+    ok = ok && kvp_gpu_carry_out(cache, &changes, !kvp_gpu_is_short_step(step), stream);
     free(seen.list);
     free(seen.blocks);
     return ok;
@@ -401,5 +401,5 @@ bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t
         cache->written[to + i] = 0; /* the earlier contents of the copies are not decoded */
     }
     changes = kvant_plan_copy(cache->plan, first, to, n);
-    return kvp_gpu_carry_out(cache, &changes, cells->gpu->stream);
+    return kvp_gpu_carry_out(cache, &changes, false, cells->gpu->stream);
 }

@@ -147,7 +147,8 @@ typedef struct kvp_gpu_learned_transform {
  * seal comes before a tensor gets rows in a graph, and before attention on it. If the layers of the
  * cache join their threads one by one in this graph, the tensor's layer joins now. Its blocks are
  * sealed, or its rows in place are compressed. The function `finish` does so after the graph for
- * all layers that are left.
+ * all layers that are left. The function `next` does so for the first layer that is left, unless
+ * the layer joins its thread only because rows have to be sealed.
  *
  * affine learns centre and scale from n rows in the computer's memory, for keys that have no matrix
  * yet.
@@ -164,6 +165,7 @@ void kvp_gpu_first_matrix_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 void kvp_gpu_first_teach(kvp_gpu_cells *cells);
 bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache);
 bool kvp_gpu_first_seal(kvp_kv *kv);
+bool kvp_gpu_first_next(kvp_gpu_cache *cache);
 bool kvp_gpu_first_finish(kvp_gpu_cache *cache);
 bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n);
 bool kvp_gpu_first_matrix_join(kvp_kv *kv);
