@@ -236,6 +236,68 @@ static void prompts_of_long_batches_are_as_good(void **state)
     free(compressed);
 }
 
+/* Prompts that end near the end of the room */
+
+enum { N_SOON = 2 * N_LAYERS };
+static int cells_left;
+
+static void a_prompt_to_the_end(struct llama_context *context, float *logits)
+{
+    const int n = ROOM - cells_left;
+
+    harness_decode(context, tokens, n, 0, 0, false);
+    memcpy(logits, llama_get_logits_ith(context, -1), harness_n_vocab() * sizeof(*logits));
+    for (int i = 0; i < N_SOON; i++) {
+        fprintf(stderr, "a token\n");
+        feed(context, n + i, 1, 1, n + i, 0, logits + (size_t)(i + 1) * harness_n_vocab());
+    }
+}
+
+/* The most layers that went before one token. *n: how many went at all. */
+static int most_layers_of_a_token(int *n)
+{
+    char line[512];
+    bool token = false;
+    int most = 0, now = 0;
+
+    *n = 0;
+    end_lines();
+    while (fgets(line, sizeof(line), lines) != NULL) {
+        const bool went = strstr(line, "went from fp16 to compressed pages") != NULL;
+        token = token || strstr(line, "a token") != NULL;
+        now = strstr(line, "a token") != NULL ? 0 : now + went;
+        most = token && now > most ? now : most;
+        *n += went;
+    }
+    fclose(lines);
+    return most;
+}
+
+/* A prompt may fill the room, and its answer is f16's. A token after it has no time for several
+ * layers, so these go at the end of the prompt's graph. */
+static void no_token_takes_several_layers(void **state)
+{
+    (void)state;
+    if (harness_gpus() > 1)
+        skip(); /* the first GPU does not see where a prompt ends */
+    for (cells_left = 0; cells_left <= N_LAYERS + 1; cells_left++) {
+        float *stock = hear(a_prompt_to_the_end, 1 + N_SOON, NULL, "0", 1), *ours, *compressed;
+        int most, n;
+        begin_lines();
+        ours = hear(a_prompt_to_the_end, 1 + N_SOON, "", EXACT, 1);
+        most = most_layers_of_a_token(&n);
+        print_message("%d cells left: a token takes %d layers\n", cells_left, most);
+        assert_int_equal(most, 1 - (cells_left == 0));
+        assert_int_equal(n, N_LAYERS);
+        compressed = hear(a_prompt_to_the_end, 1 + N_SOON, "turboquant-4", "0", 1);
+        assert_same(stock, ours, 1);
+        assert_as_good("tokens after it", stock, ours, compressed, 1 + N_SOON);
+        free(stock);
+        free(ours);
+        free(compressed);
+    }
+}
+
 /* All cells */
 
 static void a_full_cache(struct llama_context *context, float *logits)
@@ -523,6 +585,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(layers_go_in_the_graph_of_a_prompt),
         cmocka_unit_test(later_positions_are_learned_in_the_graph),
         cmocka_unit_test(prompts_of_long_batches_are_as_good),
+        cmocka_unit_test(no_token_takes_several_layers),
         cmocka_unit_test(a_cache_that_fits_stays),
         cmocka_unit_test(results_depend_on_no_clock),
         cmocka_unit_test(the_start_line_says_what_happens),

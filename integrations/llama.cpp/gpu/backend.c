@@ -372,7 +372,8 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
     const int32_t status = compute_graph(b, graph);
-    bool ok = true;
+    bool ok = status != ABI_STATUS_SUCCESS || !kvp_gpu_in_place_any(b->gpu) ||
+              kvp_gpu_in_place_end_graph(b, graph);
 
     for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next) {
         if (cache->late.any)

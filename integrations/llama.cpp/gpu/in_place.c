@@ -453,8 +453,8 @@ static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
 }
 
 /* Compresses layers before a step if necessary. A step of more tokens finds all layers in one form.
- * It may fill the room, because the next step of a prompt takes the layers in its graph. A single
- * token that comes next instead takes several layers. */
+ * It may fill the room, because the next step of a prompt takes the layers in its graph, or its own
+ * graph ends with as many layers as single tokens would be too late for (end_prompt). */
 static bool let_go(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *graph,
                    const kvp_gpu_step *step)
 {
@@ -502,6 +502,43 @@ static bool prepare(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *g
         kvp_gpu_in_place_plan_teaching(cache, graph);
     }
     return true;
+}
+
+/* Whether a prompt ends with a graph: llama.cpp asks for the results of a few tokens. */
+static bool ends_prompt(const kvp_gpu_use *u, const abi_graph *graph)
+{
+    const abi_tensor *last = graph->nodes[graph->n_nodes - 1];
+
+    return writes_many(u) && last->ne[1] > 0 && last->ne[1] <= KVP_SHORT_STEP_TOKENS;
+}
+
+/* Compresses the layers that tokens after a prompt have no time for, if each takes one layer. Near
+ * the end of the room it puts all transforms in force, which tokens before the first layer that
+ * goes would do one by one. */
+static bool end_prompt(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph)
+{
+    const size_t left = cache->in_place_state->room - cache->in_place_state->n;
+    const size_t n = kvp_gpu_n_layers_in_place(cache);
+
+    if (n > left)
+        return hand_over(b, cache, graph, n - left, false);
+    if (2 * n > left) {
+        kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
+        kvp_gpu_in_place_settle(b, cache, cache->n_tensors);
+    }
+    return true;
+}
+
+bool kvp_gpu_in_place_end_graph(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    bool ok = true;
+
+    for (int i = 0; i < b->uses.n && ok; i++) {
+        kvp_gpu_cache *cache = b->uses.of[i].cache;
+        if (cache->in_place && !cache->in_place_state->whole && ends_prompt(&b->uses.of[i], graph))
+            ok = end_prompt(b, cache, graph);
+    }
+    return ok;
 }
 
 /* Clips the shifts of keys in place. */

@@ -49,6 +49,11 @@ bool kvp_gpu_in_place_any(kvp_gpu *gpu);
  * memory to compress rows that do not fit, or the GPU failed. */
 bool kvp_gpu_in_place_prepare(kvp_gpu_backend *b, const abi_graph *graph);
 
+/* Comes after such a graph was enqueued. If a prompt ends with it near the end of the room, some
+ * layers are compressed, so that no token after it has to compress several. False: the GPU
+ * failed. */
+bool kvp_gpu_in_place_end_graph(kvp_gpu_backend *b, const abi_graph *graph);
+
 /* Whether the queries of an attention node are kept before the node is computed, which is so for
  * prompts. */
 bool kvp_gpu_in_place_keeps_queries(const kvp_gpu_backend *b, const abi_tensor *node);
