@@ -96,6 +96,7 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     if (first.block_tokens != 1 && kv->shape.n_streams > KVP_MOST_OPEN / 2)
         return "its codec has groups of several tokens, which a GPU supports for at most 68 "
                "streams: use --kv-unified";
+    _Static_assert(KVP_MOST_OPEN / 2 == 68, "the message above says how many");
     if (kvp_gpu_tables(codecs[0]).pivots != NULL)
         return "its codec has feedback, which a GPU does not support: leave feedback out of the "
                "codec";
