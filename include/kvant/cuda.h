@@ -299,15 +299,19 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
     ((size_t)((head_dim) + 63) / 64 * 8192 + 128 * (size_t)(head_dim) + 16)
 #define KVANT_CUDA_SCRATCH_BYTES ((size_t)129 << 20)
 
+/* The bytes at the beginning of a workspace in which thread blocks count. A workspace that other
+ * work overwrites between two calls is cleared only there. */
+#define KVANT_CUDA_COUNTER_BYTES ((size_t)64 << 10)
+
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
  * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
  * them. A query row that sees nothing gives zeros. The same input gives the same bits on the same
  * GPU with the same workspace_bytes.
  *
- * The workspace must be zero before its first use; every call leaves it ready for the next call.
- * Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16 after
- * rotation, relative to the largest number of their head. Probabilities are rounded to fp16. The
- * error bound is in docs/internals/cuda.md. */
+ * The first COUNTER_BYTES of the workspace must be zero before its first use; every call leaves it
+ * ready for the next call. Calls that share a workspace must be ordered (one stream). Queries are
+ * rounded to fp16 after rotation, relative to the largest number of their head. Probabilities are
+ * rounded to fp16. The error bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args,
                                             kvant_cuda_stream stream);
 

@@ -334,11 +334,12 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
 {
     const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
     const uintptr_t behind = align((uintptr_t)node->data + kvp_api.nbytes(node));
+    const size_t counters = own < KVANT_CUDA_COUNTER_BYTES ? own : KVANT_CUDA_COUNTER_BYTES;
 
     if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
         b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked,
                                                (float *)(behind + align(own + unpacked)) };
-        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, own, b->gpu->stream),
+        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, counters, b->gpu->stream),
                          "clearing memory");
     }
     if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||

@@ -14,6 +14,8 @@
 namespace kvant
 {
 
+static_assert(COUNTER_BYTES <= KVANT_CUDA_COUNTER_BYTES, "cuda.h says which bytes must be zero");
+
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
 {
     return (size_t)multiprocessors * MOST_TILE_ROWS * (head_dim + 2) * sizeof(float);
