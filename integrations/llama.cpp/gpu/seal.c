@@ -141,11 +141,10 @@ static bool list_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, kvp_gpu
     for (uint32_t i = 0; i < cache->n_pages && cache->has_groups; i++)
         if (!is_whole(&pages[i]) && pages[i].dirty != 0)
             list_page(cache, pages, i, lists, sealing->n++);
-    return sealing->n == 0 ||
-           (kvp_gpu_grow(cache->gpu, &sealing->lists, sizeof(lists), false) &&
-            kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)sealing->lists.at, lists, sizeof(lists),
-                                     stream),
-                      "copying"));
+    return sealing->n == 0 || (kvp_gpu_grow(cache->gpu, &sealing->lists, sizeof(lists), false) &&
+                               kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)sealing->lists.at,
+                                                        lists, sizeof(lists), stream),
+                                         "copying"));
 }
 
 static void add_pages(kvant_cuda_seal_args *args, const kvp_kv *kv)
