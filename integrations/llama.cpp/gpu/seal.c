@@ -114,8 +114,8 @@ static bool is_partly_dirty(const kvp_open_page *page)
 }
 
 /* On the GPU, the pages that kvant_cuda_seal seals: their numbers, their blocks, and how many of
- * their tokens are written. Whole pages are sealed with any codec. Behind them are pages with fewer
- * rows to encode, which are sealed with codecs whose groups have several tokens. */
+ * their tokens are written. Whole pages come first, and are sealed with any codec. Pages with fewer
+ * rows to encode are sealed with codecs whose groups have several tokens. */
 typedef int32_t page_lists[3][KVP_MOST_PAGES];
 
 static void list_page(const kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_t page,
