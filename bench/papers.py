@@ -158,19 +158,23 @@ def room_by_layer(model, folder, captured):
     ]
 
 
-def layer0(model, folder):
+def layer0(model, folder, b=3, higher="trellis-4"):
     """Keys of layer 0 in fp16 or in 8 bits, all other rows `trellis` with learned W. After each of
     these files follows one with the same bits: as many more bits for the keys of layers that are
     spread over the model. So the difference from the line before (kld_step) is the verdict."""
-    layers, files = SHAPES[model][0], []
-    for b, higher in ((3, "trellis-4"), (4, "turboquant-5")):
-        files.append(keys_by_layer(model, folder, b, "alike", {}))
-        for name, first, more in (("8-bit", "turboquant-8", 8 - b), ("f16", "f16", 16 - b)):
-            spread = [round((i + 0.5) * layers / more - 0.5) for i in range(more)]
-            higher_keys = dict.fromkeys(spread, higher)
-            files.append(keys_by_layer(model, folder, b, f"layer0-{name}", {0: first}))
-            files.append(keys_by_layer(model, folder, b, f"spread-{more}", higher_keys))
+    layers, files = SHAPES[model][0], [keys_by_layer(model, folder, b, "alike", {})]
+    for name, first, more in (("8-bit", "turboquant-8", 8 - b), ("f16", "f16", 16 - b)):
+        spread = dict.fromkeys(
+            [round((i + 0.5) * layers / more - 0.5) for i in range(more)], higher
+        )
+        files.append(keys_by_layer(model, folder, b, f"layer0-{name}", {0: first}))
+        files.append(keys_by_layer(model, folder, b, f"spread-{more}", spread))
     return files
+
+
+def layer0_4(model, folder):
+    """The same where all keys have 4 bits. No `trellis` has 5 bits, so `turboquant` stands in."""
+    return layer0(model, folder, 4, "turboquant-5")
 
 
 def keys_by_layer(model, folder, bits, name, keys):
@@ -346,11 +350,12 @@ GROUPS = {
     "hqmq-books": hqmq_books,
     "kmeans": kmeans,
     "layer0": layer0,
+    "layer0-4": layer0_4,
 }
 
 
 ROOM = "hqmq-room"  # a group that needs --captured
-FILES = ("hqmq-books", "layer0", ROOM)  # groups of settings files
+FILES = ("hqmq-books", "layer0", "layer0-4", ROOM)  # groups of settings files
 
 
 def in_order(model, spec):

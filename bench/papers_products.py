@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""TurboQuant's Figure 2c on a CPU: the products QK^T of one decoded token with all keys of a layer,
-on codes and by PyTorch's einsum.
+"""TurboQuant's Figure 2c: the products QK^T of one decoded token with all keys of a layer, on codes
+and by PyTorch's einsum.
 
     $(scripts/fetch.py torch) bench/papers_products.py --append bench/results/papers_products.csv
 
 kvant's products are those of its vector search, which has no softmax and no values. They include
 the rotation of queries and the search for the best key, and an index per kv head. Attention reads
-other pages with similar kernels; cpu_attention.csv has it as a whole. All use one thread. Rows are
-normal numbers. A round times every product once. The ratio is the median of the rounds' ratios.
+other pages with similar kernels; cpu_attention.csv has it as a whole. On a CPU all use one thread.
+Rows are normal numbers. A round times every product once, and the ratio is the median of the
+rounds' ratios.
 
-On a GPU kvant has no product without softmax and values either; cuda_attention.csv has the whole
-attention."""
+On a GPU a product of few rows takes less time than a call, so measure all heads as one index:
+
+    bench/papers_products.py --device cuda --kv-heads 1 --gqa 32 --tokens 1048576 --append ..."""
 
 import argparse
 import pathlib
@@ -32,11 +34,11 @@ SPECS = [*(f"turboquant-{b}" for b in (1, 2, 3, 4, 8)), "trellis-4"]
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def on_codes(spec, keys, queries):
+def on_codes(spec, keys, queries, device):
     """A function that computes all products of a codec."""
     indexes = []
     for some in keys:
-        indexes.append(Index(some.shape[1], "ip", spec))
+        indexes.append(Index(some.shape[1], "ip", spec, device=device))
         indexes[-1].add(some, n_threads=1)
 
     def measure():
@@ -46,9 +48,15 @@ def on_codes(spec, keys, queries):
     return measure
 
 
-def by_einsum(kind, keys, queries):
-    k, q = (torch.from_numpy(x).to(kind) for x in (keys, queries))
-    return lambda: torch.einsum("hgd,htd->hgt", q, k)
+def by_einsum(kind, keys, queries, device):
+    k, q = (torch.from_numpy(x).to(device, kind) for x in (keys, queries))
+
+    def measure():
+        torch.einsum("hgd,htd->hgt", q, k)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return measure
 
 
 def timed(measure):
@@ -62,6 +70,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--append", type=pathlib.Path, help="CSV that rows are appended to")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--gqa", type=int, default=4, help="query heads of a kv head")
@@ -74,13 +83,18 @@ def main():
         rng.standard_normal((given.kv_heads, n, given.head_dim), np.float32)
         for n in (given.tokens, given.gqa)
     )
-    products = {f"einsum, {name}": by_einsum(kind, keys, queries) for name, kind in TYPES.items()}
-    products |= {spec: on_codes(spec, keys, queries) for spec in SPECS}
+    products = {
+        f"einsum, {name}": by_einsum(kind, keys, queries, given.device)
+        for name, kind in TYPES.items()
+    }
+    products |= {spec: on_codes(spec, keys, queries, given.device) for spec in SPECS}
     for measure in products.values():
         measure()  # the first call is slower
     times = [{name: timed(f) for name, f in products.items()} for _ in range(given.rounds)]
     words = [word for word in sys.argv[1:] if "/" not in word and word != "--append"]
     about = {"pytorch": torch.__version__} | record.context(["papers_products.py", *words])
+    if given.device == "cuda":
+        about["machine"] = torch.cuda.get_device_name()
     rows = [
         {
             "product": name,
