@@ -425,7 +425,7 @@ def main():
     parser.add_argument(
         "--needles",
         metavar="TEXTS",
-        help="needles at 2 and 3 bits instead: so many texts of --ctx tokens, with 24 facts each",
+        help="needles at 2 and 3 bits instead: so many texts of --ctx tokens, with 20 facts each",
     )
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=" ".join([*GROUPS, ROOM]))
     given = parser.parse_args()
@@ -434,7 +434,7 @@ def main():
         parser.error(f"no shape known for {given.model.name}: {', '.join(SHAPES)}")
     given.work.mkdir(parents=True, exist_ok=True)
     if given.needles:
-        count = ["-n", "24", "-r", given.needles]
+        count = ["-n", "20", "-r", given.needles]
         return record(given, model, "needles", ["needle", *count], needles())
     needs = {"kmeans": given.calibration, ROOM: given.captured}
     groups = [*GROUPS, ROOM]

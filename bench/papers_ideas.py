@@ -11,8 +11,9 @@ tiers (section 2.3) or SAW-INT4's k-means inside, on captured keys of real model
 A context's first 1024 tokens give the centre, W and the tiers, as a cache learns them from its
 prompt. Queries of later tokens judge: the KL divergence of a single head's softmax from the softmax
 of exact keys. The first 64 keys stay exact. Centroids come from the calibration, which has to be of
-another text. Every head is compared with `trellis` at the idea's true bits: the logarithm of its KL
-is interpolated between whole bits. The written interval is of 95 %, by bootstrap over heads.
+another text; without one there is no k-means. Every head is compared with `trellis` at the idea's
+true bits: the logarithm of its KL is interpolated between whole bits. The written interval is of
+95 %, by bootstrap over heads.
 
 Where `trellis` has no codec, the laboratory is generous to ideas. Tiers of a few channels have the
 error of a whole row, and 1, 5 and 6 bits have the error of `turboquant` times RATIO."""
@@ -108,13 +109,14 @@ def root(matrix, power=0.5):
     return (vectors * np.maximum(values, 1e-12 * values.max()) ** power) @ vectors.T
 
 
-def learned_w(keys, queries):
+def learned_w(keys, queries, part=None):
     """W of keys about their centre, W^2 = the geometric mean of K^-1 and Q (calibration.md), and K.
-    Above head_dim 128 it consists of parts of 64 channels, as in a cache."""
+    part: W consists of parts of so many channels; by default 64 above head_dim 128, as in a cache.
+    """
     dim = keys.shape[1]
     k = damped(keys.T @ keys / len(keys), len(keys), 0.25)
     q = damped(queries.T @ queries / len(queries), len(queries), 1)
-    part, w = dim if dim <= 128 else 64, np.zeros((dim, dim))
+    part, w = part or (dim if dim <= 128 else 64), np.zeros((dim, dim))
     for at in range(0, dim, part):
         here = np.ix_(range(at, at + part), range(at, at + part))
         half, back = root(k[here]), root(k[here], -0.5)
@@ -123,6 +125,19 @@ def learned_w(keys, queries):
 
 
 # Ideas: {name: (true bits, keys after the codec)} of one head
+
+
+def tiered(keys, centre, w, k, end):
+    """Tiers of the directions that W K W has, K the keys' second moments."""
+    dim, known = keys.shape[1], slice(EXACT, LEARN)
+    vectors = np.linalg.eigh(w @ k @ w)[1][:, ::-1]
+    turned, back = (keys - centre) @ w @ vectors, vectors.T @ np.linalg.inv(w)
+    for bits, norms in itertools.product(BITS, (True, False)):
+        for name, plan in tiers_of(dim, bits).items():
+            more = norms * NORM_BITS * (len(plan) - 1)
+            label = f"trellis-{bits}, {name}, {'a norm each' if norms else 'one norm'}{end}"
+            found = in_tiers(turned, plan, turned[known], norms) @ back + centre
+            yield label, bits + (SCALE_BITS + more) / dim, found
 
 
 def variants(keys, queries, centroids):
@@ -137,14 +152,14 @@ def variants(keys, queries, centroids):
     scale = SCALE_BITS / dim
     for bits in (*BITS, BITS[-1] + 1):
         yield f"trellis-{bits}", bits + scale, rounded(rows, bits) @ back + centre
-    vectors = np.linalg.eigh(w @ k @ w)[1][:, ::-1]
-    turned = rows @ vectors
-    for bits, norms in itertools.product(BITS, (True, False)):
-        for name, plan in tiers_of(dim, bits).items():
-            found = in_tiers(turned, plan, turned[known], norms) @ vectors.T @ back + centre
-            more = norms * NORM_BITS * (len(plan) - 1) / dim
-            label = f"trellis-{bits}, {name}, {'a norm each' if norms else 'one norm'}"
-            yield label, bits + scale + more, found
+    yield from tiered(keys, centre, w, k, "")
+    if dim > 128:
+        whole, k = learned_w(keys[known] - centre, queries, dim)
+        rows, back = (keys - centre) @ whole, np.linalg.inv(whole)
+        for bits in BITS:
+            label = f"trellis-{bits}, W in one part"
+            yield label, bits + scale, rounded(rows, bits) @ back + centre
+        yield from tiered(keys, centre, whole, k, ", W in one part")
     for count, metric in itertools.product(centroids, ("", ", nearest under W")):
         points = centroids[count]
         among, some = (points @ w, keys @ w) if metric else (points, keys)
@@ -195,12 +210,12 @@ def contexts_of(capture, layer):
 
 def judge(path, calibration):
     """{name: (true bits, KL of each head of each layer and context)}"""
-    found, sizes = {}, calibration.info.clusters
+    found, sizes = {}, calibration.info.clusters if calibration else ()
     with Capture(path) as capture:
         for layer, shape in capture.layers.items():
             for keys, queries, positions in contexts_of(capture, layer):
                 for head in range(shape.n_kv_heads):
-                    points = calibration.entry(layer, head, "k").centroids
+                    points = calibration.entry(layer, head, "k").centroids if sizes else ()
                     points = {n: p.astype("f8") for n, p in zip(sizes, points)}
                     early, late = positions < LEARN, positions >= LEARN
                     fit = queries[head][:, early & (positions >= EXACT)]
@@ -267,14 +282,15 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--append", type=pathlib.Path, help="CSV that rows are appended to")
-    parser.add_argument("models", nargs="+", metavar="NAME=CAPTURE,CALIBRATION")
+    parser.add_argument("models", nargs="+", metavar="NAME=CAPTURE[,CALIBRATION]")
     given = parser.parse_args()
     for text in given.models:
         model, _, files = text.partition("=")
-        capture, calibration = map(pathlib.Path, files.split(","))
-        command = ["papers_ideas.py", f"{model}={capture.name},{calibration.name}"]
-        about = record.context(command)
-        rows = list(rows_of(model, capture, Calibration(calibration), about))
+        files = [pathlib.Path(file) for file in files.split(",")]
+        names = ",".join(file.name for file in files)
+        about = record.context(["papers_ideas.py", f"{model}={names}"])
+        calibration = Calibration(files[1]) if files[1:] else None
+        rows = list(rows_of(model, files[0], calibration, about))
         for row in rows:
             print(
                 f"{model:10} {row['idea']:48} {row['bits']:.3f} bits  KL {row['kl']:.3e}  "

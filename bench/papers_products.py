@@ -6,9 +6,9 @@ and by PyTorch's einsum.
 
 kvant's products are those of its vector search, which has no softmax and no values. They include
 the rotation of queries and the search for the best key, and an index per kv head. Attention reads
-other pages with similar kernels; cpu_attention.csv has it as a whole. On a CPU all use one thread.
-Rows are normal numbers. A round times every product once, and the ratio is the median of the
-rounds' ratios.
+other pages with similar kernels; cpu_attention.csv has it as a whole. On a CPU all use one thread,
+and the figures are CPU time, so that other programs do not count. Rows are normal numbers. A round
+times every product once, and the ratio is the median of the rounds' ratios.
 
 On a GPU a product of few rows takes less time than a call, so measure all heads as one index:
 
@@ -59,10 +59,10 @@ def by_einsum(kind, keys, queries, device):
     return measure
 
 
-def timed(measure):
-    begin = time.perf_counter()
+def timed(measure, clock):
+    begin = clock()
     measure()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def main():
@@ -88,9 +88,10 @@ def main():
         for name, kind in TYPES.items()
     }
     products |= {spec: on_codes(spec, keys, queries, given.device) for spec in SPECS}
+    clock = time.perf_counter if given.device == "cuda" else time.process_time
     for measure in products.values():
         measure()  # the first call is slower
-    times = [{name: timed(f) for name, f in products.items()} for _ in range(given.rounds)]
+    times = [{name: timed(f, clock) for name, f in products.items()} for _ in range(given.rounds)]
     words = [word for word in sys.argv[1:] if "/" not in word and word != "--append"]
     about = {"pytorch": torch.__version__} | record.context(["papers_products.py", *words])
     if given.device == "cuda":

@@ -82,3 +82,8 @@ def on_gpu(cache):
 def divergence_cells(lines):
     """The cells of a row of KLDs; a line that was not measured gives an empty cell."""
     return [divergence(line.number("kld_mean")) if line else "" for line in lines]
+
+
+def recipe_key(k):
+    """The codec of keys in OCTOPUS's recipe, without the window that the recipe gives all codecs."""
+    return code(k.replace(",recent=32", "").replace(":recent=32", ""))

@@ -266,7 +266,7 @@ class Architectures(unittest.TestCase):
 class Papers(unittest.TestCase):
     """Tables of the papers' codecs."""
 
-    LINE = "group,k,v,model,bits,kld_mean,from,to\n" + "g,int-4,int-4,SmolLM2,4.5,0.1,512,1022\n"
+    LINE = "group,k,v,config,model,bits,kld_mean,from,to\ng,int-4,int-4,,SmolLM2,4.5,0.1,512,1022\n"
 
     def made(self, file, text, make):
         with tempfile.TemporaryDirectory() as folder:
@@ -280,13 +280,21 @@ class Papers(unittest.TestCase):
             return claims._by_model(results, ["g"], wanted)
 
         for last, right in (("1022", True), ("2046", False)):
-            text = f"{self.LINE}g,bdr-4,bdr-4,SmolLM2,4.5,0.05,512,{last}\n"
+            text = f"{self.LINE}g,bdr-4,bdr-4,,SmolLM2,4.5,0.05,512,{last}\n"
             if right:
                 heading = "| keys / values | true bits | KLD, SmolLM2-135M, 511 positions |"
                 self.assertEqual(self.made("quality_papers.csv", text, make)[0], heading)
             else:
                 with self.assertRaises(Missing):
                     self.made("quality_papers.csv", text, make)
+
+    def test_a_column_has_no_settings_files_next_to_specs(self):
+        text = f"{self.LINE}g,a.kvant,a.kvant,a.kvant,SmolLM2,4.5,0.05,512,1022\n"
+        pairs = [("int-4", "int-4"), ("a.kvant", "a.kvant")]
+        for wanted in pairs[:1], pairs[1:]:
+            self.made("quality_papers.csv", text, lambda r: claims._by_model(r, ["g"], wanted))
+        with self.assertRaisesRegex(Missing, "settings files"):
+            self.made("quality_papers.csv", text, lambda r: claims._by_model(r, ["g"], pairs))
 
     def test_codecs_without_a_gpu(self):
         text = (

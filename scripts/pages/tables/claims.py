@@ -2,30 +2,32 @@
 
 import statistics
 
+from caches import recipe_key
 from results import Missing, has, starts
 from text import code, divergence, significant, table
 
 FILE = "quality_papers.csv"
 MODELS = {"SmolLM2": "SmolLM2-135M", "Qwen2.5": "Qwen2.5-0.5B", "Gemma-3": "Gemma-3-270M"}
-OUTER = "_recent-32.kvant"
-ROOM = "_med3_room.kvant"
+ROOMS = {"_med3_room.kvant": "by layer", "_med3_alike.kvant": "64 everywhere"}
 
 
 def _name(k, v):
-    """A settings file's name as the spec that it stands for."""
-    if k.endswith(ROOM):
-        as_published = ":book=random,scale=norm,med3,median=page"
-        name = k.removesuffix(ROOM)
-        return code(name + as_published * name.startswith("hqmq")) + ", `slots=` by layer"
-    if k.endswith(OUTER):
-        k = (
-            k.removesuffix(OUTER)
-            .replace("_", ":", 1)
-            .replace("_", ",")
-            .replace("scale-norm", "scale=norm")
-        )
-        v = k
+    """A pair of specs, or the settings file that stands for one."""
+    for end, room in ROOMS.items():
+        if k.endswith(end):
+            as_published = ":book=random,scale=norm,med3,median=page"
+            name = k.removesuffix(end)
+            return f"{code(name + as_published * name.startswith('hqmq'))}, `slots=` {room}"
     return code(k) if k == v else f"{code(k)} / {code(v)}"
+
+
+def _check_exact_part(model, lines):
+    """Raises Missing when a column has figures of settings files and of specs. A cache with a
+    settings file keeps its first and newest tokens as fp16 (settings.md), and a cache with specs
+    does not, so their figures cannot be compared.
+    """
+    if len({bool(line["config"]) for line in lines}) > 1:
+        raise Missing(f"{FILE}: one column has figures of specs and of settings files of {model}")
 
 
 def _positions(model, lines):
@@ -38,7 +40,7 @@ def _positions(model, lines):
     return counts.pop()
 
 
-def _by_model(results, groups, wanted):
+def _by_model(results, groups, wanted, name=_name):
     """A row per pair of codecs, a column per model; empty cells were not measured."""
     found = [line for group in groups for line in results.lines(FILE, {"group": group})]
     rows, columns = [], {model: [] for model in MODELS}
@@ -54,8 +56,10 @@ def _by_model(results, groups, wanted):
             columns[model].append(line)
         bits = next(iter(taken.values())).number("bits")
         cells = [divergence(taken[m].number("kld_mean")) if m in taken else "" for m in MODELS]
-        rows.append([_name(k, v), f"{bits:.2f}", *cells])
+        rows.append([name(k, v), f"{bits:.2f}", *cells])
     used = {i: model for i, model in enumerate(MODELS) if columns[model]}
+    for model in used.values():
+        _check_exact_part(model, columns[model])
     names = [
         f"KLD, {MODELS[model]}, {_positions(model, columns[model]):,} positions"
         for model in used.values()
@@ -65,15 +69,20 @@ def _by_model(results, groups, wanted):
 
 
 def papers_octopus(results):
-    """OCTOPUS's recipe (outer keys and 32 recent tokens in fp16) with four codecs, SmolLM2."""
+    """OCTOPUS's recipe (outer layers and 32 recent tokens in fp16) with five codecs."""
     names = (
-        "octopus-{}_scale-norm",
-        "turboquant-{}_scale-norm",
-        "polar-{}_scale-norm",
-        "turboquant-{}_qjl",
+        "octopus-{}:scale=norm",
+        "octopus-{}:scale=norm,qjl",
+        "turboquant-{}:scale=norm",
+        "polar-{}:scale=norm",
+        "turboquant-{}:qjl",
     )
-    wanted = [name.format(bits) + OUTER for bits in (4, 3, 2) for name in names]
-    return _by_model(results, ["octopus"], [(name, name) for name in wanted])
+    wanted = [
+        (f"{name.format(bits)},recent=32", f"int-{bits}:group=32,recent=32")
+        for bits in (4, 3, 2)
+        for name in names
+    ]
+    return _by_model(results, ["octopus"], wanted, lambda k, _: recipe_key(k))
 
 
 def papers_turboquant(results):
@@ -98,7 +107,9 @@ def papers_hqmq(results):
     specs = [
         "int-3:sym",
         "int-4:sym",
+        "naive-3",
         "naive-4",
+        "naive-4:med=5",
         "naive-4:range=all",
         *names,
         *(f"hqmq-{size}{as_published},order=halves" for size in ("s24r3", "s96r4", "s192r4")),
@@ -108,11 +119,18 @@ def papers_hqmq(results):
         f"hqmq-s96r4{as_published},med3,median=page",
         f"hqmq-s24r6{as_published},med3,median=page",
         f"hqmq-s96r6{as_published},med3,median=page",
+        f"hqmq-s24r6{as_published},med=5,median=page",
+        f"hqmq-s96r6{as_published},med=5,median=page",
     ]
     page = f"hqmq-s96r4{as_published},med3,median=page,slots="
     pairs = [*((spec, spec) for spec in specs), (f"{page}112", f"{page}16")]
-    pairs += [(name + ROOM, name + ROOM) for name in ("naive-4", "hqmq-s96r4")]
-    return _by_model(results, ["hqmq", "hqmq-med3", "hqmq-room", "orders"], pairs)
+    return _by_model(results, ["hqmq", "hqmq-med3", "orders"], pairs)
+
+
+def papers_room(results):
+    """Med3x with the same room for outliers in all layers, and with room by layer."""
+    names = [name + end for name in ("naive-4", "hqmq-s96r4") for end in reversed(ROOMS)]
+    return _by_model(results, ["hqmq-room"], [(name, name) for name in names])
 
 
 def papers_seeds(results):

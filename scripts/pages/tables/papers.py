@@ -20,6 +20,7 @@ CACHES = {
     "octopus-4, its paper's recipe": "octopus-4_scale-norm_recent-32",
     "turboquant-4": "turboquant-4:scale=norm",
     "innerq-base": "innerq-base",
+    "innerq-hybrid": "innerq-hybrid",
     "kivi-2": "kivi-2",
 }
 
