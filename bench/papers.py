@@ -255,10 +255,10 @@ def recipe_pairs(bits, keys=RECIPE):
 
 
 def octopus():
-    """OCTOPUS Table 2: its recipe has keys of the codec, values int in groups of 32, 32 newest
-    tokens, and the outer layers' keys in fp16. recipe_options() puts the outer layers' values into
-    fp16, too: only a settings file could tell them from keys, and a cache with a settings file
-    keeps kvant's exact part."""
+    """OCTOPUS Table 2. In its recipe values are integers in groups of 32. The 32 newest tokens and
+    the outer layers' keys stay fp16. recipe_options() keeps the outer layers' values in fp16, too.
+    Only a settings file could tell values from keys there, and a cache with a settings file keeps
+    kvant's exact part."""
     return recipe_pairs((4, 3, 2))
 
 
@@ -453,7 +453,7 @@ def main():
 
 
 def record(given, model, group, command, options):
-    """Runs a command of kvant for the configurations in options, and appends what it measured."""
+    """Runs a command of kvant for the configurations in options, and appends its results."""
     about = ["--set", f"model={model}", "--set", f"group={group}", str(given.output)]
     about += ["--", given.kvant, command[0], "-m", str(given.model), "-f", given.text]
     about += ["-c", given.ctx, *command[1:], "--resume", str(given.work / f"{model}_{group}")]

@@ -5,7 +5,7 @@ tokens in the cache, in CPU time. So other programs on the machine do not count.
     KVANT_RUNTIME=$(scripts/fetch.py runtime) bench/record.py --append \
         bench/results/papers_attention.csv -- bench/papers_depth.py --json
 
-It is `kvant bench attention` on one thread, in the shape of an 8B model's layer, with another clock.
+It is `kvant bench attention` on one thread with another clock, in the shape of an 8B model's layer.
 Further options go to it. There is no line of f16: its time is the memory's, which other programs
 share. InnerQ's values have groups of channels, KIVI's have groups of tokens."""
 

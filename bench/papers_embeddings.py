@@ -5,8 +5,8 @@ the squared error, by bits.
     $(scripts/fetch.py torch) bench/search/data.py --text wiki.test.raw minilm
     bench/papers_embeddings.py --append bench/results/papers_embeddings.csv minilm gauss
 
-The sets are those of bench/search/data.py, and `gauss`: as many random directions of as many
-channels as minilm, in which no codec can find structure. The paper has 100,000 of DBpedia's
+bench/search/data.py makes the sets, except for `gauss`. That has as many random directions of as
+many channels as minilm, in which no codec can find structure. The paper has 100,000 of DBpedia's
 embeddings by OpenAI. Rows and queries have length 1. A rotation is drawn for each seed.
 
 mse       mean |x - x'|^2

@@ -15,8 +15,8 @@ another text; without one there is no k-means. Every head is compared with `trel
 true bits: the logarithm of its KL is interpolated between whole bits. The written interval is of
 95 %, by bootstrap over heads.
 
-Where `trellis` has no codec, the laboratory is generous to ideas. Tiers of a few channels have the
-error of a whole row, and 1, 5 and 6 bits have the error of `turboquant` times RATIO."""
+The laboratory is generous to ideas for which `trellis` has no codec. Tiers of a few channels have
+the error of a whole row, and 1, 5 and 6 bits have the error of `turboquant` times RATIO."""
 
 import argparse
 import functools
@@ -39,7 +39,7 @@ SAMPLES = 2000  # of the bootstrap
 BITS = (3, 4)
 
 
-# Codecs of rows that W has transformed already
+# Codecs behind W
 
 
 @functools.cache
@@ -66,9 +66,9 @@ def tiers_of(dim, bits):
 
 
 def in_tiers(rows, plan, learned, norms):
-    """Rows whose tiers have different bits. Each tier is brought to the size of the largest tier,
-    for which the row's own scale is. norms: the ratio of each tier's norm is stored per row, in
-    NORM_BITS; else the ratios are constants of the learned rows."""
+    """Rows whose tiers have different bits. The row has a scale for its largest tier, and each
+    other tier is brought to this size. With norms each row stores the ratio of each tier's norm in
+    NORM_BITS. Without norms the ratios are constants of the learned rows."""
     ends = np.cumsum([0] + [n for n, _ in plan])
     spans = [slice(a, b) for a, b in zip(ends, ends[1:])]
     main = int(np.argmax([n for n, _ in plan]))
@@ -111,7 +111,7 @@ def root(matrix, power=0.5):
 
 def learned_w(keys, queries, part=None):
     """W of keys about their centre, W^2 = the geometric mean of K^-1 and Q (calibration.md), and K.
-    part: W consists of parts of so many channels; by default 64 above head_dim 128, as in a cache.
+    part: the number of channels of each part of W; by default 64 above head_dim 128, as in a cache.
     """
     dim = keys.shape[1]
     k = damped(keys.T @ keys / len(keys), len(keys), 0.25)

@@ -4,8 +4,8 @@ and by PyTorch's einsum.
 
     $(scripts/fetch.py torch) bench/papers_products.py --append bench/results/papers_products.csv
 
-kvant's products are those of its vector search, which has no softmax and no values. They include
-the rotation of queries and the search for the best key, and an index per kv head. Attention reads
+kvant's product is a step of its vector search, without softmax and values. It includes
+the rotation of queries and the search for the best key. Each kv head has an index. Attention reads
 other pages with similar kernels; cpu_attention.csv has it as a whole. On a CPU all use one thread,
 and the figures are CPU time, so that other programs do not count. Rows are normal numbers. A round
 times every product once, and the ratio is the median of the rounds' ratios.
