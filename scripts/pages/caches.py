@@ -85,5 +85,5 @@ def divergence_cells(lines):
 
 
 def recipe_key(k):
-    """The codec of keys in OCTOPUS's recipe, without the window that the recipe gives all codecs."""
+    """The codec of keys in OCTOPUS's recipe, without the window that all of its codecs have."""
     return code(k.replace(",recent=32", "").replace(":recent=32", ""))

@@ -1,5 +1,6 @@
-"""The papers' claims beside KLD: embeddings, products, needles at few bits, the time of InnerQ, and
-ideas that cross papers."""
+"""The papers' claims that are not about KLD: embeddings, products, needles at few bits, the time of
+InnerQ, and ideas that cross papers.
+"""
 
 from caches import recipe_key
 from text import code, divergence, significant, table
@@ -16,9 +17,7 @@ def papers_embeddings(results):
     rows = []
     for bits in (1, 2, 3, 4, 5):
         lines = [
-            results.newest(
-                "papers_embeddings.csv", {"data": "minilm", "bits": bits, "form": form}
-            )
+            results.newest("papers_embeddings.csv", {"data": "minilm", "bits": bits, "form": form})
             for form in FORMS
         ]
         cells = [significant(lines[0].number("mse")), significant(lines[0].number("mse_upper"))]
@@ -42,7 +41,7 @@ def papers_products(results):
 
 
 def papers_innerq_depth(results):
-    """Attention of InnerQ and KIVI on a CPU thread by tokens in the cache: times as fast as KIVI."""
+    """Attention of InnerQ on a CPU thread by tokens in the cache, times as fast as KIVI-2."""
     rows, kivi = [], {}
     for codec in GROUPED:
         cells = []
@@ -83,6 +82,8 @@ def papers_ideas(results):
     lines = results.lines("papers_ideas.csv")
     rows = []
     for name in dict.fromkeys(x["idea"] for x in lines if x["idea"].startswith("trellis-3, ")):
+        if name.endswith("W in one part"):
+            continue  # asks whether tiers only repair the parts of W; the page does not
         row = [name.partition(", ")[2]]
         for model in models:
             line = results.maybe("papers_ideas.csv", {"idea": name, "model": model})
