@@ -14,6 +14,8 @@
  *   shift_rows.c  rows that are written next to shifted keys; copies, export and import of shifts
  *   slots.c       a block without some of its slots
  *   transfer.c    copies, export, import
+ *   record.c      export and import of several blocks together
+ *   transform_bytes.c  the bytes of a transform in exports
  *
  * In comments a transform is the centre and scale, or the centre and W, of the rows of some blocks.
  * Names still call it `transform_id`. */
@@ -439,9 +441,33 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 /* Gives the block to another sequence, which goes on writing to it. */
 void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence);
 
-/* transfer.c: kvant_tensor_export for some slots of a block. */
+/* transfer.c */
+
+/* kvant_tensor_export for some slots of a block. */
 kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
                                 void *data, size_t bytes, size_t *used);
+
+/* How many rows of its sequence were written after the block's rows. */
+uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block);
+
+/* Gives an empty block of this age an open page, whose bytes are not specified. KVANT_NO_PAGE as
+ * kvant_open_acquire. */
+int32_t kvant_block_acquire(kvant_tensor *tensor, uint32_t block, uint64_t age);
+
+/* Whether there is an open page for the block. */
+bool kvant_block_finds_page(const kvant_tensor *tensor, uint32_t block);
+
+/* Fills an empty block, which may have an open page, with slots, transform, position and sealed
+ * pages (NULL: none). */
+void kvant_block_fill(kvant_tensor *tensor, uint32_t block, uint32_t transform, int32_t position,
+                      uint64_t written, const void *sealed);
+
+/* Checks imported open rows like written ones, because they are sealed later, which must not fail.
+ * The pages may have any alignment. KVANT_ERR_FORMAT. */
+kvant_status kvant_open_rows_check(const kvant_tensor *tensor, const uint8_t *pages);
+
+/* KVANT_ERR_FULL with a message. */
+kvant_status kvant_no_page(void);
 
 /* transforms.c */
 

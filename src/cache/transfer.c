@@ -1,15 +1,13 @@
 /* transfer.c - moves blocks: copies between tensors, export and import (format.md,
  * "Blocks"). */
-#include <math.h>
 #include <string.h>
 
 #include "../base/abi.h"
 #include "../base/error.h"
 #include "../base/fnv.h"
-#include "../base/alloc.h"
-#include "center.h"
-#include "learn.h"
 #include "shift.h"
+#include "transform_bytes.h"
+#include "transforms.h"
 
 /* Copies */
 
@@ -19,13 +17,7 @@ static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
            memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
 }
 
-static kvant_status no_transform(void)
-{
-    return kvant_fail(NULL, KVANT_ERR_FULL,
-                      "the tensor has no free transform id: clear blocks of it");
-}
-
-static kvant_status no_page(void)
+kvant_status kvant_no_page(void)
 {
     return kvant_fail(NULL, KVANT_ERR_FULL,
                       "the tensor has no free exact pages: set a larger n_open_blocks");
@@ -59,7 +51,7 @@ static kvant_status map_transforms(const kvant_tensor *from, uint32_t first, uin
     for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++)
         if (map[v] >= 0)
             to->transforms[map[v]].n_blocks--;
-    return status == KVANT_ERR_FULL ? no_transform() : status;
+    return status == KVANT_ERR_FULL ? kvant_no_transform() : status;
 }
 
 /* Puts the first learned transform into force when copied blocks bring one. */
@@ -104,21 +96,23 @@ static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n,
     return needed <= there;
 }
 
-static bool finds_page(const kvant_tensor *tensor, uint32_t block)
+bool kvant_block_finds_page(const kvant_tensor *tensor, uint32_t block)
 {
     return has_pool(tensor) || tensor->blocks[block].open_page >= 0 ||
            (kvant_is_sink(tensor, block) && count_free_pages(tensor) > 0);
 }
 
-/* Finds the open page for the copy of an open block. The copy has the same age, counted in rows. */
-static int32_t accept_page(const kvant_tensor *from, uint32_t source, kvant_tensor *to,
-                           uint32_t target)
+uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block)
 {
-    const int64_t counted = kvant_plan_age(from->plan, source);
-    const uint64_t age = counted > 0 ? (uint64_t)counted : 0;
-    uint64_t *clock = &to->clocks[to->blocks[target].sequence];
+    const int64_t age = tensor->plan ? kvant_plan_age(tensor->plan, block) : 0;
+    return age > 0 ? (uint64_t)age : 0;
+}
+
+int32_t kvant_block_acquire(kvant_tensor *tensor, uint32_t block, uint64_t age)
+{
+    uint64_t *clock = &tensor->clocks[tensor->blocks[block].sequence];
     *clock = *clock < age ? age : *clock;
-    return kvant_open_acquire(to, target, age, 1);
+    return kvant_open_acquire(tensor, block, age, 1);
 }
 
 static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *to, int32_t page)
@@ -130,10 +124,8 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
                      kvant_open_block_bytes(from));
 }
 
-/* Fills an empty block, which may have an open page, with slots, transform, position and sealed
- * pages (NULL: none). */
-static void fill(kvant_tensor *tensor, uint32_t block, uint32_t transform, int32_t position,
-                 uint64_t written, const void *sealed)
+void kvant_block_fill(kvant_tensor *tensor, uint32_t block, uint32_t transform, int32_t position,
+                      uint64_t written, const void *sealed)
 {
     kvant_block *b = &tensor->blocks[block];
     kvant_transforms_join(tensor, block, transform);
@@ -153,13 +145,15 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
     if (!block->written)
         return;
     /* If both blocks are in one tensor, taking a page may seal the source. */
-    int32_t page = block->open_page >= 0 ? accept_page(from, source, to, target) : KVANT_NO_PAGE;
+    int32_t page = block->open_page >= 0
+                       ? kvant_block_acquire(to, target, kvant_block_age(from, source))
+                       : KVANT_NO_PAGE;
     if (page >= 0 && block->open_page >= 0)
         copy_open(from, source, to, page);
     else if (page >= 0)
         kvant_open_leave(to, target, false);
-    fill(to, target, transform, block->position, block->written,
-         block->resident ? kvant_sealed_page(from, source, 0) : NULL);
+    kvant_block_fill(to, target, transform, block->position, block->written,
+                     block->resident ? kvant_sealed_page(from, source, 0) : NULL);
     const void *exact = kvant_exact_page(from, source);
     if (exact)
         kvant_exact_store(to, target, 0, exact);
@@ -181,7 +175,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     if (from == to && first == to_first)
         return KVANT_OK;
     KVANT_RETURN_IF(from == to && first < to_first + n && to_first < first + n, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
+    KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), kvant_no_page());
     if (from->recent.n)
         KVANT_FORWARD(kvant_transforms_reserve(to));
     KVANT_FORWARD(kvant_shifts_map(from, first, n, to, shifts));
@@ -205,7 +199,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
 typedef struct block_header {
     uint64_t magic;
     uint64_t bytes;  /* of the whole exported block */
-    uint64_t scheme; /* a hash of the codecs (scheme_of) */
+    uint64_t scheme; /* a hash of the codecs (kvant_tensor_scheme) */
     uint64_t written;
     uint32_t open; /* bits: the block has fp16 pages, not sealed ones; its slots have shifts */
     /* 0: no transform. 1: centre and scale of all kv heads follow. 2: also matrices. 3: also
@@ -214,28 +208,6 @@ typedef struct block_header {
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "format.md");
 
-/* Centres of blocks. After this header come head_dim / 2 frequencies, of which RoPE uses the first
- * n_dims / 2, then the centres at position 0 of all kv heads. */
-typedef struct centers_header {
-    int32_t position;
-    uint32_t n_dims, interleaved, zero;
-} centers_header;
-_Static_assert(sizeof(centers_header) == 16, "format.md");
-
-/* A hash of the fingerprints of all codecs. Fingerprints cover everything that bytes depend on: the
- * spec with its seed, and the numbers from a calibration. */
-static uint64_t scheme_of(const kvant_tensor *tensor)
-{
-    uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim,
-                            kvant_tensor_codec_info(tensor)->role };
-    uint64_t hash = kvant_fnv1a(KVANT_FNV_START, numbers, sizeof numbers);
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const uint64_t fingerprint = tensor->codecs[head]->info.fingerprint;
-        hash = kvant_fnv1a(hash, &fingerprint, sizeof fingerprint);
-    }
-    return hash;
-}
-
 static size_t page_bytes(const kvant_tensor *tensor, bool open)
 {
     return open ? kvant_open_block_bytes(tensor) : tensor->block_bytes;
@@ -243,53 +215,9 @@ static size_t page_bytes(const kvant_tensor *tensor, bool open)
 
 enum { OPEN_PAGES = 1, SHIFTED = 2 };
 
-enum { LEARNT_NOTHING, LEARNT_AFFINE, LEARNT_MATRICES, LEARNT_CENTERS };
-
-static uint32_t learned_by(const kvant_tensor_transform *transform)
-{
-    if (transform->key_transform)
-        return transform->key_transform->centers ? LEARNT_CENTERS : LEARNT_MATRICES;
-    return transform->learned ? LEARNT_AFFINE : LEARNT_NOTHING;
-}
-
-static size_t key_transform_bytes(const kvant_tensor *tensor)
-{
-    return kvant_key_transform_halves(tensor) * sizeof(uint16_t);
-}
-
-static size_t affine_bytes(const kvant_tensor *tensor, uint32_t learned)
-{
-    return learned ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
-}
-
-static size_t frequency_bytes(const kvant_tensor *tensor)
-{
-    return tensor->head_dim / 2 * sizeof(float);
-}
-
-static size_t centers_bytes(const kvant_tensor *tensor)
-{
-    return (sizeof(centers_header) + frequency_bytes(tensor) +
-            kvant_tensor_width(tensor) * sizeof(float) + 7) /
-           8 * 8;
-}
-
-static size_t transform_bytes(const kvant_tensor *tensor, uint32_t learned)
-{
-    return affine_bytes(tensor, learned) +
-           (learned >= LEARNT_MATRICES ? (key_transform_bytes(tensor) + 7) / 8 * 8 : 0) +
-           (learned == LEARNT_CENTERS ? centers_bytes(tensor) : 0);
-}
-
-/* The offset of the centres of blocks: after all coefficients of a transform. */
-static size_t centers_at(const kvant_tensor *tensor)
-{
-    return transform_bytes(tensor, LEARNT_MATRICES);
-}
-
 static size_t bytes_of(const kvant_tensor *tensor, uint32_t open, uint32_t learned)
 {
-    return sizeof(block_header) + transform_bytes(tensor, learned) +
+    return sizeof(block_header) + kvant_transform_bytes(tensor, learned) +
            (open & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0) +
            page_bytes(tensor, open & OPEN_PAGES) + sizeof(uint64_t);
 }
@@ -298,34 +226,13 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
 {
     if (!tensor)
         return 0;
-    const uint32_t learned = tensor->learning ? LEARNT_CENTERS : LEARNT_AFFINE;
+    const uint32_t learned = tensor->learning ? KVANT_BYTES_CENTERS : KVANT_BYTES_AFFINE;
     const uint32_t shifted = kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0;
     size_t open = tensor->n_open_pages || kvant_exact_store(tensor, 0, 0, NULL)
                       ? bytes_of(tensor, OPEN_PAGES | shifted, learned)
                       : 0,
            sealed = bytes_of(tensor, shifted, learned);
     return open > sealed ? open : sealed;
-}
-
-/* The first channel of the i-th pair that RoPE rotates. */
-static uint32_t rotated_channel(const centers_header *header, uint32_t i)
-{
-    return header->interleaved ? 2 * i : i;
-}
-
-static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers,
-                           int32_t position, uint8_t *to)
-{
-    const centers_header header = { position, centers->n_dims, centers->interleaved, 0 };
-    float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
-    for (uint32_t i = 0; i < header.n_dims / 2; i++)
-        for (uint32_t pair = 0; pair < centers->n; pair++)
-            if (centers->pairs[pair].first == rotated_channel(&header, i))
-                frequencies[i] = centers->pairs[pair].frequency;
-    memcpy(to, &header, sizeof header);
-    memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
-    memcpy(to + sizeof header + frequency_bytes(tensor), centers->start,
-           kvant_tensor_width(tensor) * sizeof(float));
 }
 
 kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data,
@@ -339,29 +246,22 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
 {
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data || !used, KVANT_ERR_ARGUMENT);
     const kvant_block *b = &tensor->blocks[block];
-    const kvant_tensor_transform *transform = &tensor->transforms[b->transform_id];
     const bool open = kvant_slots_as_open(tensor, block, slots),
                shifted = kvant_shifts_any(tensor, block, slots);
-    const uint32_t learned = learned_by(transform),
+    const uint32_t learned = kvant_transform_kind(tensor, b->transform_id),
                    kind = (open ? OPEN_PAGES : 0) | (shifted ? SHIFTED : 0);
-    const block_header header = {
-        BLOCK_MAGIC, bytes_of(tensor, kind, learned), scheme_of(tensor), b->written & slots, kind,
-        learned
-    };
+    const block_header header = { BLOCK_MAGIC,
+                                  bytes_of(tensor, kind, learned),
+                                  kvant_tensor_scheme(tensor),
+                                  b->written & slots,
+                                  kind,
+                                  learned };
     uint8_t *at = data;
     KVANT_RETURN_IF(bytes < header.bytes, KVANT_ERR_ARGUMENT);
     memcpy(at, &header, sizeof header);
     at += sizeof header;
-    memcpy(at, transform->center, affine_bytes(tensor, learned));
-    memset(at + affine_bytes(tensor, learned), 0,
-           transform_bytes(tensor, learned) - affine_bytes(tensor, learned));
-    if (learned >= LEARNT_MATRICES)
-        memcpy(at + affine_bytes(tensor, learned), transform->key_transform->triangles,
-               key_transform_bytes(tensor));
-    if (learned == LEARNT_CENTERS)
-        export_centers(tensor, transform->key_transform->centers, b->position,
-                       at + centers_at(tensor));
-    at += transform_bytes(tensor, learned);
+    kvant_transform_export(tensor, b->transform_id, b->position, at);
+    at += kvant_transform_bytes(tensor, learned);
     if (shifted) {
         kvant_shifts_export(tensor, block, slots, at);
         at += kvant_shifts_export_bytes(tensor);
@@ -374,55 +274,34 @@ kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint
     return KVANT_OK;
 }
 
-static kvant_status damaged(const char *what)
-{
-    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: %s", what);
-}
-
 static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data, size_t bytes,
                                 block_header *header)
 {
     uint64_t checksum;
     if (bytes < sizeof *header + sizeof checksum)
-        return damaged("it is cut short");
+        return kvant_damaged("it is cut short");
     memcpy(header, data, sizeof *header);
     if (header->magic != BLOCK_MAGIC || header->open > (OPEN_PAGES | SHIFTED) ||
-        header->learned > LEARNT_CENTERS)
-        return damaged("not a block, or of another version of kvant: export the block again");
-    if (header->scheme != scheme_of(tensor))
-        return damaged("it was made with other codecs, another shape of heads or another seed");
-    if (header->learned == LEARNT_CENTERS && tensor->device)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "exported block: it has its own centre, which only tensors in the "
-                          "computer's memory support");
-    if (header->learned >= LEARNT_MATRICES && !tensor->learning)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "exported block: it has matrices of transform=first, which only tensors "
-                          "in the computer's memory support");
+        header->learned > KVANT_BYTES_CENTERS)
+        return kvant_damaged("not a block, or of another version of kvant: export the block again");
+    if (header->scheme != kvant_tensor_scheme(tensor))
+        return kvant_damaged(
+            "it was made with other codecs, another shape of heads or another seed");
+    KVANT_FORWARD(kvant_transform_accepts(tensor, header->learned));
     if (header->open & SHIFTED &&
         (tensor->device || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V))
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: its keys were shifted, which only keys in the "
                           "computer's memory support");
     if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learned))
-        return damaged("its size does not match its head");
+        return kvant_damaged("its size does not match its head");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
     if (checksum != kvant_fnv1a(KVANT_FNV_START, data, bytes - sizeof checksum))
-        return damaged("its checksum does not match");
+        return kvant_damaged("its checksum does not match");
     return KVANT_OK;
 }
 
-static kvant_status check_numbers(const float *center, const float *scale, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(center[i]) || !isfinite(scale[i]) || !(scale[i] > 0))
-            return damaged("its centre or scale is not finite, or its scale not above 0");
-    return KVANT_OK;
-}
-
-/* Checks imported open rows like written ones, because they are sealed later, which must not fail.
- * The pages may have any alignment. */
-static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *pages)
+kvant_status kvant_open_rows_check(const kvant_tensor *tensor, const uint8_t *pages)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
@@ -434,84 +313,9 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
                    tensor->head_dim * sizeof *half);
             kvant_codec_decode_open(tensor->codecs[head], kernels, half, 0, 1, y);
             if (!kvant_codec_fits_open(tensor->codecs[head], kernels, y))
-                return damaged("a row cannot be encoded by its codec");
+                return kvant_damaged("a row cannot be encoded by its codec");
         }
     return KVANT_OK;
-}
-
-/* Reads centres of blocks that export_centers wrote. */
-static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data,
-                                   kvant_centers **centers)
-{
-    centers_header header;
-    float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    memcpy(&header, data, sizeof header);
-    memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
-    const kvant_rope rope = { .n_dims = header.n_dims,
-                              .interleaved = header.interleaved,
-                              .frequencies = frequencies };
-    if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
-        return damaged("a number of its RoPE is out of range");
-    const kvant_status status = kvant_centers_create(tensor, &rope, centers);
-    if (status != KVANT_OK)
-        return status == KVANT_ERR_MEMORY ? status
-                                          : damaged("its RoPE rotates a channel without a pair");
-    memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor),
-           kvant_tensor_width(tensor) * sizeof(float));
-    for (size_t i = 0; i < kvant_tensor_width(tensor); i++)
-        if (!isfinite((*centers)->start[i]))
-            return damaged("the centre of its blocks is not finite");
-    return KVANT_OK;
-}
-
-static int32_t position_of(const kvant_tensor *tensor, const uint8_t *data,
-                           const block_header *header)
-{
-    int32_t position = KVANT_NO_POSITION;
-    if (header->learned == LEARNT_CENTERS)
-        memcpy(&position, data + sizeof *header + centers_at(tensor), sizeof position);
-    return position;
-}
-
-/* Reads matrices and centres of blocks. The caller frees *triangles and *centers, also after an
- * error. */
-static kvant_status import_key_transform(const kvant_tensor *tensor, const uint8_t *data,
-                                         uint32_t learned, uint16_t **triangles,
-                                         kvant_centers **centers)
-{
-    if (learned < LEARNT_MATRICES)
-        return KVANT_OK;
-    *triangles = kvant_alloc(1, key_transform_bytes(tensor));
-    KVANT_RETURN_IF(!*triangles, KVANT_ERR_MEMORY);
-    memcpy(*triangles, data + affine_bytes(tensor, learned), key_transform_bytes(tensor));
-    return learned == LEARNT_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers)
-                                     : KVANT_OK;
-}
-
-/* Finds or makes the transform of an imported block. The arrays may have any alignment, so they are
- * copied to the candidate first. */
-static kvant_status import_transform(kvant_tensor *tensor, const uint8_t *data,
-                                     const block_header *header, uint32_t *transform)
-{
-    kvant_tensor_transform *read = &tensor->transforms[KVANT_CANDIDATE];
-    uint16_t *triangles = NULL;
-    kvant_centers *centers = NULL;
-    *transform = 0;
-    if (!header->learned)
-        return KVANT_OK;
-    memcpy(read->center, data + sizeof *header, affine_bytes(tensor, header->learned));
-    KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
-    const kvant_status fit =
-        import_key_transform(tensor, data + sizeof *header, header->learned, &triangles, &centers);
-    const kvant_transform_values numbers = { read->center, read->scale, triangles, centers, true };
-    const kvant_status status =
-        fit == KVANT_OK ? kvant_transforms_find(tensor, &numbers, transform) : KVANT_OK;
-    kvant_free(triangles);
-    kvant_free(centers);
-    KVANT_FORWARD(fit);
-    return status == KVANT_ERR_FULL     ? no_transform()
-           : status == KVANT_ERR_FORMAT ? damaged("the inverse of a matrix is not accurate enough")
-                                        : status;
 }
 
 kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
@@ -520,22 +324,23 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     block_header header;
     uint32_t transform;
     uint8_t shifts[KVANT_PAGE_TOKENS];
+    uint32_t used = 0;
     int32_t page = KVANT_NO_PAGE;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_block(tensor, data, bytes, &header));
     const bool open = header.open & OPEN_PAGES, shifted = header.open & SHIFTED;
-    const uint8_t *moved =
-        (const uint8_t *)data + sizeof header + transform_bytes(tensor, header.learned);
+    const uint8_t *numbers = (const uint8_t *)data + sizeof header,
+                  *moved = numbers + kvant_transform_bytes(tensor, header.learned);
     const uint8_t *pages = moved + (shifted ? kvant_shifts_export_bytes(tensor) : 0);
     if (open)
-        KVANT_FORWARD(check_open_rows(tensor, pages));
+        KVANT_FORWARD(kvant_open_rows_check(tensor, pages));
     /* Rows that are pending for a first transform lie in the tensor's own pages. */
     const bool exact =
         open && (header.learned || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
-    KVANT_RETURN_IF(open && !exact && !finds_page(tensor, block), no_page());
+    KVANT_RETURN_IF(open && !exact && !kvant_block_finds_page(tensor, block), kvant_no_page());
     if (shifted)
-        KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, shifts));
-    KVANT_FORWARD(import_transform(tensor, data, &header, &transform));
+        KVANT_FORWARD(kvant_shifts_read(tensor, header.written, moved, &used, shifts));
+    KVANT_FORWARD(kvant_transform_import(tensor, numbers, header.learned, &transform));
     if (header.written && header.learned && kvant_transforms_pending(tensor))
         kvant_transforms_begin(tensor, transform);
     kvant_block_clear(tensor, block);
@@ -548,8 +353,9 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages,
                          page_bytes(tensor, true));
     }
-    fill(tensor, block, transform, position_of(tensor, data, &header), header.written,
-         open ? NULL : pages);
+    kvant_block_fill(tensor, block, transform,
+                     kvant_transform_position(tensor, numbers, header.learned), header.written,
+                     open ? NULL : pages);
     if (exact)
         tensor->blocks[block].resident = kvant_exact_store(tensor, block, header.written, pages);
     if (shifted)

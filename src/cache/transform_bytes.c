@@ -1,0 +1,222 @@
+/* transform_bytes.c - see transform_bytes.h. */
+#include "transform_bytes.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/error.h"
+#include "../base/fnv.h"
+#include "center.h"
+#include "learn.h"
+
+kvant_status kvant_damaged(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: %s", what);
+}
+
+kvant_status kvant_no_transform(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_FULL,
+                      "the tensor has no free transform id: clear blocks of it");
+}
+
+uint64_t kvant_tensor_scheme(const kvant_tensor *tensor)
+{
+    uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim,
+                            kvant_tensor_codec_info(tensor)->role };
+    uint64_t hash = kvant_fnv1a(KVANT_FNV_START, numbers, sizeof numbers);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const uint64_t fingerprint = tensor->codecs[head]->info.fingerprint;
+        hash = kvant_fnv1a(hash, &fingerprint, sizeof fingerprint);
+    }
+    return hash;
+}
+
+uint32_t kvant_transform_kind(const kvant_tensor *tensor, uint32_t transform_id)
+{
+    const kvant_tensor_transform *transform = &tensor->transforms[transform_id];
+    if (transform->key_transform)
+        return transform->key_transform->centers ? KVANT_BYTES_CENTERS : KVANT_BYTES_MATRICES;
+    return transform->learned ? KVANT_BYTES_AFFINE : KVANT_BYTES_NOTHING;
+}
+
+/* Sizes */
+
+/* Centres of blocks. After this header come head_dim / 2 frequencies, of which RoPE uses the first
+ * n_dims / 2, then the centres at position 0 of all kv heads. */
+typedef struct centers_header {
+    int32_t position;
+    uint32_t n_dims, interleaved, zero;
+} centers_header;
+_Static_assert(sizeof(centers_header) == 16, "format.md");
+
+static size_t key_transform_bytes(const kvant_tensor *tensor)
+{
+    return kvant_key_transform_halves(tensor) * sizeof(uint16_t);
+}
+
+static size_t affine_bytes(const kvant_tensor *tensor, uint32_t kind)
+{
+    return kind ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
+}
+
+static size_t frequency_bytes(const kvant_tensor *tensor)
+{
+    return tensor->head_dim / 2 * sizeof(float);
+}
+
+static size_t centers_bytes(const kvant_tensor *tensor)
+{
+    return (sizeof(centers_header) + frequency_bytes(tensor) +
+            kvant_tensor_width(tensor) * sizeof(float) + 7) /
+           8 * 8;
+}
+
+size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind)
+{
+    return affine_bytes(tensor, kind) +
+           (kind >= KVANT_BYTES_MATRICES ? (key_transform_bytes(tensor) + 7) / 8 * 8 : 0) +
+           (kind == KVANT_BYTES_CENTERS ? centers_bytes(tensor) : 0);
+}
+
+/* The offset of the centres of blocks: after all coefficients of a transform. */
+static size_t centers_at(const kvant_tensor *tensor)
+{
+    return kvant_transform_bytes(tensor, KVANT_BYTES_MATRICES);
+}
+
+/* Writing */
+
+/* The first channel of the i-th pair that RoPE rotates. */
+static uint32_t rotated_channel(const centers_header *header, uint32_t i)
+{
+    return header->interleaved ? 2 * i : i;
+}
+
+static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers,
+                           int32_t position, uint8_t *to)
+{
+    const centers_header header = { position, centers->n_dims, centers->interleaved, 0 };
+    float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
+    for (uint32_t i = 0; i < header.n_dims / 2; i++)
+        for (uint32_t pair = 0; pair < centers->n; pair++)
+            if (centers->pairs[pair].first == rotated_channel(&header, i))
+                frequencies[i] = centers->pairs[pair].frequency;
+    memcpy(to, &header, sizeof header);
+    memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
+    memcpy(to + sizeof header + frequency_bytes(tensor), centers->start,
+           kvant_tensor_width(tensor) * sizeof(float));
+}
+
+void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, int32_t position,
+                            uint8_t *to)
+{
+    const kvant_tensor_transform *transform = &tensor->transforms[transform_id];
+    const uint32_t kind = kvant_transform_kind(tensor, transform_id);
+    const size_t affine = affine_bytes(tensor, kind);
+    memcpy(to, transform->center, affine);
+    memset(to + affine, 0, kvant_transform_bytes(tensor, kind) - affine);
+    if (kind >= KVANT_BYTES_MATRICES)
+        memcpy(to + affine, transform->key_transform->triangles, key_transform_bytes(tensor));
+    if (kind == KVANT_BYTES_CENTERS)
+        export_centers(tensor, transform->key_transform->centers, position,
+                       to + centers_at(tensor));
+}
+
+/* Reading */
+
+kvant_status kvant_transform_accepts(const kvant_tensor *tensor, uint32_t kind)
+{
+    if (kind == KVANT_BYTES_CENTERS && tensor->device)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "exported block: it has its own centre, which only tensors in the "
+                          "computer's memory support");
+    if (kind >= KVANT_BYTES_MATRICES && !tensor->learning)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "exported block: it has matrices of transform=first, which only tensors "
+                          "in the computer's memory support");
+    return KVANT_OK;
+}
+
+static kvant_status check_numbers(const float *center, const float *scale, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(center[i]) || !isfinite(scale[i]) || !(scale[i] > 0))
+            return kvant_damaged("its centre or scale is not finite, or its scale not above 0");
+    return KVANT_OK;
+}
+
+/* Reads centres of blocks that export_centers wrote. */
+static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data,
+                                   kvant_centers **centers)
+{
+    centers_header header;
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    memcpy(&header, data, sizeof header);
+    memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
+    const kvant_rope rope = { .n_dims = header.n_dims,
+                              .interleaved = header.interleaved,
+                              .frequencies = frequencies };
+    if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
+        return kvant_damaged("a number of its RoPE is out of range");
+    const kvant_status status = kvant_centers_create(tensor, &rope, centers);
+    if (status != KVANT_OK)
+        return status == KVANT_ERR_MEMORY
+                   ? status
+                   : kvant_damaged("its RoPE rotates a channel without a pair");
+    memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor),
+           kvant_tensor_width(tensor) * sizeof(float));
+    for (size_t i = 0; i < kvant_tensor_width(tensor); i++)
+        if (!isfinite((*centers)->start[i]))
+            return kvant_damaged("the centre of its blocks is not finite");
+    return KVANT_OK;
+}
+
+int32_t kvant_transform_position(const kvant_tensor *tensor, const uint8_t *data, uint32_t kind)
+{
+    int32_t position = KVANT_NO_POSITION;
+    if (kind == KVANT_BYTES_CENTERS)
+        memcpy(&position, data + centers_at(tensor), sizeof position);
+    return position;
+}
+
+/* Reads matrices and centres of blocks. The caller frees *triangles and *centers, also after an
+ * error. */
+static kvant_status import_key_transform(const kvant_tensor *tensor, const uint8_t *data,
+                                         uint32_t kind, uint16_t **triangles,
+                                         kvant_centers **centers)
+{
+    if (kind < KVANT_BYTES_MATRICES)
+        return KVANT_OK;
+    *triangles = kvant_alloc(1, key_transform_bytes(tensor));
+    KVANT_RETURN_IF(!*triangles, KVANT_ERR_MEMORY);
+    memcpy(*triangles, data + affine_bytes(tensor, kind), key_transform_bytes(tensor));
+    return kind == KVANT_BYTES_CENTERS ? import_centers(tensor, data + centers_at(tensor), centers)
+                                       : KVANT_OK;
+}
+
+/* The arrays may have any alignment, so they are copied to the candidate first. */
+kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, uint32_t kind,
+                                    uint32_t *transform_id)
+{
+    kvant_tensor_transform *read = &tensor->transforms[KVANT_CANDIDATE];
+    uint16_t *triangles = NULL;
+    kvant_centers *centers = NULL;
+    *transform_id = 0;
+    if (!kind)
+        return KVANT_OK;
+    memcpy(read->center, data, affine_bytes(tensor, kind));
+    KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
+    const kvant_status fit = import_key_transform(tensor, data, kind, &triangles, &centers);
+    const kvant_transform_values numbers = { read->center, read->scale, triangles, centers, true };
+    const kvant_status status =
+        fit == KVANT_OK ? kvant_transforms_find(tensor, &numbers, transform_id) : KVANT_OK;
+    kvant_free(triangles);
+    kvant_free(centers);
+    KVANT_FORWARD(fit);
+    return status == KVANT_ERR_FULL ? kvant_no_transform()
+           : status == KVANT_ERR_FORMAT
+               ? kvant_damaged("the inverse of a matrix is not accurate enough")
+               : status;
+}
