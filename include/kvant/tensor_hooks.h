@@ -51,6 +51,32 @@ KVANT_API kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, in
 KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
                                           const float *rows, size_t stride, uint32_t n_threads);
 
+/* Some slots of a block, a bit each. */
+typedef struct kvant_block_slots {
+    uint64_t slots;
+    uint32_t block;
+} kvant_block_slots;
+
+/* A record holds the rows of some slots of n different blocks, as codes or fp16 rows, and their
+ * transforms (format.md, "Records"). It holds each transform once; n exported blocks hold n copies.
+ * Exporting leaves no bit of other slots. `bytes` is what kvant_tensor_record_size returns.
+ * KVANT_ERR_ARGUMENT (also for a block that occurs twice), KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
+KVANT_API kvant_status kvant_tensor_record_size(const kvant_tensor *tensor,
+                                                const kvant_block_slots *blocks, uint32_t n,
+                                                size_t *bytes);
+KVANT_API kvant_status kvant_tensor_export_record(const kvant_tensor *tensor,
+                                                  const kvant_block_slots *blocks, uint32_t n,
+                                                  void *data, size_t bytes);
+
+/* Replaces n blocks by those of a record, whose i-th block has exactly the slots of blocks[i]. Rows
+ * keep their codes, and are read and attended to as in the tensor that exported them. Any bytes are
+ * safe to pass. KVANT_ERR_FORMAT (damaged, or of another scheme), KVANT_ERR_UNSUPPORTED,
+ * KVANT_ERR_FULL (no room for transforms, shifts or fp16 pages), KVANT_ERR_ARGUMENT: the tensor is
+ * then unchanged. KVANT_ERR_MEMORY, KVANT_ERR_CUDA: blocks may be empty. */
+KVANT_API kvant_status kvant_tensor_import_record(kvant_tensor *tensor,
+                                                  const kvant_block_slots *blocks, uint32_t n,
+                                                  const void *data, size_t bytes);
+
 KVANT_END_C
 
 #endif /* KVANT_TENSOR_HOOKS_H */

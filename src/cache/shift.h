@@ -98,13 +98,14 @@ void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *freq
 
 /* The part of an exported block that holds its shifts. The first function says whether one of
  * `slots` has a shift, the second how many bytes the part has. The last two write and read it.
- * Reading returns the ids that the slots get, and changes no block. KVANT_ERR_FORMAT,
- * KVANT_ERR_UNSUPPORTED (the tensor can have no shifts), and errors as kvant_shifts_map. */
+ * Reading returns the ids that the slots get, and changes no block. *used: 0, or the ids that other
+ * blocks and earlier calls need; new ids are added. KVANT_ERR_FORMAT, KVANT_ERR_UNSUPPORTED (the
+ * tensor can have no shifts), and errors as kvant_shifts_map. */
 bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 size_t kvant_shifts_export_bytes(const kvant_tensor *tensor);
 void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots, uint8_t *to);
 kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
-                               uint8_t ids[KVANT_PAGE_TOKENS]);
+                               uint32_t *used, uint8_t ids[KVANT_PAGE_TOKENS]);
 
 /* Sets the ids of a block's written slots. Slots that are not written get the id that most written
  * slots have. */

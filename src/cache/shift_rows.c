@@ -251,7 +251,7 @@ static kvant_status damaged(const char *what)
 }
 
 kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
-                               uint8_t ids[KVANT_PAGE_TOKENS])
+                               uint32_t *used, uint8_t ids[KVANT_PAGE_TOKENS])
 {
     shifts_header header;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
@@ -273,9 +273,9 @@ kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uin
         return status == KVANT_ERR_UNSUPPORTED
                    ? damaged("its RoPE rotates a channel without a pair")
                    : status;
-    uint32_t used = kvant_shifts_used(tensor);
+    *used = *used ? *used : kvant_shifts_used(tensor);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-        if (kvant_shifts_id(tensor, by[slot], &used, &ids[slot]) != KVANT_OK)
+        if (kvant_shifts_id(tensor, by[slot], used, &ids[slot]) != KVANT_OK)
             return too_many();
     return KVANT_OK;
 }
