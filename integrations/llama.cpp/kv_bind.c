@@ -315,6 +315,7 @@ void kvp_kv_free(kvp_kv *kv)
         kv->remote->destroy(kv);
     kvant_tensor_free(&kv->tensor);
     kvp_kv_drop_pending(kv);
+    kvp_state_drop(kv);
     kvp_invalid_free(&kv->invalid);
     free(kv->generations);
     layers_leave(kv->layers);

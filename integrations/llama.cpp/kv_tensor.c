@@ -21,18 +21,13 @@
 #include "log.h"
 #include "trace.h"
 
-/* Cells that a call outside of graphs translates at a time. A restored cache learns its centre from
- * the first of these batches (center=first), so a batch should be as long as a prompt's batch. */
-#define BATCH_CELLS 512u
-
 /* Index of a block that is not the first block of any sequence, whatever sink a codec has. */
 #define NO_SINK (UINT32_MAX / 2)
 
 /* Entering */
 
-/* Tells the tensor that another sequence, or another part of one, uses the block from now on. Only
- * the first KVP_WINDOW_SEQUENCES sequences keep first and newest tokens as fp16. */
-static kvant_status assign_block(kvp_kv *kv, uint32_t block)
+/* Only the first KVP_WINDOW_SEQUENCES sequences keep first and newest tokens as fp16. */
+kvant_status kvp_kv_assign_block(kvp_kv *kv, uint32_t block)
 {
     kvp_block place = kvp_placement_block(kv->placement, block);
     bool windows = place.sequence < KVP_WINDOW_SEQUENCES;
@@ -67,7 +62,7 @@ static kvant_status assign_blocks(kvp_kv *kv, const int64_t *slots, size_t n)
     kvant_status status = KVANT_OK;
 
     for (size_t i = 0; i < n && status == KVANT_OK && kv->placement != NULL; i++)
-        status = assign_block(kv, (uint32_t)(slots[i] / KVP_BLOCK));
+        status = kvp_kv_assign_block(kv, (uint32_t)(slots[i] / KVP_BLOCK));
     return status;
 }
 
@@ -95,7 +90,7 @@ static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
 kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
                                uint32_t n_threads)
 {
-    int64_t slots[BATCH_CELLS];
+    int64_t slots[KVP_MOST_CELLS];
     const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
                               .n_tensors = 1,
                               .cells = cells,
@@ -105,7 +100,7 @@ kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const
                               .by_graph = true };
     kvant_status status;
 
-    if (n > BATCH_CELLS)
+    if (n > KVP_MOST_CELLS)
         return KVANT_ERR_ARGUMENT;
     for (size_t i = 0; i < n; i++)
         slots[i] = kvp_kv_slot(kv, cells[i]);
@@ -155,6 +150,8 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
     if (n_tensors > 1)
         batch.rows[1] = rows[1];
     rows->kv->single_position = -1;
+    for (size_t i = 0; i < n_tensors; i++)
+        kvp_state_drop(rows[i].kv);
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
         status = kvp_kv_flush(rows[i].kv, NULL, n_threads);
     if (status != KVANT_OK)
@@ -214,7 +211,7 @@ size_t kvp_kv_stream_bytes(const kvp_kv *kv)
     return kvp_kv_row_bytes(kv) * kv->shape.n_cells;
 }
 
-/* A run of cells of one stream, at most BATCH_CELLS, that covers the start of the nominal bytes
+/* A run of cells of one stream, at most KVP_MOST_CELLS, that covers the start of the nominal bytes
  * [offset, offset + size). Says which cells they are, and which of their bytes. */
 struct batch {
     size_t cell, n_cells;
@@ -229,7 +226,7 @@ static struct batch next_batch(const kvp_kv *kv, size_t offset, size_t size)
     struct batch batch = { .cell = cell, .skip = skip };
 
     n = n < left_in_stream ? n : left_in_stream;
-    batch.n_cells = n < BATCH_CELLS ? n : BATCH_CELLS;
+    batch.n_cells = n < KVP_MOST_CELLS ? n : KVP_MOST_CELLS;
     batch.bytes = batch.n_cells * row - skip;
     if (batch.bytes > size)
         batch.bytes = size;
@@ -244,7 +241,7 @@ struct scratch {
 
 static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
 {
-    size_t n = (size_t)BATCH_CELLS * kv->shape.row;
+    size_t n = (size_t)KVP_MOST_CELLS * kv->shape.row;
 
     scratch->rows = malloc(n * (sizeof(float) + sizeof(uint16_t)));
     scratch->halves = (uint16_t *)(scratch->rows + n);
@@ -257,7 +254,7 @@ static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *
 {
     const size_t width = kv->shape.row;
     kvant_status status = KVANT_OK;
-    int64_t slots[BATCH_CELLS];
+    int64_t slots[KVP_MOST_CELLS];
 
     if (kv->remote != NULL && kvp_kv_is_bound(kv))
         return kv->remote->read(kv, cell, n, rows);
@@ -265,7 +262,7 @@ static kvant_status read_stored(const kvp_kv *kv, size_t cell, size_t n, float *
         memset(rows, 0, n * width * sizeof(*rows)); /* never written */
     for (size_t done = 0, here; kvp_kv_is_bound(kv) && done < n && status == KVANT_OK;
          done += here) {
-        here = n - done < BATCH_CELLS ? n - done : BATCH_CELLS;
+        here = n - done < KVP_MOST_CELLS ? n - done : KVP_MOST_CELLS;
         for (size_t i = 0; i < here; i++)
             slots[i] = kvp_kv_slot(kv, (int64_t)(cell + done + i));
         status = kvant_tensor_read_slots(kv->tensor, slots, here, rows + done * width, width,
@@ -293,24 +290,30 @@ static kvant_status decode_batch(const kvp_kv *kv, const struct batch *batch,
     return status;
 }
 
+void kvp_kv_store_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows)
+{
+    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
+                              .n_tensors = 1,
+                              .cells = cells,
+                              .n = n,
+                              .n_threads = kvant_available_cpus() };
+
+    if (kv->remote != NULL)
+        kvp_kv_store(&batch);
+    else
+        store(&batch, NULL);
+}
+
 /* Stores rows in the cells of a batch; refused rows make their cells invalid. */
 static void encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    int64_t cells[BATCH_CELLS];
-    const kvp_batch rows = { .rows = { { kv, scratch->rows, kv->shape.row, NULL } },
-                             .n_tensors = 1,
-                             .cells = cells,
-                             .n = batch->n_cells,
-                             .n_threads = kvant_available_cpus() };
+    int64_t cells[KVP_MOST_CELLS];
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows,
                              (int64_t)batch->n_cells * kv->shape.row);
-    if (kv->remote != NULL)
-        kvp_kv_store(&rows);
-    else
-        store(&rows, NULL);
+    kvp_kv_store_rows(kv, cells, batch->n_cells, scratch->rows);
 }
 
 /* Nominal bytes that are transferred: to `out` if it is set, else from `data` if it is set, else
@@ -382,6 +385,19 @@ static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t s
     return false;
 }
 
+/* Reads whole rows of one stream as codes, if the user wants codes and the rows are here. */
+static bool read_codes(kvp_kv *kv, size_t offset, size_t size, void *out)
+{
+    const size_t row = kvp_kv_row_bytes(kv), cell = offset / row, n = size / row;
+
+    if (!kv->settings->saves_codes || kv->tensor == NULL || kv->shape.latents || n == 0 ||
+        offset % row != 0 || size % row != 0 ||
+        cell / kv->shape.n_cells != (cell + n - 1) / kv->shape.n_cells)
+        return false;
+    kvp_kv_flush(kv, NULL, kvant_available_cpus());
+    return kvp_state_read(kv, cell, n, out);
+}
+
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
     const struct bytes bytes = { .out = out };
@@ -389,6 +405,8 @@ bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 
     if (!in_range(kv, "read", offset, size))
         return false;
+    if (read_codes(kv, offset, size, out))
+        return true;
     status = translate(kv, offset, size, &bytes);
     if (status != KVANT_OK)
         kvp_error("%s: cannot read %zu bytes at %zu: %s", kv->name, size, offset,
@@ -430,6 +448,7 @@ void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value)
     const size_t row = kvp_kv_row_bytes(kv), first = (offset + row - 1) / row,
                  end = (offset + size) / row;
 
+    kvp_state_drop(kv);
     if (value != 0 || kvp_kv_is_bound(kv))
         write_bytes(kv, offset, size, &bytes);
     /* an unbound tensor reads as zeros already, except where a row was refused */
@@ -444,7 +463,7 @@ static bool all_zero(const char *data, size_t size)
 
 /* Writes nominal bytes. When llama.cpp restores a state, it writes zeros to a tensor that no
  * attention reads (minimax-m3 has some). */
-void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
+static void write_rows(kvp_kv *kv, size_t offset, size_t size, const void *data)
 {
     const struct bytes bytes = { .data = data };
 
@@ -452,6 +471,29 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         kvp_kv_fill(kv, offset, size, 0);
     else
         write_bytes(kv, offset, size, &bytes);
+}
+
+void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
+{
+    const size_t row = kvp_kv_row_bytes(kv);
+    const char *at = data;
+    size_t n;
+
+    if (!in_range(kv, "write", offset, size))
+        return;
+    if (offset % row != 0)
+        write_rows(kv, offset, size, data);
+    for (; offset % row == 0 && size > 0; offset += n, at += n, size -= n) {
+        if (kv->tensor != NULL)
+            kvp_kv_flush(kv, NULL, kvant_available_cpus());
+        n = kvp_state_write(kv, offset / row, at, size);
+        if (n > 0 && kvp_trace_is_on)
+            kvp_trace_write(kv, offset, n);
+        if (n > 0)
+            continue;
+        n = kvp_state_before_record(kv, at, size);
+        write_rows(kv, offset, n, at);
+    }
 }
 
 /* Clearing and copying */
@@ -478,6 +520,7 @@ void kvp_kv_clear(kvp_kv *kv)
     char err[512] = "";
 
     kvp_kv_drop_pending(kv);
+    kvp_state_drop(kv);
     kvp_invalid_clear(&kv->invalid);
     if (kv->generations != NULL)
         memset(kv->generations, 0,

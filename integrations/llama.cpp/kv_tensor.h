@@ -29,6 +29,7 @@
 #include "kv_size.h"
 #include "placement.h"
 #include "settings.h"
+#include "state.h"
 
 typedef struct kvp_kv_shape {
     kvant_role role;
@@ -103,6 +104,7 @@ struct kvp_kv {
     uint32_t *generations;
     struct kvp_pending_rows pending;
     kvp_invalid invalid; /* cells whose rows were refused */
+    kvp_incoming incoming;
     /* Position of a single token that is stored and whose queries are not accumulated yet; -1:
      * none. */
     int32_t single_position;
@@ -332,7 +334,18 @@ static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
  * there is one. Invalid cells are NaN. */
 kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows);
 
-/* Writes at most 512 cells that have slots. Refused rows make their cells invalid. */
+/* Cells that a call outside of graphs translates at a time. A restored cache learns its centre from
+ * the first of these batches (center=first), so a batch should be as long as a prompt's batch. */
+#define KVP_MOST_CELLS 512u
+
+/* Stores at most KVP_MOST_CELLS rows, outside of graphs. Refused rows make their cells invalid. */
+void kvp_kv_store_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
+
+/* Tells the tensor that another sequence, or another part of one, uses a block of its placement
+ * from now on, if its generation has changed. The block is then empty. */
+kvant_status kvp_kv_assign_block(kvp_kv *kv, uint32_t block);
+
+/* Writes at most KVP_MOST_CELLS cells that have slots. Refused rows make their cells invalid. */
 kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
                                uint32_t n_threads);
 
@@ -340,7 +353,8 @@ kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
 /* Transfers nominal fp16 bytes offset .. offset + size - 1. Rows may be partial: reading decodes
- * the row and copies a part; writing decodes, replaces and encodes again. A failure to read is
+ * the row and copies a part; writing decodes, replaces and encodes again. Whole rows may be codes
+ * instead (state.h). A failure to read is
  * printed, and false is returned. There is no way to tell llama.cpp of a failure to write. So cells
  * whose rows cannot be stored become invalid (invalid.h). Cells of unbound tensors become invalid,
  * too, unless zeros are written.

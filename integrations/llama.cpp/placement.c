@@ -12,6 +12,7 @@ struct kvp_placement {
     uint32_t n_tried; /* blocks from here on were not used since the last clearing */
     uint32_t n_moved; /* cells whose slot has a different number */
     uint64_t now;
+    uint64_t graph;   /* `now` after the last batch with a mask */
     int64_t restored; /* the last cell of a batch without a mask */
     int64_t *batch;   /* the cells of the last batch, n_batch of them */
     size_t n_batch;
@@ -249,6 +250,79 @@ static void place(kvp_placement *p, const int64_t *cells, size_t i, const kvp_ma
     enter(p, cell, before < 0 ? first_slot(p, cell) : slot_behind(p, cell, before));
 }
 
+/* Whether all rows lie as they were saved, in as many blocks. at[i] becomes block i. */
+static bool lie_alike(const kvp_placement *p, const kvp_restored *rows, size_t n, uint32_t *at)
+{
+    for (size_t i = 0; i < n; i++) {
+        const int32_t slot = p->slot_of[rows[i].cell];
+        const uint32_t block = (uint32_t)slot / KVP_BLOCK;
+        if (slot < 0 || (uint32_t)slot % KVP_BLOCK != rows[i].slot)
+            return false;
+        if (at[rows[i].block] == UINT32_MAX)
+            at[rows[i].block] = block;
+        if (at[rows[i].block] != block)
+            return false;
+    }
+    return true;
+}
+
+/* Whether a cell was placed since the last graph, for the rows of another tensor. */
+static bool some_are_placed(const kvp_placement *p, const kvp_restored *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (p->slot_of[rows[i].cell] >= 0 && p->written[rows[i].cell] > p->graph)
+            return true;
+    return false;
+}
+
+static uint32_t count_free_blocks(const kvp_placement *p)
+{
+    uint32_t n = 0;
+
+    for (uint32_t block = 0; block < p->n_blocks; block++)
+        n += p->blocks[block].n_used == 0;
+    return n;
+}
+
+static bool are_distinct(const uint32_t *at, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (at[i] == at[j])
+                return false;
+    return true;
+}
+
+bool kvp_placement_restore(kvp_placement *p, const kvp_restored *rows, size_t n,
+                           const uint32_t *index, uint32_t n_blocks, uint32_t *at)
+{
+    uint32_t sequence;
+
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].cell < 0 || rows[i].cell >= p->n_cells || rows[i].block >= n_blocks)
+            return false;
+    memset(at, 0xff, n_blocks * sizeof(*at));
+    if (lie_alike(p, rows, n, at) && are_distinct(at, n_blocks))
+        return true;
+    if (some_are_placed(p, rows, n))
+        return false;
+    for (size_t i = 0; i < n; i++)
+        leave(p, rows[i].cell);
+    if (count_free_blocks(p) < n_blocks)
+        return false;
+    memset(at, 0xff, n_blocks * sizeof(*at));
+    sequence = new_sequence(p);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t *block = &at[rows[i].block];
+        if (*block == UINT32_MAX)
+            *block = (uint32_t)start_block(p, sequence, index[rows[i].block]) / KVP_BLOCK;
+        enter(p, rows[i].cell, (int32_t)(*block * KVP_BLOCK + rows[i].slot));
+    }
+    p->n_batch = 0;
+    p->restored = rows[n - 1].cell;
+    return true;
+}
+
 bool kvp_placement_is_last(const kvp_placement *p, const int64_t *cells, size_t n)
 {
     return n == p->n_batch && n > 0 && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
@@ -287,6 +361,8 @@ static void place_batch(kvp_placement *p, const int64_t *cells, size_t n, const 
     for (size_t i = 0; i < n; i++)
         p->batch_index[cells[i]] = 0;
     p->restored = mask == NULL ? cells[n - 1] : NOWHERE;
+    if (mask != NULL)
+        p->graph = p->now;
 }
 
 bool kvp_placement_write(kvp_placement *p, const int64_t *cells, size_t n, const kvp_mask *mask,

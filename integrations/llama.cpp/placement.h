@@ -55,6 +55,21 @@ void kvp_placement_clear(kvp_placement *placement);
 bool kvp_placement_write(kvp_placement *placement, const int64_t *cells, size_t n,
                          const kvp_mask *mask, int64_t *slots);
 
+/* A row of a restored sequence: it lies in the `slot`-th slot of one of its blocks. */
+typedef struct kvp_restored {
+    int64_t cell;
+    uint32_t block; /* counted from 0 */
+    uint32_t slot;
+} kvp_restored;
+
+/* Places the rows of n_blocks blocks that were saved. Block i was the index[i]-th block of its
+ * sequence. at[i] becomes the block here. The blocks are new, or they are the blocks in which
+ * another tensor's call placed these rows. False when a cell is out of range, when another tensor's
+ * rows lie otherwise, or when there are too few free blocks; in the last case the cells have no
+ * slots any more. */
+bool kvp_placement_restore(kvp_placement *placement, const kvp_restored *rows, size_t n,
+                           const uint32_t *index, uint32_t n_blocks, uint32_t *at);
+
 /* Whether these are the cells of the last batch, whose slots are known. */
 bool kvp_placement_is_last(const kvp_placement *placement, const int64_t *cells, size_t n);
 

@@ -300,14 +300,26 @@ static bool read_exact(uint64_t *exact, char *err, size_t errlen)
     return false;
 }
 
+static bool read_states(bool *codes, char *err, size_t errlen)
+{
+    const char *text = given("KVANT_STATES");
+
+    *codes = text != NULL && strcmp(text, "codes") == 0;
+    if (text == NULL || *codes || strcmp(text, "f16") == 0)
+        return true;
+    snprintf(err, errlen, "KVANT_STATES=%s is neither codes nor f16", text);
+    return false;
+}
+
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
 {
     kvant_scheme_params params;
     uint64_t head_dim, exact, verbose, quiet;
+    bool codes;
 
     if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_exact(&exact, err, errlen) ||
+        !read_exact(&exact, err, errlen) || !read_states(&codes, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
@@ -315,6 +327,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
                                 .head_dim = (uint32_t)head_dim,
                                 .exact = (uint32_t)exact,
                                 .wants_exact = given("KVANT_EXACT") != NULL && exact > 0,
+                                .saves_codes = codes,
                                 .verbose = verbose != 0,
                                 .quiet = quiet != 0 };
     if (settings->scheme != NULL && check_head_dim(settings)) {

@@ -21,6 +21,8 @@
  *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is  default auto
  *                         llama.cpp's own f16 while it fits into the memory
  *                         that the compressed cache takes
+ *   KVANT_STATES          codes: saved states hold codes and transforms      default f16
+ *                         (state.h); f16: decoded rows
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
  *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1
  *   KVANT_STRICT_GGML     1: only with a ggml that all tests run with        default 0
@@ -55,6 +57,7 @@ typedef struct kvp_settings {
      * fit. */
     uint32_t exact;
     bool wants_exact; /* the user set KVANT_EXACT, and not to 0 */
+    bool saves_codes; /* states hold codes */
     bool verbose, quiet;
     char label[160];                  /* the user's choice: a preset, specs or a settings file */
     char remark[KVP_MODEL_PATH + 64]; /* for a preset: whether it is calibrated; otherwise "" */

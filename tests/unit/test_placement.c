@@ -234,6 +234,94 @@ static void restored_rows_are_one_sequence(void **state)
     kvp_placement_free(p);
 }
 
+/* n rows in the slots from `first` on of a saved block. */
+static size_t add_rows(kvp_restored *rows, size_t at, uint32_t block, uint32_t first, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        rows[at + i] = (kvp_restored){ 300 + (int64_t)(at + i), block, first + i };
+    return at + n;
+}
+
+static void check_restored(const kvp_placement *p, const kvp_restored *rows, size_t n,
+                           const uint32_t *at)
+{
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(kvp_placement_slot(p, (uint32_t)rows[i].cell),
+                         at[rows[i].block] * 64 + rows[i].slot);
+}
+
+/* Saved rows get slots like those that they had, in blocks without rows of others. All tensors of a
+ * cache find the same blocks. While they are restored, no row moves. */
+static void restored_blocks_keep_their_form(void **state)
+{
+    static const uint32_t index[] = { 0, 2, 3 };
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    kvp_restored rows[200];
+    uint32_t at[3], again[3];
+    size_t n = 0;
+    cache c;
+
+    (void)state;
+    start(&c);
+    write_run(&c, p, 0, 150);
+    write_run(&c, p, 1, 100);
+    n = add_rows(rows, n, 0, 0, 64);
+    n = add_rows(rows, n, 1, 5, 40);
+    n = add_rows(rows, n, 2, 63, 1);
+    assert_true(kvp_placement_restore(p, rows, n, index, 3, at));
+    check_restored(p, rows, n, at);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(kvp_placement_block(p, at[i]).index, index[i]);
+        assert_int_equal(kvp_placement_block(p, at[i]).sequence,
+                         kvp_placement_block(p, at[0]).sequence);
+    }
+    check_sequence(&c, p, 0);
+    check_sequence(&c, p, 1);
+    assert_true(kvp_placement_restore(p, rows, n, index, 3, again));
+    assert_memory_equal(at, again, sizeof(at));
+    rows[n - 1].slot = 62;
+    assert_false(kvp_placement_restore(p, rows, n, index, 3, again));
+    rows[n - 1].slot = 63;
+    check_restored(p, rows, n, at);
+    write_run(&c, p, 1, 3); /* a graph, and then another state */
+    rows[n - 1].slot = 62;
+    assert_true(kvp_placement_restore(p, rows, n, index, 3, again));
+    check_restored(p, rows, n, again);
+    check_sequence(&c, p, 1);
+    rows[0].cell = N_CELLS;
+    assert_false(kvp_placement_restore(p, rows, n, index, 3, again));
+    rows[0].cell = -1;
+    assert_false(kvp_placement_restore(p, rows, n, index, 3, again));
+    kvp_placement_free(p);
+}
+
+/* More blocks than are free: the cells have no slots, and get some like any rows. */
+static void too_many_restored_blocks_are_refused(void **state)
+{
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    const uint32_t most = kvp_placement_blocks(N_CELLS);
+    kvp_restored rows[64];
+    uint32_t index[64] = { 0 }, at[64];
+    int64_t cells[64], slots[64];
+    cache c;
+
+    (void)state;
+    start(&c);
+    write_run(&c, p, 0, 150); /* 3 blocks */
+    for (uint32_t i = 0; i < most; i++) {
+        rows[i] = (kvp_restored){ 200 + i, i, 0 };
+        cells[i] = 200 + i;
+    }
+    assert_true(most <= 64);
+    assert_true(kvp_placement_restore(p, rows, most - 3, index, most - 3, at));
+    write_run(&c, p, 0, 1);
+    assert_false(kvp_placement_restore(p, rows, most, index, most, at));
+    assert_int_equal(kvp_placement_slot(p, 200), -1);
+    assert_true(kvp_placement_write(p, cells, most, NULL, slots));
+    check_sequence(&c, p, 0);
+    kvp_placement_free(p);
+}
+
 /* Far more short sequences than blocks: sequences share pages then, and every cell still has a
  * slot. */
 static void every_cell_always_has_a_slot(void **state)
@@ -267,6 +355,8 @@ int main(void)
         cmocka_unit_test(cells_are_used_again),
         cmocka_unit_test(shared_beginnings),
         cmocka_unit_test(restored_rows_are_one_sequence),
+        cmocka_unit_test(restored_blocks_keep_their_form),
+        cmocka_unit_test(too_many_restored_blocks_are_refused),
         cmocka_unit_test(every_cell_always_has_a_slot),
     };
 

@@ -1,0 +1,508 @@
+/* state.c - see state.h. */
+#define _GNU_SOURCE /* madvise */
+
+#include "state.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <kvant/tensor_hooks.h>
+
+#include "kv_store.h"
+#include "kv_tensor.h"
+#include "state_format.h"
+
+/* What a run of cells holds. The lists have room for one block and one run per cell. */
+typedef struct layout {
+    kvant_block_slots *blocks;
+    uint32_t *index; /* by block */
+    kvp_state_run *runs;
+    uint32_t n_blocks, n_runs, n_cells;
+} layout;
+
+static bool layout_create(layout *l, size_t n)
+{
+    *l =
+        (layout){ .blocks = malloc(n * (sizeof(*l->blocks) + sizeof(*l->index) + sizeof(*l->runs))),
+                  .n_cells = (uint32_t)n };
+    if (l->blocks == NULL)
+        return false;
+    l->runs = (kvp_state_run *)(l->blocks + n);
+    l->index = (uint32_t *)(l->runs + n);
+    return true;
+}
+
+static void layout_free(layout *l)
+{
+    free(l->blocks);
+}
+
+static size_t list_bytes(const layout *l)
+{
+    return (size_t)kvp_state_list_bytes(l->n_blocks, l->n_runs);
+}
+
+/* Saving */
+
+static uint32_t index_of(const kvp_kv *kv, uint32_t block)
+{
+    return kv->placement != NULL ? kvp_placement_block(kv->placement, block).index
+                                 : block % (kvp_kv_blocks(&kv->shape) / kv->shape.n_streams);
+}
+
+/* The block's place in the list. Neighbouring cells are mostly in the newest block of the list. */
+static uint32_t find_block(const kvp_kv *kv, layout *l, uint32_t block)
+{
+    for (uint32_t i = l->n_blocks; i > 0; i--)
+        if (l->blocks[i - 1].block == block)
+            return i - 1;
+    l->blocks[l->n_blocks] = (kvant_block_slots){ .block = block };
+    l->index[l->n_blocks] = index_of(kv, block);
+    return l->n_blocks++;
+}
+
+static void add_slot(layout *l, uint32_t block, uint32_t slot)
+{
+    kvp_state_run *last = l->n_runs > 0 ? &l->runs[l->n_runs - 1] : NULL;
+
+    l->blocks[block].slots |= (uint64_t)1 << slot;
+    if (last != NULL && last->block == block && (uint32_t)last->first + last->count == slot)
+        last->count++;
+    else
+        l->runs[l->n_runs++] =
+            (kvp_state_run){ .block = block, .first = (uint8_t)slot, .count = 1 };
+}
+
+static bool is_written(const kvp_kv *kv, const kvant_block_slots *b)
+{
+    kvant_block_info info = { .size = sizeof(info) };
+
+    return kvant_tensor_get_block(kv->tensor, b->block, 0, &info) == KVANT_OK &&
+           (info.written & b->slots) == b->slots;
+}
+
+/* Finds where the rows of n cells lie. False when a cell has no row. */
+static bool find_rows(const kvp_kv *kv, size_t cell, size_t n, layout *l)
+{
+    for (size_t i = 0; i < n; i++) {
+        const int64_t slot = kvp_kv_slot(kv, (int64_t)(cell + i));
+        if (slot < 0 || kvp_invalid_has(&kv->invalid, cell + i))
+            return false;
+        add_slot(l, find_block(kv, l, (uint32_t)(slot / KVANT_PAGE_TOKENS)),
+                 (uint32_t)(slot % KVANT_PAGE_TOKENS));
+    }
+    for (uint32_t i = 0; i < l->n_blocks; i++)
+        if (!is_written(kv, &l->blocks[i]))
+            return false;
+    return true;
+}
+
+static void write_lists(const layout *l, size_t record, uint8_t *out)
+{
+    kvp_state_header header = { .bytes = list_bytes(l) + record,
+                                .n_cells = l->n_cells,
+                                .n_blocks = l->n_blocks,
+                                .n_runs = l->n_runs };
+    uint8_t *at = out + sizeof(header);
+
+    for (uint32_t i = 0; i < l->n_blocks; i++, at += sizeof(kvp_state_block)) {
+        const kvp_state_block block = { .slots = l->blocks[i].slots, .index = l->index[i] };
+        memcpy(at, &block, sizeof(block));
+    }
+    memcpy(at, l->runs, l->n_runs * sizeof(*l->runs));
+    memcpy(header.magic, KVP_STATE_MAGIC, KVP_STATE_MAGIC_BYTES);
+    header.check = kvp_state_check(&header, out + sizeof(header));
+    memcpy(out, &header, sizeof(header));
+}
+
+/* Makes n bytes zero. Whole pages of the system go back to it: reading them gives zeros and takes
+ * no memory. Only private memory without a file behind it may be dropped. MADV_FREE fails for any
+ * other memory. */
+static void make_zero(uint8_t *at, size_t n)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE),
+                    first = ((uintptr_t)at + page - 1) / page * page,
+                    last = ((uintptr_t)at + n) / page * page;
+
+    if (first >= last || madvise((void *)first, last - first, MADV_FREE) != 0 ||
+        madvise((void *)first, last - first, MADV_DONTNEED) != 0) {
+        memset(at, 0, n);
+        return;
+    }
+    memset(at, 0, first - (uintptr_t)at);
+    memset((void *)last, 0, (uintptr_t)at + n - last);
+}
+
+bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
+{
+    const size_t room = n * kvp_kv_row_bytes(kv);
+    size_t record = 0;
+    layout l;
+    bool done;
+
+    if (kvp_kv_row_bytes(kv) < sizeof(kvp_state_header) || !layout_create(&l, n))
+        return false;
+    done = find_rows(kv, cell, n, &l) &&
+           kvant_tensor_record_size(kv->tensor, l.blocks, l.n_blocks, &record) == KVANT_OK &&
+           list_bytes(&l) + record < room &&
+           kvant_tensor_export_record(kv->tensor, l.blocks, l.n_blocks,
+                                      (uint8_t *)out + list_bytes(&l), record) == KVANT_OK;
+    if (done) {
+        write_lists(&l, record, out);
+        make_zero((uint8_t *)out + list_bytes(&l) + record, room - list_bytes(&l) - record);
+    }
+    layout_free(&l);
+    return done;
+}
+
+/* Restoring */
+
+/* A run of a state whose lists are right. Cell i of the run is cells[i] here. */
+typedef struct restored {
+    kvp_kv *kv;
+    const int64_t *cells;
+    kvp_restored *rows; /* by cell */
+    layout l;
+    const void *record;
+    size_t bytes; /* of the record */
+} restored;
+
+static bool read_header(const uint8_t *data, size_t size, kvp_state_header *header)
+{
+    if (size < sizeof(*header) || memcmp(data, KVP_STATE_MAGIC, KVP_STATE_MAGIC_BYTES) != 0)
+        return false;
+    memcpy(header, data, sizeof(*header));
+    return true;
+}
+
+/* Reads the lists of a run of n cells. Returns NULL, or what is wrong with them. */
+static const char *read_lists(restored *r, const uint8_t *data, size_t size, size_t n)
+{
+    const uint8_t *at = data + sizeof(kvp_state_header);
+    layout *l = &r->l;
+    kvp_state_header header;
+
+    if (!read_header(data, size, &header) || header.n_cells != n || header.n_blocks > n ||
+        header.n_runs > n || header.bytes != size)
+        return "the head of the saved rows is damaged";
+    l->n_blocks = header.n_blocks;
+    l->n_runs = header.n_runs;
+    if (list_bytes(l) > header.bytes || header.check != kvp_state_check(&header, at))
+        return "the head of the saved rows is damaged";
+    for (uint32_t i = 0; i < l->n_blocks; i++, at += sizeof(kvp_state_block)) {
+        kvp_state_block block;
+        memcpy(&block, at, sizeof(block));
+        l->blocks[i] = (kvant_block_slots){ .slots = block.slots };
+        l->index[i] = block.index;
+    }
+    memcpy(l->runs, at, l->n_runs * sizeof(*l->runs));
+    r->record = data + list_bytes(l);
+    r->bytes = header.bytes - list_bytes(l);
+    return NULL;
+}
+
+/* Finds the block and the slot of each cell. False unless each slot of the blocks has one cell. */
+static bool find_places(restored *r)
+{
+    const layout *l = &r->l;
+    uint64_t *left = malloc((l->n_blocks + 1) * sizeof(*left));
+    size_t n = 0;
+    bool ok = left != NULL;
+
+    for (uint32_t i = 0; ok && i < l->n_blocks; i++)
+        left[i] = l->blocks[i].slots;
+    for (uint32_t i = 0; ok && i < l->n_runs; i++) {
+        const kvp_state_run *run = &l->runs[i];
+        ok = run->block < l->n_blocks && (uint32_t)run->first + run->count <= KVANT_PAGE_TOKENS &&
+             run->count <= l->n_cells - n;
+        for (uint32_t slot = run->first; ok && slot < (uint32_t)run->first + run->count; slot++) {
+            ok = (left[run->block] >> slot & 1) != 0;
+            left[run->block] &= ~((uint64_t)1 << slot);
+            r->rows[n] = (kvp_restored){ r->cells[n], run->block, slot };
+            n++;
+        }
+    }
+    for (uint32_t i = 0; ok && i < l->n_blocks; i++)
+        ok = left[i] == 0;
+    free(left);
+    return ok && n == l->n_cells;
+}
+
+/* Finds the blocks here of the saved blocks, if their cells' slots are fixed. */
+static bool find_fixed_blocks(const restored *r, uint32_t *at)
+{
+    memset(at, 0xff, r->l.n_blocks * sizeof(*at));
+    for (size_t i = 0; i < r->l.n_cells; i++) {
+        const int64_t slot = kvp_kv_slot(r->kv, r->rows[i].cell);
+        const uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS);
+        if (slot % KVANT_PAGE_TOKENS != r->rows[i].slot)
+            return false;
+        if (at[r->rows[i].block] == UINT32_MAX)
+            at[r->rows[i].block] = block;
+        if (at[r->rows[i].block] != block)
+            return false;
+    }
+    return true;
+}
+
+static bool find_blocks(restored *r)
+{
+    kvp_kv *kv = r->kv;
+    uint32_t *at = malloc((r->l.n_blocks + 1) * sizeof(*at));
+    bool ok = at != NULL &&
+              (kv->placement != NULL ? kvp_placement_restore(kv->placement, r->rows, r->l.n_cells,
+                                                             r->l.index, r->l.n_blocks, at)
+                                     : find_fixed_blocks(r, at));
+
+    for (uint32_t i = 0; ok && i < r->l.n_blocks; i++) {
+        r->l.blocks[i].block = at[i];
+        ok = kv->placement == NULL || kvp_kv_assign_block(kv, at[i]) == KVANT_OK;
+    }
+    free(at);
+    return ok;
+}
+
+/* Rows of other cells in the blocks that the record replaces. llama.cpp may have freed these cells;
+ * the plug-in is not told. */
+typedef struct others {
+    int64_t *slots;
+    float *rows;
+    size_t n;
+} others;
+
+static bool others_read(const restored *r, others *o)
+{
+    const size_t width = r->kv->shape.row;
+    kvant_block_info info = { .size = sizeof(info) };
+
+    *o = (others){ .slots = malloc((r->l.n_blocks + 1) * KVANT_PAGE_TOKENS * sizeof(*o->slots)) };
+    for (uint32_t i = 0; o->slots != NULL && i < r->l.n_blocks; i++) {
+        const kvant_block_slots *b = &r->l.blocks[i];
+        kvant_tensor_get_block(r->kv->tensor, b->block, 0, &info);
+        for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
+            if ((info.written & ~b->slots) >> slot & 1)
+                o->slots[o->n++] = (int64_t)b->block * KVANT_PAGE_TOKENS + slot;
+    }
+    o->rows = o->slots != NULL ? malloc((o->n + 1) * width * sizeof(float)) : NULL;
+    return o->rows != NULL && kvant_tensor_read_slots(r->kv->tensor, o->slots, o->n, o->rows, width,
+                                                      kvant_available_cpus()) == KVANT_OK;
+}
+
+static kvant_status others_write(const restored *r, const others *o)
+{
+    return o->n > 0 ? kvant_tensor_write(r->kv->tensor, o->slots, o->n, o->rows, r->kv->shape.row,
+                                         kvant_available_cpus())
+                    : KVANT_OK;
+}
+
+/* Puts the record's blocks in place of blocks of the tensor. KVANT_ERR_FULL: they have to be
+ * decoded. */
+static kvant_status import(restored *r)
+{
+    kvant_status status = KVANT_ERR_FULL;
+    others o = { 0 };
+
+    if (r->kv->tensor == NULL || !find_blocks(r))
+        return KVANT_ERR_FULL;
+    if (!others_read(r, &o))
+        status = KVANT_ERR_MEMORY;
+    else
+        status = kvant_tensor_import_record(r->kv->tensor, r->l.blocks, r->l.n_blocks, r->record,
+                                            r->bytes);
+    if (status == KVANT_OK)
+        status = others_write(r, &o);
+    free(o.slots);
+    free(o.rows);
+    return status;
+}
+
+/* A tensor that holds the record alone. */
+typedef struct copy {
+    kvant_tensor *tensor;
+    void *memory;
+} copy;
+
+static kvant_status copy_create(const restored *r, copy *c)
+{
+    const kvant_codec *const *codecs = kvp_kv_codecs(r->kv);
+    const kvant_tensor_params params = { .size = sizeof(params),
+                                         .codecs = codecs,
+                                         .n_kv_heads = r->kv->shape.row / r->kv->head_dim,
+                                         .n_sequences = 1,
+                                         .n_blocks = r->l.n_blocks,
+                                         .n_open_blocks = r->l.n_blocks };
+    kvant_status status = codecs != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+    size_t bytes = 0;
+
+    *c = (copy){ 0 };
+    if (status == KVANT_OK)
+        status = kvant_tensor_size(&params, &bytes);
+    if (status == KVANT_OK)
+        c->memory = aligned_alloc(KVANT_PAGE_ALIGN, bytes);
+    if (c->memory == NULL)
+        return status == KVANT_OK ? KVANT_ERR_MEMORY : status;
+    memset(c->memory, 0, bytes);
+    return kvant_tensor_create(&params, c->memory, &c->tensor);
+}
+
+/* Decodes rows of the record into floats and stores them like any rows. */
+static kvant_status store_decoded(const restored *r, const copy *c)
+{
+    const size_t width = r->kv->shape.row, most = KVP_MOST_CELLS;
+    float *rows = malloc(most * width * sizeof(*rows));
+    int64_t slots[KVP_MOST_CELLS];
+    kvant_status status = rows != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+
+    for (size_t done = 0, n; done < r->l.n_cells && status == KVANT_OK; done += n) {
+        n = r->l.n_cells - done < most ? r->l.n_cells - done : most;
+        for (size_t i = 0; i < n; i++)
+            slots[i] =
+                (int64_t)r->rows[done + i].block * KVANT_PAGE_TOKENS + r->rows[done + i].slot;
+        status = kvant_tensor_read_slots(c->tensor, slots, n, rows, width, kvant_available_cpus());
+        if (status == KVANT_OK)
+            kvp_kv_store_rows(r->kv, r->cells + done, n, rows);
+    }
+    free(rows);
+    return status;
+}
+
+/* The blocks do not fit here as they are: their cells' slots lie otherwise, or there is no room for
+ * their transforms. Decodes them and stores their rows, which quantises them once more. */
+static kvant_status decode(restored *r)
+{
+    copy c;
+    kvant_status status = copy_create(r, &c);
+
+    for (uint32_t i = 0; i < r->l.n_blocks; i++)
+        r->l.blocks[i].block = i;
+    if (status == KVANT_OK)
+        status =
+            kvant_tensor_import_record(c.tensor, r->l.blocks, r->l.n_blocks, r->record, r->bytes);
+    if (status == KVANT_OK)
+        status = store_decoded(r, &c);
+    kvant_tensor_free(&c.tensor);
+    free(c.memory);
+    return status;
+}
+
+static void lose(kvp_kv *kv, const int64_t *cells, size_t n, const char *why)
+{
+    const kvp_refusal refusal = { .name = kv->name, .cell = (size_t)cells[0], .n = n, .why = why };
+
+    for (size_t i = 0; i < n; i++)
+        kvp_invalid_set(&kv->invalid, (size_t)cells[i], 1, true);
+    kvp_invalid_report(&refusal);
+}
+
+static kvant_status restore_rows(restored *r)
+{
+    kvant_status status = import(r);
+
+    if (status == KVANT_OK)
+        for (size_t i = 0; i < r->l.n_cells; i++)
+            kvp_invalid_set(&r->kv->invalid, (size_t)r->cells[i], 1, false);
+    return status == KVANT_ERR_FULL || status == KVANT_ERR_UNSUPPORTED ? decode(r) : status;
+}
+
+static void restore(kvp_kv *kv, const kvp_incoming *in)
+{
+    const size_t n = in->total / kvp_kv_row_bytes(kv);
+    restored r = { .kv = kv, .cells = in->cells, .rows = malloc(n * sizeof(*r.rows)) };
+    const char *why = "out of memory";
+    kvant_status status;
+
+    if (r.rows != NULL && layout_create(&r.l, n)) {
+        why = kvp_kv_ready(kv) ? read_lists(&r, in->bytes, in->n_kept, n)
+                               : "head_dim is not known yet; set KVANT_HEAD_DIM to the head_dim of "
+                                 "the model";
+        if (why == NULL && !find_places(&r))
+            why = "the head of the saved rows is damaged";
+        status = why == NULL ? restore_rows(&r) : KVANT_OK;
+        if (status != KVANT_OK)
+            why = status == KVANT_ERR_FORMAT ? kvant_error_message() : kvant_strerror(status);
+        layout_free(&r.l);
+    }
+    free(r.rows);
+    if (why != NULL)
+        lose(kv, in->cells, n, why);
+    kvp_kv_count(kv);
+}
+
+/* Runs that come in pieces */
+
+void kvp_state_drop(kvp_kv *kv)
+{
+    free(kv->incoming.bytes);
+    free(kv->incoming.cells);
+    kv->incoming = (kvp_incoming){ 0 };
+}
+
+/* Begins a run. False when its header cannot be right, or when memory is short. */
+static bool begin(kvp_kv *kv, const kvp_state_header *header)
+{
+    const size_t n = header->n_cells, total = n * kvp_kv_row_bytes(kv);
+    kvp_incoming *in = &kv->incoming;
+
+    kvp_state_drop(kv);
+    if (n == 0 || n > kv->shape.n_cells || header->bytes < sizeof(*header) || header->bytes > total)
+        return false;
+    *in = (kvp_incoming){ .bytes = malloc(header->bytes),
+                          .cells = malloc(n * sizeof(*in->cells)),
+                          .n_kept = header->bytes,
+                          .total = total };
+    if (in->bytes != NULL && in->cells != NULL)
+        return true;
+    kvp_state_drop(kv);
+    return false;
+}
+
+static size_t append(kvp_kv *kv, size_t cell, const uint8_t *data, size_t size)
+{
+    const size_t row = kvp_kv_row_bytes(kv), left = kv->incoming.total - kv->incoming.have;
+    kvp_incoming *in = &kv->incoming;
+
+    size = (size < left ? size : left) / row * row;
+    if (in->have < in->n_kept)
+        memcpy(in->bytes + in->have, data,
+               in->n_kept - in->have < size ? in->n_kept - in->have : size);
+    for (size_t i = 0; i < size / row; i++)
+        in->cells[in->have / row + i] = (int64_t)(cell + i);
+    kvp_invalid_set(&kv->invalid, cell, size / row, true);
+    in->have += size;
+    if (in->have == in->total) {
+        restore(kv, in);
+        kvp_state_drop(kv);
+    }
+    return size;
+}
+
+size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size)
+{
+    const size_t row = kvp_kv_row_bytes(kv);
+    const int64_t here = (int64_t)cell;
+    kvp_state_header header;
+
+    if (size < row)
+        return 0;
+    if (row >= sizeof(header) && read_header(data, size, &header)) {
+        if (begin(kv, &header))
+            return append(kv, cell, data, size);
+        lose(kv, &here, 1, "the head of the saved rows is damaged, or memory is short");
+        return row;
+    }
+    return kv->incoming.bytes != NULL ? append(kv, cell, data, size) : 0;
+}
+
+size_t kvp_state_before_record(const kvp_kv *kv, const void *data, size_t size)
+{
+    const size_t row = kvp_kv_row_bytes(kv);
+    size_t at = row;
+
+    while (at < size &&
+           (size - at < KVP_STATE_MAGIC_BYTES ||
+            memcmp((const char *)data + at, KVP_STATE_MAGIC, KVP_STATE_MAGIC_BYTES) != 0))
+        at += row;
+    return at < size ? at : size;
+}

@@ -1,0 +1,426 @@
+/* test_plugin_saved_codes.c - states whose rows are codes (KVANT_STATES=codes): exact restores into
+ * any cells, memory, and states that are damaged or belong elsewhere. test_plugin_state.c has
+ * states of fp16 rows. */
+#define _GNU_SOURCE /* mincore */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+enum { N_PROMPT = 450, N_SINGLE = 70, N_NEXT = 16, N_OTHER = 90, MOST = 2048 };
+
+static llama_token tokens[MOST];
+
+static int start(void **state)
+{
+    const int result = harness_start(state);
+
+    if (result == 0)
+        harness_tokens(tokens, MOST);
+    setenv("KVANT_STATES", "codes", 1);
+    return result;
+}
+
+static size_t logits_bytes(void)
+{
+    return N_NEXT * harness_n_vocab() * sizeof(float);
+}
+
+/* Logits of N_NEXT tokens after the n tokens that the sequence holds; the caller frees them. */
+static float *continue_from(struct llama_context *context, int n, llama_seq_id seq)
+{
+    float *logits = malloc(logits_bytes());
+
+    assert_non_null(logits);
+    harness_decode(context, tokens + n, N_NEXT, n, seq, true);
+    memcpy(logits, llama_get_logits(context), logits_bytes());
+    return logits;
+}
+
+/* A context with n tokens in sequence 0. The last ones of many come one by one, so that rows leave
+ * the exact part as they do when a model answers. */
+static struct llama_context *prompted(const harness_options *options, int n)
+{
+    struct llama_context *context = harness_context(options);
+    const int one_by_one = n > 300 ? n - N_SINGLE : n;
+
+    harness_decode(context, tokens, one_by_one, 0, 0, false);
+    for (int i = one_by_one; i < n; i++)
+        harness_decode(context, tokens + i, 1, i, 0, false);
+    return context;
+}
+
+/* Memory that is not malloc's, so that mincore() tells which of its pages take memory. */
+typedef struct saved {
+    uint8_t *data;
+    size_t size, room;
+} saved;
+
+static saved save(struct llama_context *context, llama_seq_id seq)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    saved s = { .size = llama_state_seq_get_size(context, seq) };
+
+    s.room = (s.size + page - 1) / page * page;
+    s.data = mmap(NULL, s.room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(s.data != MAP_FAILED);
+    memset(s.data, 1, s.room); /* as a std::vector does, and nothing of it may stay */
+    assert_int_equal(llama_state_seq_get_data(context, s.data, s.size, seq), s.size);
+    return s;
+}
+
+static size_t resident(const saved *s)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), n = s->room / page;
+    unsigned char *state = malloc(n);
+    size_t bytes = 0;
+
+    assert_non_null(state);
+    assert_int_equal(mincore(s->data, s->room, state), 0);
+    for (size_t i = 0; i < n; i++)
+        bytes += (state[i] & 1u) * page;
+    free(state);
+    return bytes;
+}
+
+static void drop(saved *s)
+{
+    munmap(s->data, s->room);
+}
+
+static size_t restore(struct llama_context *context, const saved *s, llama_seq_id seq)
+{
+    return llama_state_seq_set_data(context, s->data, s->size, seq);
+}
+
+static const char *const specs[] = { "turboquant-4", "trellis-4:transform=first",
+                                     "trellis-4:center=first,norm=first",
+                                     "int-4:axis=channel,group=32,sink=4,recent=64", "" };
+
+/* The next tokens of the saved context and of the restored one get the same bits. There are enough
+ * tokens for a record; shorter states are fp16 rows. */
+static void check_restore(const harness_options *from, const harness_options *to, int n,
+                          llama_seq_id seq)
+{
+    struct llama_context *context = prompted(from, n);
+    saved s = save(context, 0), again;
+    float *original = continue_from(context, n, 0), *restored;
+
+    llama_free(context);
+    context = harness_context(to);
+    assert_int_equal(restore(context, &s, seq), s.size);
+    again = save(context, seq);
+    restored = continue_from(context, n, seq);
+    if (memcmp(original, restored, logits_bytes()) != 0)
+        fail_msg("%s after %d tokens: rms difference %g", from->spec, n,
+                 harness_rms_difference(original, restored, N_NEXT * harness_n_vocab()));
+    llama_free(context);
+    drop(&s);
+    drop(&again);
+    free(original);
+    free(restored);
+}
+
+static void restored_logits_have_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
+        const harness_options one = { .spec = specs[i], .n_ctx = 1024 },
+                              larger = { .spec = specs[i], .n_ctx = 1536 };
+        if (specs[i][0] != '\0') /* a preset keeps all 160 rows exact: the state is fp16 rows */
+            check_restore(&one, &one, 160, 0);
+        check_restore(&one, &larger, N_PROMPT, 0);
+    }
+}
+
+static void other_slots_and_streams_restore_alike(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
+        for (int unified = 0; unified < 2; unified++) {
+            const harness_options two = {
+                .spec = specs[i], .n_ctx = 2048, .n_seq = 2, .unified = unified
+            };
+            check_restore(&two, &two, N_PROMPT, 1);
+        }
+}
+
+/* A sequence is restored beside another one, whose answers keep their bits. */
+static void neighbours_keep_their_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
+        const harness_options two = {
+            .spec = specs[i], .n_ctx = 2048, .n_seq = 2, .unified = true
+        };
+        struct llama_context *context = prompted(&two, N_PROMPT);
+        saved s = save(context, 0);
+        float *first = continue_from(context, N_PROMPT, 0), *second, *other, *undisturbed;
+
+        llama_free(context);
+        context = harness_context(&two);
+        harness_decode(context, tokens, N_OTHER, 0, 1, false);
+        assert_int_equal(restore(context, &s, 0), s.size);
+        other = continue_from(context, N_OTHER, 1);
+        second = continue_from(context, N_PROMPT, 0);
+        llama_free(context);
+        context = harness_context(&two);
+        harness_decode(context, tokens, N_OTHER, 0, 1, false);
+        undisturbed = continue_from(context, N_OTHER, 1);
+        assert_memory_equal(first, second, logits_bytes());
+        assert_memory_equal(other, undisturbed, logits_bytes());
+        llama_free(context);
+        drop(&s);
+        free(first);
+        free(second);
+        free(other);
+        free(undisturbed);
+    }
+}
+
+/* Two sequences whose tokens alternate have their cells in runs of one and of few. The state of one
+ * has short runs, whose rows are fp16, or records of few rows. It is restored into one run, and a
+ * state of one run is restored into many. */
+static void runs_may_be_cut_differently(void **state)
+{
+    const harness_options two = {
+        .spec = "trellis-4:transform=first", .n_ctx = 2048, .n_seq = 2, .unified = true
+    };
+    struct llama_context *whole = prompted(&two, 300), *cut = harness_context(&two);
+    saved of_whole = save(whole, 0), of_cut;
+    const harness_options plain = { .spec = "f16", .n_ctx = 1024 };
+    struct llama_context *f16 = prompted(&plain, 300);
+    float *original = continue_from(whole, 300, 0), *exact = continue_from(f16, 300, 0), *restored;
+    double first_error;
+
+    (void)state;
+    llama_free(f16);
+    /* Sequence 0 gets every cell but those of runs of 25, which sequence 1 leaves free. */
+    for (int at = 0; at < 600; at += 50) {
+        harness_decode(cut, tokens + at / 2, 25, at / 2, 1, false);
+        harness_decode(cut, tokens + at / 2, 25, at / 2, 0, false);
+    }
+    assert_true(llama_memory_seq_rm(llama_get_memory(cut), 1, -1, -1));
+    assert_int_equal(restore(cut, &of_whole, 1), of_whole.size);
+    restored = continue_from(cut, 300, 1);
+    assert_memory_equal(original, restored, logits_bytes());
+    free(restored);
+    assert_true(llama_memory_seq_rm(llama_get_memory(cut), 1, 300, -1));
+    of_cut = save(cut, 1);
+    llama_memory_clear(llama_get_memory(whole), true);
+    assert_int_equal(restore(whole, &of_cut, 0), of_cut.size);
+    restored = continue_from(whole, 300, 0);
+    /* Runs of 25 rows are fp16, so they are quantised once more. In the mean the second error is no
+     * larger than the first one, whose effect is the distance to f16. The factor allows for the
+     * scatter of two single errors. */
+    first_error = harness_rms_difference(original, exact, N_NEXT * harness_n_vocab());
+    assert_true(harness_rms_difference(original, restored, N_NEXT * harness_n_vocab()) <
+                2 * first_error);
+    llama_free(whole);
+    llama_free(cut);
+    drop(&of_whole);
+    drop(&of_cut);
+    free(exact);
+    free(original);
+    free(restored);
+}
+
+static size_t cache_bytes(void)
+{
+    void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_memory");
+    size_t (*memory)(size_t *);
+
+    memcpy(&memory, &symbol, sizeof(memory));
+    return memory(NULL);
+}
+
+/* A state takes about as much memory as the cache that it was saved from. Each tensor of the state
+ * ends in a partly used page; the cache has one too. */
+static void states_take_no_more_memory_than_caches(void **state)
+{
+    static const char *const presets[] = { "balanced", "small", "quality" };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(presets) / sizeof(presets[0]); i++) {
+        const harness_options options = { .spec = "", .n_ctx = 2048 };
+        struct llama_context *context;
+        size_t live, taken;
+        saved s;
+
+        setenv("KVANT_PRESET", presets[i], 1);
+        context = prompted(&options, 1900);
+        live = cache_bytes();
+        s = save(context, 0);
+        taken = resident(&s);
+        print_message("%s: state %zu bytes, in memory %zu, cache %zu\n", presets[i], s.size, taken,
+                      live);
+        assert_true((double)taken < 1.15 * (double)live);
+        assert_true((double)taken < .5 * (double)s.size);
+        llama_free(context);
+        drop(&s);
+    }
+    unsetenv("KVANT_PRESET");
+}
+
+/* Damages bytes of the records. llama.cpp is not told, so it takes the state; the damaged rows are
+ * NaN, and the other sequence keeps its bits. */
+static void damaged_rows_are_nan(void **state)
+{
+    const harness_options two = { .spec = "", .n_ctx = 2048, .n_seq = 2, .unified = true };
+    struct llama_context *context = prompted(&two, N_PROMPT);
+    saved s = save(context, 0);
+    uint64_t rng = 5;
+    float *undisturbed, *got;
+
+    (void)state;
+    llama_free(context);
+    context = harness_context(&two);
+    harness_decode(context, tokens, N_OTHER, 0, 1, false);
+    undisturbed = continue_from(context, N_OTHER, 1);
+    for (int i = 0; i < 20; i++) {
+        const size_t row = s.size / N_PROMPT / 64 * 64;
+        size_t at = s.size / 40 * (size_t)i * 2 % (s.size - row) + 4000;
+        while (s.data[at] == 0) /* the zeros behind a record do not count */
+            at = (at + 997 + (size_t)(8 * fabsf(harness_random(&rng)))) % s.size;
+        if (at < 16 * N_PROMPT)
+            continue; /* llama.cpp's own bytes */
+        s.data[at] ^= 0x10;
+        assert_int_equal(restore(context, &s, 0), s.size);
+        got = continue_from(context, N_PROMPT, 0);
+        assert_true(isnan(got[0]));
+        free(got);
+        s.data[at] ^= 0x10;
+        assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+        assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, N_OTHER, -1));
+        got = continue_from(context, N_OTHER, 1);
+        assert_memory_equal(undisturbed, got, logits_bytes());
+        free(got);
+    }
+    assert_int_equal(restore(context, &s, 0), s.size);
+    got = continue_from(context, N_PROMPT, 0);
+    assert_true(isfinite(got[0]));
+    free(got);
+    assert_int_equal(llama_state_seq_set_data(context, s.data, s.size / 2, 0), 0);
+    free(undisturbed);
+    llama_free(context);
+    drop(&s);
+}
+
+/* Another codec, and llama.cpp's own f16 cache, do not take the rows for theirs. */
+static void foreign_caches_get_nan(void **state)
+{
+    const harness_options options = { .spec = "trellis-4:transform=first", .n_ctx = 1024 },
+                          others[] = { { .spec = "turboquant-4", .n_ctx = 1024 },
+                                       { .n_ctx = 1024 } };
+    struct llama_context *context = prompted(&options, N_PROMPT);
+    saved s = save(context, 0);
+
+    (void)state;
+    llama_free(context);
+    for (size_t i = 0; i < 2; i++) {
+        float *logits;
+        context = harness_context(&others[i]);
+        assert_int_equal(restore(context, &s, 0), s.size);
+        logits = continue_from(context, N_PROMPT, 0);
+        for (size_t j = 0; j < N_NEXT * harness_n_vocab(); j += harness_n_vocab())
+            assert_true(isnan(logits[j]));
+        free(logits);
+        llama_free(context);
+    }
+    drop(&s);
+}
+
+/* States of fp16 rows are restored whatever the setting is, and states of codes, too. */
+static void restoring_needs_no_setting(void **state)
+{
+    const harness_options options = { .spec = "f16", .n_ctx = 1024 },
+                          compressed = { .spec = "trellis-4", .n_ctx = 1024 };
+    struct llama_context *context = prompted(&options, N_PROMPT);
+    saved plain, codes;
+    float *original, *restored;
+
+    (void)state;
+    plain = save(context, 0);
+    original = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+    context = harness_context(&options);
+    assert_int_equal(restore(context, &plain, 0), plain.size);
+    restored = continue_from(context, N_PROMPT, 0);
+    assert_memory_equal(original, restored, logits_bytes());
+    llama_free(context);
+    free(original);
+    free(restored);
+    context = prompted(&compressed, N_PROMPT);
+    codes = save(context, 0);
+    original = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+    setenv("KVANT_STATES", "f16", 1);
+    context = harness_context(&compressed);
+    assert_int_equal(restore(context, &codes, 0), codes.size);
+    restored = continue_from(context, N_PROMPT, 0);
+    assert_memory_equal(original, restored, logits_bytes());
+    llama_free(context);
+    setenv("KVANT_STATES", "codes", 1);
+    drop(&plain);
+    drop(&codes);
+    free(original);
+    free(restored);
+}
+
+/* A file has the same bytes as a state in memory. */
+static void files_hold_codes(void **state)
+{
+    const harness_options options = { .spec = "", .n_ctx = 1024 };
+    struct llama_context *context = prompted(&options, N_PROMPT);
+    llama_token read[N_PROMPT];
+    char path[] = "/tmp/kvant_state_XXXXXX";
+    const int file = mkstemp(path);
+    float *original, *restored;
+    size_t n = 0;
+
+    (void)state;
+    assert_true(file >= 0);
+    close(file);
+    assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
+    original = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+    context = harness_context(&options);
+    assert_true(llama_state_seq_load_file(context, path, 0, read, N_PROMPT, &n) > 0);
+    assert_int_equal(n, N_PROMPT);
+    restored = continue_from(context, N_PROMPT, 0);
+    assert_memory_equal(original, restored, logits_bytes());
+    unlink(path);
+    llama_free(context);
+    free(original);
+    free(restored);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(restored_logits_have_the_same_bits),
+        cmocka_unit_test(other_slots_and_streams_restore_alike),
+        cmocka_unit_test(neighbours_keep_their_bits),
+        cmocka_unit_test(runs_may_be_cut_differently),
+        cmocka_unit_test(states_take_no_more_memory_than_caches),
+        cmocka_unit_test(damaged_rows_are_nan),
+        cmocka_unit_test(foreign_caches_get_nan),
+        cmocka_unit_test(restoring_needs_no_setting),
+        cmocka_unit_test(files_hold_codes),
+    };
+
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
