@@ -16,6 +16,7 @@
 #define EXIT_INTERRUPTED 130 /* 128 + SIGINT; every result that was complete has been printed */
 
 int command_codecs(int argc, char **argv);
+int command_state(int argc, char **argv);
 int command_search(int argc, char **argv);
 int command_plugin_path(int argc, char **argv);
 int command_exec(int argc, char **argv);

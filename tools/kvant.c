@@ -20,7 +20,7 @@ typedef struct subcommand {
     const char *summary;
 } subcommand;
 
-enum { MAX_SUBCOMMANDS = 16 };
+enum { MAX_SUBCOMMANDS = 20 };
 
 typedef struct command_list {
     const char *what, *help;           /* "command", "kvant --help lists the commands" */
@@ -32,7 +32,8 @@ typedef struct command_list {
 #define BUILT_FOR "llama.cpp " KVANT_LLAMA_VERSION ", ggml " KVANT_GGML_VERSION
 #else
 #define NEEDS_LLAMA(f) command_without_llama
-#define BUILT_FOR "without llama.cpp: exec, search, codecs, plugin-path and bench (not bench model)"
+#define BUILT_FOR                                                                                  \
+    "without llama.cpp: exec, state, search, codecs, plugin-path and bench (not bench model)"
 #endif
 
 static int command_bench(int argc, char **argv);
@@ -58,6 +59,7 @@ static const command_list commands = {
         { "tune", NEEDS_LLAMA(python_command), "a codec for each layer within a budget of bytes" },
         { "inspect", NEEDS_LLAMA(command_inspect),
           "memory of a model's KV caches, and facts about the model" },
+        { "state", command_state, "what llama.cpp's files of saved states hold" },
         { "search", command_search, "nearest-neighbour search on compressed vectors" },
         { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
         { "selftest", command_selftest, "check every codec on this machine's CPUs and GPUs" },

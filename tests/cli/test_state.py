@@ -1,0 +1,98 @@
+"""kvant state info: files of saved states with rows that are codes, written here from the format's
+page (docs/reference/format.md, "Saved states").
+"""
+
+import pathlib
+import struct
+import tempfile
+import unittest
+
+from testing import run
+
+
+OK, RUNTIME, USAGE = 0, 1, 2
+START, PRIME, MASK = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
+
+
+def fnv1a(data, width):
+    state = START
+    for at in range(0, len(data), width):
+        state = (state ^ int.from_bytes(data[at : at + width], "little")) * PRIME & MASK
+    return state
+
+
+def run_of_codes(cells, room):
+    """`room` bytes of `cells` rows of a block, as codes and zeros."""
+    record = b"\xffKVNREC1" + bytes(range(200))
+    record += fnv1a(record, 8).to_bytes(8, "little")
+    lists = struct.pack("<QII", (1 << cells) - 1, 0, 0) + struct.pack("<IBBH", 0, 0, cells, 0)
+    size = 40 + len(lists) + len(record)
+    parts = b"\xff\x7fKVSTA1", struct.pack("<Q", size), struct.pack("<IIII", cells, 1, 1, 0)
+    check = fnv1a(parts[0] + parts[1] + bytes(8) + parts[2] + lists, 1)
+    head = parts[0] + parts[1] + struct.pack("<Q", check) + parts[2]
+    return (head + lists + record).ljust(room, b"\0"), size
+
+
+class State(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name) / "slot.bin"
+
+    def info(self, data):
+        self.path.write_bytes(data)
+        return run("state", "info", self.path)
+
+    def state(self, *parts):
+        """A state of 9 tokens with odd bytes between its parts, as llama.cpp puts them."""
+        return struct.pack("<III", 0x67677371, 2, 9) + b"\xff\x7f\xff" + b"\1\2\3".join(parts)
+
+    def test_codes_and_zeros_are_counted(self):
+        one, size = run_of_codes(20, 3 << 20)
+        two, _ = run_of_codes(7, 100000)
+        done = self.info(self.state(one, b"rows" * 1000, two))
+        self.assertEqual((done.returncode, done.stderr), (OK, ""))
+        self.assertIn(
+            f"{self.path}: 9 tokens, {(len(one) + len(two) + 4021) / 2**20:.2f} MiB", done.stdout
+        )
+        self.assertIn(f"codes  {2 * size / 2**20:.2f} MiB in 2 runs of 27 rows", done.stdout)
+        self.assertIn("zeros  3.09 MiB", done.stdout)
+
+    def test_rows_of_fp16_are_a_state_too(self):
+        done = self.info(self.state(b"rows" * 1000))
+        self.assertEqual((done.returncode, done.stderr), (OK, ""))
+        self.assertIn("codes  0.00 MiB in 0 runs of 0 rows", done.stdout)
+
+    def test_damaged_codes_are_named(self):
+        one, size = run_of_codes(20, 4096)
+        for at in range(8, size):
+            data = bytearray(self.state(one))
+            data[15 + at] ^= 1
+            if at % 7 and at > 80:
+                continue
+            done = self.info(data)
+            self.assertEqual(done.returncode, RUNTIME, at)
+            self.assertIn("1 runs of codes are damaged, the first at byte 15;", done.stderr)
+
+    def test_states_that_are_cut_short_are_damaged(self):
+        one, size = run_of_codes(20, 4096)
+        for length in (15 + 8, 15 + 39, 15 + 40, 15 + size - 1):
+            self.assertEqual(self.info(self.state(one)[:length]).returncode, RUNTIME, length)
+        self.assertEqual(self.info(self.state(one)[: 15 + size]).returncode, OK)
+
+    def test_other_files_are_refused(self):
+        for data in (b"", b"ggsq", b"GGUF" + bytes(100)):
+            done = self.info(data)
+            self.assertEqual(done.returncode, RUNTIME)
+            self.assertIn(f"kvant: {self.path}: not a state of a sequence", done.stderr)
+        self.assertEqual(run("state", "info", "/nowhere/slot.bin").returncode, RUNTIME)
+        self.assertEqual(run("state", "info", self.folder.name).returncode, RUNTIME)
+
+    def test_usage(self):
+        for words in ([], ["info"], ["pack", "file"]):
+            self.assertEqual(run("state", *words).returncode, USAGE, words)
+        self.assertIn("usage: kvant state info FILE...", run("state", "--help").stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
