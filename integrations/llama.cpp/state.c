@@ -14,7 +14,7 @@
 #include "kv_tensor.h"
 #include "state_format.h"
 
-/* What a run of cells holds. The lists have room for one block and one run per cell. */
+/* The places of the rows of a run of cells. The lists have room for a block and a run per cell. */
 typedef struct layout {
     kvant_block_slots *blocks;
     uint32_t *index; /* by block */
@@ -177,7 +177,7 @@ static bool read_header(const uint8_t *data, size_t size, kvp_state_header *head
     return true;
 }
 
-/* Reads the lists of a run of n cells. Returns NULL, or what is wrong with them. */
+/* Reads the lists of a run of n cells. Returns NULL, or the reason why they cannot be right. */
 static const char *read_lists(restored *r, const uint8_t *data, size_t size, size_t n)
 {
     const uint8_t *at = data + sizeof(kvp_state_header);
@@ -481,6 +481,7 @@ static size_t append(kvp_kv *kv, size_t cell, const uint8_t *data, size_t size)
 size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size)
 {
     const size_t row = kvp_kv_row_bytes(kv);
+    const char *why = "the head of the saved rows is damaged, or memory is short";
     const int64_t here = (int64_t)cell;
     kvp_state_header header;
 
@@ -489,7 +490,7 @@ size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size)
     if (row >= sizeof(header) && read_header(data, size, &header)) {
         if (begin(kv, &header))
             return append(kv, cell, data, size);
-        lose(kv, &here, 1, "the head of the saved rows is damaged, or memory is short");
+        lose(kv, &here, 1, why);
         return row;
     }
     return kv->incoming.bytes != NULL ? append(kv, cell, data, size) : 0;

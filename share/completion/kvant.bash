@@ -22,8 +22,8 @@ _kvant()
     --runtime | --base-cache) values="dirs" ;;
     esac
     case $command in
-    "") words="exec run eval needle report bench calibrate capture tune inspect search codecs selftest plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
-    help) words="exec run eval needle report bench calibrate capture tune inspect search codecs selftest plugin-path completion" ;;
+    "") words="exec run eval needle report bench calibrate capture tune inspect state search codecs selftest plugin-path completion --version --help --cpu"; [[ $prev == --cpu ]] && words="auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot" ;;
+    help) words="exec run eval needle report bench calibrate capture tune inspect state search codecs selftest plugin-path completion" ;;
     bench) words="model attention cuda encode distortion" ;;
     completion) words="bash zsh fish" ;;
     "exec") words="--preset --config -k --codec-k -v --codec-v --protect --protect-codec --calibration --accel --verbose --quiet --help" ;;

@@ -13,6 +13,7 @@ complete -c kvant -n '__fish_use_subcommand' -fa calibrate -d 'statistics of a m
 complete -c kvant -n '__fish_use_subcommand' -fa capture -d 'keep a model'\''s keys, values and queries in a safetensors file'
 complete -c kvant -n '__fish_use_subcommand' -fa tune -d 'a codec for each layer within a budget of bytes'
 complete -c kvant -n '__fish_use_subcommand' -fa inspect -d 'memory of a model'\''s KV caches, and facts about the model'
+complete -c kvant -n '__fish_use_subcommand' -fa state -d 'what llama.cpp'\''s files of saved states hold'
 complete -c kvant -n '__fish_use_subcommand' -fa search -d 'nearest-neighbour search on compressed vectors'
 complete -c kvant -n '__fish_use_subcommand' -fa codecs -d 'list the codecs with their codec bits and sources'
 complete -c kvant -n '__fish_use_subcommand' -fa selftest -d 'check every codec on this machine'\''s CPUs and GPUs'

@@ -4,7 +4,7 @@
 
 #include "tensor.h"
 
-/* What the bytes of a transform hold. Each kind holds what the kind before it does, too. */
+/* Kinds of the bytes of a transform. Each kind holds the numbers of the kind before it, too. */
 enum {
     KVANT_BYTES_NOTHING,
     KVANT_BYTES_AFFINE,   /* centre and scale of all kv heads */

@@ -156,7 +156,7 @@ static void other_slots_and_streams_restore_alike(void **state)
         }
 }
 
-/* A sequence is restored beside another one, whose answers keep their bits. */
+/* A sequence is restored next to a second one. The answers of both keep their bits. */
 static void neighbours_keep_their_bits(void **state)
 {
     (void)state;
@@ -206,7 +206,7 @@ static void runs_may_be_cut_differently(void **state)
 
     (void)state;
     llama_free(f16);
-    /* Sequence 0 gets every cell but those of runs of 25, which sequence 1 leaves free. */
+    /* Runs of 25 cells belong to the two sequences in turn. Then sequence 1 leaves its cells. */
     for (int at = 0; at < 600; at += 50) {
         harness_decode(cut, tokens + at / 2, 25, at / 2, 1, false);
         harness_decode(cut, tokens + at / 2, 25, at / 2, 0, false);

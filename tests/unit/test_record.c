@@ -163,8 +163,8 @@ static void a_record_holds_each_transform_once(void **state)
     const size_t matrix = (size_t)N_KV_HEADS * HEAD_DIM * (HEAD_DIM + 1) / 2 * sizeof(uint16_t),
                  vectors = 3 * WIDTH * sizeof(float) + HEAD_DIM / 2 * sizeof(float) + 16;
     (void)state;
-    /* Heads of the record, of each transform (8 bytes) and of each block (24 bytes). The first block
-     * is a sink, whose page is fp16. */
+    /* Heads of the record, of each transform (8 bytes) and of each block (24 bytes). The first
+     * block is a sink, whose page is fp16. */
     assert_true(e.bytes <= HEAD + 8 + info.n_transforms * (8 + matrix + vectors) +
                                N_BLOCKS * (24 + info.sealed_bytes) + info.open_bytes);
     free(e.data);
