@@ -1,7 +1,7 @@
 /* test_plugin_saved_codes.c - states whose rows are codes (KVANT_STATES=codes): exact restores into
  * any cells, memory, and states that are damaged or belong elsewhere. test_plugin_state.c has
  * states of fp16 rows. */
-#define _GNU_SOURCE /* mincore */
+#define _GNU_SOURCE /* mincore, memmem */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 #include "harness.h"
+
+#include "../../integrations/llama.cpp/state_format.h"
 
 enum { N_PROMPT = 450, N_SINGLE = 70, N_NEXT = 16, N_OTHER = 90, MOST = 2048 };
 
@@ -317,6 +319,60 @@ static void damaged_rows_are_nan(void **state)
     drop(&s);
 }
 
+/* Where the first record of the state begins. */
+static uint8_t *first_record(const saved *s)
+{
+    uint8_t *at = memmem(s->data, s->size, KVP_STATE_MAGIC, KVP_STATE_MAGIC_BYTES);
+
+    assert_non_null(at);
+    return at;
+}
+
+/* Heads and lists that cannot be, with the right checksum. */
+static void impossible_lists_are_refused(void **state)
+{
+    enum { N_CASES = 12 };
+    const harness_options options = { .spec = "trellis-4", .n_ctx = 1024 };
+    struct llama_context *context = prompted(&options, N_PROMPT);
+    saved s = save(context, 0);
+    uint8_t *at = first_record(&s), *copy = malloc(s.size);
+
+    (void)state;
+    assert_non_null(copy);
+    memcpy(copy, s.data, s.size);
+    for (int i = 0; i < N_CASES; i++) {
+        kvp_state_header head;
+        kvp_state_block block;
+        kvp_state_run run;
+        uint8_t *lists = at + sizeof(head), *runs;
+        float *logits;
+        memcpy(s.data, copy, s.size);
+        memcpy(&head, at, sizeof(head));
+        runs = lists + head.n_blocks * sizeof(block);
+        memcpy(&block, lists, sizeof(block));
+        memcpy(&run, runs, sizeof(run));
+        run.block = i == 0 ? UINT32_MAX : i == 1 ? head.n_blocks : i == 2 ? 1 : 0;
+        run.first = i == 3 ? 1 : i == 4 ? 255 : 0;
+        run.count = i == 5 ? 0 : i == 6 ? 255 : i == 7 ? 63 : 64;
+        block.slots ^= i == 8;
+        head.n_runs -= i == 9;
+        head.n_blocks -= i == 10;
+        head.n_cells -= i == 11;
+        memcpy(runs, &run, sizeof(run));
+        memcpy(lists, &block, sizeof(block));
+        head.check = kvp_state_check(&head, lists);
+        memcpy(at, &head, sizeof(head));
+        assert_int_equal(restore(context, &s, 0), s.size);
+        logits = continue_from(context, N_PROMPT, 0);
+        if (!isnan(logits[0]))
+            fail_msg("case %d was accepted", i);
+        free(logits);
+    }
+    free(copy);
+    llama_free(context);
+    drop(&s);
+}
+
 /* Another codec, and llama.cpp's own f16 cache, do not take the rows for theirs. */
 static void foreign_caches_get_nan(void **state)
 {
@@ -415,6 +471,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(runs_may_be_cut_differently),
         cmocka_unit_test(states_take_no_more_memory_than_caches),
         cmocka_unit_test(damaged_rows_are_nan),
+        cmocka_unit_test(impossible_lists_are_refused),
         cmocka_unit_test(foreign_caches_get_nan),
         cmocka_unit_test(restoring_needs_no_setting),
         cmocka_unit_test(files_hold_codes),
