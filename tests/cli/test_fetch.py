@@ -4,12 +4,14 @@ import hashlib
 import http.server
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 import unittest
+import unittest.mock
 import zipfile
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -17,6 +19,8 @@ sys.path.insert(0, str(SCRIPTS))
 
 import fetch  # noqa: E402
 import fetch_python  # noqa: E402
+
+RUNTIME = fetch.RUNTIMES.get(platform.machine(), fetch.RUNTIMES["x86_64"])
 
 
 class Fetch(unittest.TestCase):
@@ -64,12 +68,12 @@ class Fetch(unittest.TestCase):
         python = torch / "bin" / "python"
         for what, path in (
             ("model", model),
-            ("runtime", runtime),
+            ("runtime x86_64", runtime),
             ("headers", headers),
             ("vulkan", vulkan),
             ("torch", python),
         ):
-            done = self.run_fetch(what)
+            done = self.run_fetch(*what.split())
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{path}\n", ""))
 
     def test_without_a_wheel_of_pytorch(self):
@@ -114,7 +118,7 @@ class Fetch(unittest.TestCase):
         return f"http://127.0.0.1:{server.server_port}/"
 
     def test_npm_itself_is_not_needed(self):
-        name, version, _ = fetch.RUNTIME
+        name, version, _ = RUNTIME
         package = self.root / "registry" / name / "-" / f"{name.split('/')[-1]}-{version}.tgz"
         package.parent.mkdir(parents=True)
         package.write_text("another package")
@@ -142,8 +146,25 @@ class Fetch(unittest.TestCase):
         done = self.run_fetch("runtime")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("SHA-256", done.stderr)
-        self.assertIn(fetch.RUNTIME[2], done.stderr)
+        self.assertIn(RUNTIME[2], done.stderr)
         self.assertEqual(self.leftovers(), [])
+
+    def test_the_runtime_is_the_one_of_the_machine_that_is_named(self):
+        """The failing download names the package. A machine without a package is refused."""
+        self.fake_npm("exit 7")
+        for machine, package in fetch.RUNTIMES.items():
+            done = self.run_fetch("runtime", machine)
+            self.assertIn(f"download of {package[0]} failed", done.stderr)
+        self.assertEqual(len({package[2] for package in fetch.RUNTIMES.values()}), 2)
+        done = self.run_fetch("runtime", "riscv64")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+
+    def test_a_machine_without_pinned_packages_is_refused(self):
+        with unittest.mock.patch("platform.machine", lambda: "riscv64"):
+            for fetched in (fetch.fetch_runtime, fetch.fetch_zig):
+                with unittest.mock.patch.dict(os.environ, KVANT_CACHE=str(self.cache)):
+                    with self.assertRaisesRegex(fetch.FetchError, "x86_64 and aarch64, this is"):
+                        fetched()
 
     def test_a_failed_download_says_so_and_leaves_nothing(self):
         self.fake_npm("exit 7")
@@ -167,14 +188,14 @@ class Fetch(unittest.TestCase):
         sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
         os.environ["KVANT_CACHE"] = str(self.cache)
         self.addCleanup(os.environ.pop, "KVANT_CACHE")
-        original, path = fetch.RUNTIME, os.environ["PATH"]
+        path = os.environ["PATH"]
         self.fake_npm(f'cp "{archive}" "$2/archive.tgz"')
         try:
-            fetch.RUNTIME = (original[0], original[1], sha256)
+            fetch.RUNTIMES[platform.machine()] = (RUNTIME[0], RUNTIME[1], sha256)
             os.environ["PATH"] = f"{self.bin}:{path}"
             folder = fetch.fetch_runtime()
         finally:
-            fetch.RUNTIME, os.environ["PATH"] = original, path
+            fetch.RUNTIMES[platform.machine()], os.environ["PATH"] = RUNTIME, path
         self.assertEqual((folder / "libllama.so").read_bytes(), b"library")
         self.assertEqual([entry.name for entry in self.cache.iterdir()], [folder.name])
 
