@@ -1,12 +1,10 @@
 /* alloc.c - see alloc.h. */
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
-
 #include "alloc.h"
 
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+
+#include "os.h"
 
 #define ALIGNMENT 64u /* bytes of a cache line and of an AVX-512 register */
 
@@ -24,7 +22,7 @@ void *kvant_alloc(size_t count, size_t size)
     if (!kvant_mul_size(count, size, &bytes) || bytes > SIZE_MAX - ALIGNMENT)
         return NULL;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    void *memory = aligned_alloc(ALIGNMENT, bytes ? bytes : ALIGNMENT);
+    void *memory = kvant_os_alloc(ALIGNMENT, bytes ? bytes : ALIGNMENT);
     if (memory)
         memset(memory, 0, bytes ? bytes : ALIGNMENT);
     return memory;
@@ -32,7 +30,7 @@ void *kvant_alloc(size_t count, size_t size)
 
 void kvant_free(void *memory)
 {
-    free(memory);
+    kvant_os_free(memory);
 }
 
 /* AddressSanitizer detects accesses beyond the memory that its allocator returned, but not beyond a
@@ -58,14 +56,13 @@ void *kvant_map(size_t count, size_t size)
     size_t bytes;
     if (!kvant_mul_size(count, size, &bytes) || !bytes)
         return NULL;
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory == MAP_FAILED ? NULL : memory;
+    return kvant_os_map_memory(bytes);
 }
 
 void kvant_unmap(void *memory, size_t count, size_t size)
 {
     if (memory)
-        munmap(memory, count * size);
+        kvant_os_unmap(memory, count * size);
 }
 
 #endif

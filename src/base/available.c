@@ -1,18 +1,15 @@
 /* available.c - how many CPUs this process may use: its affinity, and the CPU time that its control
  * groups allow. More threads than that would only wait for each other. */
-#if defined(__linux__)
-#define _GNU_SOURCE /* sched_getaffinity */
-#endif
 #include "available.h"
 
 #include <kvant/kvant.h>
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "os.h"
 
 /* The longest path, and the longest line of /proc/self/cgroup. Groups of Kubernetes have about 200
  * characters. The limit of a group with a longer path is ignored. */
@@ -130,23 +127,10 @@ static void read_quota(void)
     quota = kvant_quota_cpus("");
 }
 
-/* The CPUs in the thread's affinity. The mask has 8192 bits, because the kernel refuses a mask with
- * fewer bits than CPUs. */
-static uint32_t affinity(void)
-{
-#if defined(__linux__)
-    cpu_set_t sets[8192 / CPU_SETSIZE];
-    if (sched_getaffinity(0, sizeof sets, sets) == 0)
-        return (uint32_t)CPU_COUNT_S(sizeof sets, sets);
-#endif
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (uint32_t)n : 1;
-}
-
 uint32_t kvant_available_cpus(void)
 {
     pthread_once(&quota_read, read_quota);
-    uint32_t n = affinity();
+    uint32_t n = kvant_os_processors();
     n = n < quota ? n : quota;
     return n > 0 ? n : 1;
 }

@@ -2,9 +2,6 @@
  *
  * On x86 a level needs every feature of its bundle and an operating system that saves the wide
  * registers (XCR0). A hypervisor may report the features without XCR0. */
-#ifdef __APPLE__
-#define _DARWIN_C_SOURCE /* sysctlbyname, which POSIX does not have */
-#endif
 #include "cpu.h"
 
 #include <stdbool.h>
@@ -60,29 +57,7 @@ bool kvant_cpu_has(kvant_cpu_level level)
     }
 }
 #elif defined(__aarch64__)
-#if defined(__linux__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
-
-static bool has_dot_product(void)
-{
-    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
-}
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
-
-static bool has_dot_product(void)
-{
-    int has = 0;
-    size_t size = sizeof has;
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
-}
-#else
-static bool has_dot_product(void)
-{
-    return false;
-}
-#endif
+#include "os.h"
 
 /* Every 64-bit ARM that runs an operating system has Advanced SIMD, and its calling convention
  * needs it. */
@@ -91,7 +66,7 @@ bool kvant_cpu_has(kvant_cpu_level level)
     switch (level) {
     case KVANT_CPU_C:
     case KVANT_CPU_NEON: return true;
-    case KVANT_CPU_NEON_DOT: return has_dot_product();
+    case KVANT_CPU_NEON_DOT: return kvant_os_has_arm_dot_product();
     default: return false;
     }
 }

@@ -2,50 +2,32 @@
 #include "file.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "alloc.h"
+#include "os.h"
 
 static kvant_status system_error(const kvant_error *error, const char *verb, const char *path)
 {
     return kvant_fail(error, KVANT_ERR_IO, "cannot %s %s: %s", verb, path, strerror(errno));
 }
 
-static bool read_all(int fd, uint8_t *bytes, size_t n)
-{
-    while (n > 0) {
-        ssize_t got = read(fd, bytes, n);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            errno = got == 0 ? EIO : errno; /* 0: the file has become shorter */
-            return false;
-        }
-        bytes += got;
-        n -= (size_t)got;
-    }
-    return true;
-}
-
 /* Checks the head before memory of the stated size is allocated. */
 static kvant_status read_head(int fd, const char *path, kvant_check_head_fn *check,
                               uint8_t head[KVANT_FILE_HEAD], size_t *n, const kvant_error *error)
 {
-    struct stat st;
-    if (fstat(fd, &st) != 0)
+    uint64_t bytes = 0;
+    const bool regular = kvant_os_size(fd, &bytes);
+    if (!regular && errno != EINVAL)
         return system_error(error, "read", path);
-    if (!S_ISREG(st.st_mode) || (uintmax_t)st.st_size > SIZE_MAX - KVANT_FILE_HEAD)
+    if (!regular || bytes > SIZE_MAX - KVANT_FILE_HEAD)
         return kvant_fail(
             error, KVANT_ERR_IO,
             "cannot read %s: it is not a regular file, or it is larger than memory can be", path);
-    *n = (size_t)st.st_size;
-    if (!read_all(fd, head, *n < KVANT_FILE_HEAD ? *n : KVANT_FILE_HEAD))
+    *n = (size_t)bytes;
+    if (!kvant_os_read(fd, head, *n < KVANT_FILE_HEAD ? *n : KVANT_FILE_HEAD))
         return system_error(error, "read", path);
     return check(head, *n, error);
 }
@@ -60,7 +42,7 @@ static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *
         return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for the %zu bytes of %s", *n,
                           path);
     memcpy(*bytes, head, sizeof head);
-    if (!read_all(fd, *bytes + sizeof head, *n - sizeof head))
+    if (!kvant_os_read(fd, *bytes + sizeof head, *n - sizeof head))
         return system_error(error, "read", path);
     return KVANT_OK;
 }
@@ -69,8 +51,7 @@ static kvant_status open_file(const char *path, int *fd, const kvant_error *erro
 {
     if (!path)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is NULL");
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
-    return *fd < 0 ? system_error(error, "open", path) : KVANT_OK;
+    return kvant_os_open(path, fd) ? KVANT_OK : system_error(error, "open", path);
 }
 
 kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes,
@@ -80,7 +61,7 @@ kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8
     int fd = -1;
     KVANT_FORWARD(open_file(path, &fd, error));
     kvant_status status = read_checked(fd, path, check, bytes, n, error);
-    close(fd);
+    kvant_os_close(fd);
     if (status != KVANT_OK) {
         kvant_free(*bytes);
         *bytes = NULL;
@@ -97,48 +78,32 @@ kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const 
     KVANT_FORWARD(open_file(path, &fd, error));
     kvant_status status = read_head(fd, path, check, head, n, error);
     if (status == KVANT_OK) {
-        void *mapped = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
-        if (mapped == MAP_FAILED)
+        *bytes = kvant_os_map_file(fd, *n);
+        if (!*bytes)
             status = system_error(error, "map", path);
-        else
-            *bytes = mapped;
     }
-    close(fd);
+    kvant_os_close(fd);
     return status;
 }
 
 void kvant_unmap_file(const uint8_t *bytes, size_t n)
 {
-    munmap((void *)(uintptr_t)bytes, n);
-}
-
-static bool write_all(int fd, const uint8_t *bytes, size_t n)
-{
-    while (n > 0) {
-        ssize_t done = write(fd, bytes, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done < 0)
-            return false;
-        bytes += done;
-        n -= (size_t)done;
-    }
-    return true;
+    kvant_os_unmap(bytes, n);
 }
 
 /* Writes a new file and flushes it before the caller renames it. Otherwise a crash soon after the
  * rename could leave the new name without content. */
 static bool write_new(const char *path, const kvant_file_part *parts, size_t n_parts)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0)
+    int fd = -1;
+    if (!kvant_os_create(path, &fd))
         return false;
     bool ok = true;
     for (size_t i = 0; ok && i < n_parts; i++)
-        ok = write_all(fd, parts[i].bytes, parts[i].n);
-    ok = ok && fsync(fd) == 0;
+        ok = kvant_os_write(fd, parts[i].bytes, parts[i].n);
+    ok = ok && kvant_os_flush(fd);
     int reason = errno;
-    if (close(fd) != 0 && ok) {
+    if (!kvant_os_close(fd) && ok) {
         ok = false;
         reason = errno;
     }
@@ -149,17 +114,19 @@ static bool write_new(const char *path, const kvant_file_part *parts, size_t n_p
 kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
                                const kvant_error *error)
 {
-    char temporary[PATH_MAX];
-    int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
+    char temporary[KVANT_OS_MAX_PATH];
+    int length =
+        snprintf(temporary, sizeof temporary, "%s.%" PRIu64 ".tmp", path, kvant_os_process());
     if (length < 0 || (size_t)length >= sizeof temporary)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %d bytes", PATH_MAX);
-    if (write_new(temporary, parts, n_parts) && rename(temporary, path) == 0)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %u bytes",
+                          KVANT_OS_MAX_PATH);
+    if (write_new(temporary, parts, n_parts) && kvant_os_replace(temporary, path))
         return KVANT_OK;
     /* A process with the same id that was killed may have left the temporary file. */
     bool someone_elses = errno == EEXIST;
     kvant_status status = system_error(error, "write", someone_elses ? temporary : path);
     if (!someone_elses)
-        unlink(temporary);
+        kvant_os_remove(temporary);
     return status;
 }
 

@@ -10,8 +10,9 @@
 #include <kvant/executor.h>
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
+
+#include "os.h"
 
 /* Bounds the memory of the pool, because each worker has a stack of WORKER_STACK bytes. A loop runs
  * on at most 256 threads with its caller. */
@@ -60,7 +61,7 @@ static void after_fork_in_child(void)
 
 static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, after_fork_in_child);
+    kvant_os_after_fork(after_fork_in_child);
 }
 
 static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
@@ -108,38 +109,14 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* A thread starts with the signal mask of the thread that creates it. A program's handlers may need
- * more stack than workers have, or locks that the caller holds. So workers block signals. Signals
- * of faults are not blocked: they go to the thread with the fault, and debuggers and sanitisers
- * need them. */
-static void block_signals(sigset_t *former)
-{
-    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
-        sigdelset(&blocked, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, former);
-}
-
 static void grow(uint32_t wanted)
 {
-    pthread_attr_t attributes;
-    sigset_t former;
-    if (pool.n_workers >= wanted || pthread_attr_init(&attributes) != 0)
-        return;
-    block_signals(&former);
-    pthread_attr_setstacksize(&attributes, WORKER_STACK);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     while (pool.n_workers < wanted) {
-        pthread_t thread;
         uintptr_t number = pool.n_workers + 1;
-        if (pthread_create(&thread, &attributes, worker_main, (void *)number) != 0)
+        if (!kvant_os_start_thread(worker_main, (void *)number, WORKER_STACK))
             break;
         pool.n_workers++;
     }
-    pthread_sigmask(SIG_SETMASK, &former, NULL);
-    pthread_attr_destroy(&attributes);
 }
 
 /* During the loop the thread has no executor, because a body that starts a loop must not enter the

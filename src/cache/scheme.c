@@ -9,11 +9,11 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/error.h"
+#include "../base/os.h"
 
 #define MAX_SPEC 256u /* as KVANT_SPEC_MAX_LENGTH, with its end */
 
@@ -161,7 +161,7 @@ static void find_calibration(kvant_scheme *scheme, const char *model, const kvan
     if (like && strcmp(like->calibration_path, scheme->calibration_path) == 0 &&
         borrow(scheme, like))
         return;
-    if (n > 0 && (size_t)n < MAX_PATH && access(scheme->calibration_path, F_OK) == 0) {
+    if (n > 0 && (size_t)n < MAX_PATH && kvant_os_exists(scheme->calibration_path)) {
         if (kvant_calibration_load(scheme->calibration_path, &scheme->calibration, err,
                                    sizeof err) == KVANT_OK &&
             kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK &&

@@ -5,7 +5,6 @@
  * Owns finding and checking the library; knows no kernel. A missing library, or a library of
  * another release, gives KVANT_ERR_UNSUPPORTED, and the next call looks for the library again. An
  * accepted library stays loaded. */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -13,12 +12,13 @@
 
 #include "../base/abi.h"
 #include "../base/error.h"
+#include "../base/os.h"
 #include "../codec/codec_internal.h"
 #include "cuda_table.h"
 #include "index.h"
 #include "memory.h"
 
-#define LIBRARY_FILE "libkvant_cuda.so"
+#define LIBRARY_FILE KVANT_OS_LIBRARY("kvant_cuda")
 #define LIBRARY_ENV "KVANT_CUDA_LIBRARY"
 #define MESSAGE_BYTES 512 /* a longer message of the library is cut */
 
@@ -51,7 +51,7 @@ static kvant_status check_table(const kvant_cuda_table *table, const char *file,
 static const kvant_cuda_table *request_table(void *library, const char *file,
                                              const kvant_error *error)
 {
-    void *symbol = dlsym(library, KVANT_CUDA_TABLE_FUNCTION);
+    void *symbol = kvant_os_symbol(library, KVANT_CUDA_TABLE_FUNCTION);
     kvant_cuda_table_get_fn *get = NULL;
     /* ISO C has no conversion from void * to a function pointer. */
     memcpy(&get, &symbol, sizeof get);
@@ -70,17 +70,17 @@ static const kvant_cuda_table *request_table(void *library, const char *file,
 static const kvant_cuda_table *open_library(const kvant_error *error)
 {
     const char *named = getenv(LIBRARY_ENV), *file = named && named[0] ? named : LIBRARY_FILE;
-    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void *library = kvant_os_open_library(file);
     if (!library) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                    "cannot load the library for GPUs (%s); " LIBRARY_ENV
                    " names the file if it is elsewhere",
-                   dlerror());
+                   kvant_os_library_error());
         return NULL;
     }
     const kvant_cuda_table *table = request_table(library, file, error);
     if (!table)
-        dlclose(library);
+        kvant_os_close_library(library);
     return table;
 }
 

@@ -1,0 +1,69 @@
+/* os.h - what libkvant needs of an operating system: files, pages of memory, libraries, processors
+ * and threads. os_posix.c has these functions for Linux and macOS; another system is another file
+ * with the same functions. No other file of src/ includes a header of a system or asks which system
+ * it is (tests/docs/test_os.py). C11 and pthread.h are used directly, because compilers for every
+ * system have both.
+ *
+ * A function that returns false leaves the reason in errno. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The longest path, with its end, that a function here makes or takes. */
+#define KVANT_OS_MAX_PATH 4096u /* as PATH_MAX of Linux; Windows allows 32767 */
+
+/* Files. A file is a number that kvant_os_close() gives back. */
+bool kvant_os_open(const char *path, int *file); /* to read */
+bool kvant_os_create(const char *path, int *file); /* to write; EEXIST if path exists */
+bool kvant_os_close(int file);
+bool kvant_os_exists(const char *path);
+bool kvant_os_remove(const char *path);
+
+/* The size of a regular file. EINVAL: the file is not a regular one. */
+bool kvant_os_size(int file, uint64_t *bytes);
+
+/* All n bytes. EIO: the file ends before. */
+bool kvant_os_read(int file, void *bytes, size_t n);
+bool kvant_os_write(int file, const void *bytes, size_t n);
+bool kvant_os_flush(int file); /* to the disk */
+
+/* Renames a file. A file that has the new name is replaced in one step. */
+bool kvant_os_replace(const char *from, const char *to);
+
+/* A number that no other running process has, for names of temporary files. */
+uint64_t kvant_os_process(void);
+
+/* Pages. A mapping of a file is read-only and outlives the closed file; new memory is zeroed. NULL:
+ * there is no memory, or n is 0. */
+const void *kvant_os_map_file(int file, size_t n);
+void *kvant_os_map_memory(size_t n);
+void kvant_os_unmap(const void *memory, size_t n);
+
+/* Memory that is aligned to a power of two and freed by kvant_os_free(). n is a multiple of it. */
+void *kvant_os_alloc(size_t alignment, size_t n);
+void kvant_os_free(void *memory);
+
+/* Shared libraries. NULL: kvant_os_library_error() says why until the thread's next call. */
+void *kvant_os_open_library(const char *file);
+void *kvant_os_symbol(void *library, const char *name);
+void kvant_os_close_library(void *library);
+const char *kvant_os_library_error(void);
+
+/* The file name of the shared library `name`: libNAME.so on Linux. */
+#define KVANT_OS_LIBRARY(name) "lib" name ".so"
+
+/* Processors that the calling thread may run on, at least 1. */
+uint32_t kvant_os_processors(void);
+
+/* Whether a 64-bit ARM processor has the instructions for dot products; false on other machines. */
+bool kvant_os_has_arm_dot_product(void);
+
+/* Starts a detached thread with a stack of this size. It takes no signal except those of its own
+ * faults. */
+bool kvant_os_start_thread(void *(*body)(void *), void *argument, size_t stack);
+
+/* The child of a fork() calls this function before fork() returns in it. Nothing happens on a
+ * system that cannot fork. */
+void kvant_os_after_fork(void (*in_child)(void));

@@ -1,0 +1,220 @@
+/* os_posix.c - os.h for Linux and macOS. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* sched_getaffinity, MAP_ANONYMOUS */
+#elif defined(__APPLE__)
+#define _DARWIN_C_SOURCE /* sysctlbyname, MAP_ANONYMOUS */
+#endif
+#include "os.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+bool kvant_os_open(const char *path, int *file)
+{
+    *file = open(path, O_RDONLY | O_CLOEXEC);
+    return *file >= 0;
+}
+
+bool kvant_os_create(const char *path, int *file)
+{
+    *file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return *file >= 0;
+}
+
+bool kvant_os_close(int file)
+{
+    return close(file) == 0;
+}
+
+bool kvant_os_exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+bool kvant_os_remove(const char *path)
+{
+    return unlink(path) == 0;
+}
+
+bool kvant_os_size(int file, uint64_t *bytes)
+{
+    struct stat state;
+    if (fstat(file, &state) != 0)
+        return false;
+    if (!S_ISREG(state.st_mode)) {
+        errno = EINVAL;
+        return false;
+    }
+    *bytes = (uint64_t)state.st_size;
+    return true;
+}
+
+bool kvant_os_read(int file, void *bytes, size_t n)
+{
+    for (uint8_t *at = bytes; n > 0;) {
+        ssize_t got = read(file, at, n);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            errno = got == 0 ? EIO : errno;
+            return false;
+        }
+        at += got;
+        n -= (size_t)got;
+    }
+    return true;
+}
+
+bool kvant_os_write(int file, const void *bytes, size_t n)
+{
+    for (const uint8_t *at = bytes; n > 0;) {
+        ssize_t done = write(file, at, n);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done < 0)
+            return false;
+        at += done;
+        n -= (size_t)done;
+    }
+    return true;
+}
+
+bool kvant_os_flush(int file)
+{
+    return fsync(file) == 0;
+}
+
+bool kvant_os_replace(const char *from, const char *to)
+{
+    return rename(from, to) == 0;
+}
+
+uint64_t kvant_os_process(void)
+{
+    return (uint64_t)getpid();
+}
+
+const void *kvant_os_map_file(int file, size_t n)
+{
+    void *memory = mmap(NULL, n, PROT_READ, MAP_SHARED, file, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void *kvant_os_map_memory(size_t n)
+{
+    void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+void kvant_os_unmap(const void *memory, size_t n)
+{
+    munmap((void *)(uintptr_t)memory, n);
+}
+
+void *kvant_os_alloc(size_t alignment, size_t n)
+{
+    return aligned_alloc(alignment, n);
+}
+
+void kvant_os_free(void *memory)
+{
+    free(memory);
+}
+
+void *kvant_os_open_library(const char *file)
+{
+    return dlopen(file, RTLD_NOW | RTLD_LOCAL);
+}
+
+void *kvant_os_symbol(void *library, const char *name)
+{
+    return dlsym(library, name);
+}
+
+void kvant_os_close_library(void *library)
+{
+    dlclose(library);
+}
+
+const char *kvant_os_library_error(void)
+{
+    const char *reason = dlerror();
+    return reason ? reason : "unknown reason";
+}
+
+/* The mask has 8192 bits, because the kernel refuses a mask with fewer bits than CPUs. */
+uint32_t kvant_os_processors(void)
+{
+#if defined(__linux__)
+    cpu_set_t sets[8192 / CPU_SETSIZE];
+    if (sched_getaffinity(0, sizeof sets, sets) == 0)
+        return (uint32_t)CPU_COUNT_S(sizeof sets, sets);
+#endif
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (uint32_t)n : 1;
+}
+
+bool kvant_os_has_arm_dot_product(void)
+{
+#if defined(__aarch64__) && defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__aarch64__) && defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
+#else
+    return false;
+#endif
+}
+
+/* A thread starts with the signal mask of the thread that creates it. A program's handlers may need
+ * more stack than the library's threads have, or locks that the creator holds. So these threads
+ * block signals. Signals of faults are not blocked: they go to the thread with the fault, and
+ * debuggers and sanitisers need them. */
+static void block_signals(sigset_t *former)
+{
+    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&blocked, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, former);
+}
+
+bool kvant_os_start_thread(void *(*body)(void *), void *argument, size_t stack)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t former;
+    if (pthread_attr_init(&attributes) != 0)
+        return false;
+    pthread_attr_setstacksize(&attributes, stack);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    block_signals(&former);
+    int reason = pthread_create(&thread, &attributes, body, argument);
+    pthread_sigmask(SIG_SETMASK, &former, NULL);
+    pthread_attr_destroy(&attributes);
+    errno = reason;
+    return reason == 0;
+}
+
+void kvant_os_after_fork(void (*in_child)(void))
+{
+    pthread_atfork(NULL, NULL, in_child);
+}
