@@ -1,16 +1,13 @@
 /* buffer_region.c - see buffer_region.h. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, mincore, madvise */
-
 #include "buffer_region.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "buffer.h"
 #include "ggml_api.h"
 #include "gpu/gpu.h"
+#include "host.h"
 #include "trace.h"
 
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -47,9 +44,8 @@ kvp_region *kvp_region_create(size_t size, abi_buffer *inner)
     if (inner != NULL)
         region->base = inner->iface.get_base(inner);
     else
-        region->base = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (region->base == MAP_FAILED) {
+        region->base = kvp_host_reserve(size);
+    if (region->base == NULL) {
         free(region);
         return NULL;
     }
@@ -69,7 +65,7 @@ void kvp_region_free(kvp_region *region)
     if (region->inner != NULL)
         kvp_api.buffer_free(region->inner);
     else
-        munmap(region->base, region->size);
+        kvp_host_release(region->base, region->size);
     kvp_placement_free(region->placement);
     free(region->tensors);
     free(region);
@@ -81,7 +77,7 @@ bool kvp_region_add(kvp_region *region, kvp_kv *kv)
 
     /* A huge page would make memory resident that nobody wrote: gaps between tensors, and cells. */
     if (region->n_tensors == 0 && region->inner == NULL)
-        madvise(region->base, region->size, MADV_NOHUGEPAGE);
+        kvp_host_refuse_huge_pages(region->base, region->size);
     /* Another thread may be reading the list. */
     pthread_mutex_lock(&live_lock);
     tensors = realloc(region->tensors, (region->n_tensors + 1) * sizeof(kvp_kv *));
@@ -108,21 +104,7 @@ bool kvp_region_is_free(const kvp_region *region, const char *at, size_t bytes)
 
 static size_t resident_bytes(const kvp_region *region)
 {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), resident = 0;
-    unsigned char state[4096];
-
-    if (region->inner != NULL)
-        return region->size;
-    for (size_t at = 0; at < region->size; at += sizeof(state) * page) {
-        size_t n =
-            region->size - at < sizeof(state) * page ? region->size - at : sizeof(state) * page;
-        size_t n_pages = (n + page - 1) / page;
-        if (mincore(region->base + at, n, state) != 0)
-            return resident;
-        for (size_t i = 0; i < n_pages; i++)
-            resident += (state[i] & 1u) * page;
-    }
-    return resident;
+    return region->inner != NULL ? region->size : kvp_host_resident(region->base, region->size);
 }
 
 size_t kvp_buffer_kv_memory(size_t *reserved)

@@ -7,16 +7,15 @@
  * llama.cpp gives every context an instance of every ACCEL device. KVANT_ACCEL decides when a
  * context is created, because a process may create contexts with and without the device (kvant
  * bench model). Unwanted instances belong to a second device object, which supports nothing. */
-#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 
 #include "device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "buffer.h"
 #include "ggml_api.h"
+#include "host.h"
 #include "log.h"
 #include "ops.h"
 #include "settings.h"
@@ -79,7 +78,7 @@ static const char *backend_get_name(abi_backend *backend)
 static void free_workspace(kvp_compute *compute)
 {
     if (compute->workspace != NULL)
-        munmap(compute->workspace, compute->workspace_bytes);
+        kvp_host_release(compute->workspace, compute->workspace_bytes);
     compute->workspace = NULL;
     compute->workspace_bytes = 0;
 }
@@ -97,11 +96,8 @@ void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
     if (bytes <= compute->workspace_bytes && compute->workspace_bytes <= most)
         return compute->workspace;
     free_workspace(compute);
-    compute->workspace =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    compute->workspace_bytes = compute->workspace != MAP_FAILED ? bytes : 0;
-    if (compute->workspace == MAP_FAILED)
-        compute->workspace = NULL;
+    compute->workspace = kvp_host_reserve(bytes);
+    compute->workspace_bytes = compute->workspace != NULL ? bytes : 0;
     return compute->workspace;
 }
 
@@ -262,27 +258,12 @@ static int32_t device_get_type(abi_device *self)
     return ((const struct kind *)self->context)->type;
 }
 
-/* One field of /proc/meminfo, in bytes; 0 when it cannot be read, which ggml takes for "not
- * known". */
-static size_t meminfo(const char *format)
-{
-    FILE *file = fopen("/proc/meminfo", "r");
-    unsigned long long kib = 0;
-    char line[128];
-
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL)
-        if (sscanf(line, format, &kib) == 1)
-            break;
-    if (file != NULL)
-        fclose(file);
-    return (size_t)kib * 1024;
-}
-
 /* A device without its own memory reports 0 of 0 bytes. */
 static void device_get_memory(abi_device *self, size_t *free_bytes, size_t *total)
 {
-    *free_bytes = self == &cache_device ? meminfo("MemAvailable: %llu") : 0;
-    *total = self == &cache_device ? meminfo("MemTotal: %llu") : 0;
+    *free_bytes = *total = 0;
+    if (self == &cache_device)
+        kvp_host_memory(free_bytes, total);
 }
 
 static void device_get_props(abi_device *self, abi_device_props *props)

@@ -1,15 +1,12 @@
 /* ggml_api.c - see ggml_api.h: finds the symbols of the loading ggml and lets ggml_tables.c compare
  * its tables, or refuses. */
-#define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP */
-
 #include "ggml_api.h"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ggml_tables.h"
+#include "host.h"
 #include "log.h"
 #include "settings.h"
 
@@ -26,23 +23,10 @@ enum { LAST_MINOR = 27 };
 static const char *const tested_versions[] = { "0.25", "0.26" };
 #define TESTED_VERSIONS "ggml 0.25 and 0.26"
 
-static void *open_caller(const void *caller)
-{
-    Dl_info info;
-    void *found = NULL;
-    const struct link_map *map;
-
-    if (!dladdr1(caller, &info, &found, RTLD_DL_LINKMAP) || found == NULL)
-        return NULL;
-    map = found;
-    /* The main program has no name in the link map, and dlopen opens it as NULL. */
-    return dlopen(map->l_name[0] ? map->l_name : NULL, RTLD_LAZY | RTLD_NOLOAD);
-}
-
-/* POSIX lets dlsym's object pointer be read as a function pointer; ISO C has no cast for it. */
+/* ISO C has no cast from an object pointer to a function pointer. */
 static bool lookup(void *library, const char *name, void *slot)
 {
-    void *symbol = dlsym(library, name);
+    void *symbol = kvp_host_symbol(library, name);
 
     memcpy(slot, &symbol, sizeof(symbol));
     return symbol != NULL;
@@ -172,7 +156,7 @@ static bool check_tables(void *library, kvp_ggml *api)
 
 bool kvp_ggml_load(const void *caller)
 {
-    void *library = open_caller(caller);
+    void *library = kvp_host_library_of(caller);
     kvp_ggml api = { 0 };
     bool ok;
 
@@ -182,7 +166,7 @@ bool kvp_ggml_load(const void *caller)
     }
     ok = identify(library, &api) && lookup_all(library, &api) && check_tables(library, &api);
     /* The caller stays loaded: it is calling us. Only our reference is returned. */
-    dlclose(library);
+    kvp_host_close_library(library);
     if (ok)
         kvp_api = api;
     return ok;

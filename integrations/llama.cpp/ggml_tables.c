@@ -13,10 +13,11 @@
  */
 #include "ggml_tables.h"
 
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "host.h"
 
 enum { N_PLACES = 32, N_WORDS = 2 * N_PLACES };
 
@@ -73,7 +74,7 @@ static void row(finder *f, const char *what, intmax_t found, intmax_t expected)
  * pointer, which ISO C does not have. */
 static bool find(finder *f, const char *name, void *slot)
 {
-    void *symbol = dlsym(f->library, name);
+    void *symbol = kvp_host_symbol(f->library, name);
 
     memcpy(slot, &symbol, sizeof(symbol));
     if (symbol == NULL && !f->differs) {

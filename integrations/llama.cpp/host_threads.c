@@ -15,7 +15,6 @@
 #include "host_threads.h"
 
 #include <limits.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +22,7 @@
 
 #include "attributes.h"
 #include "ggml_api.h"
+#include "host.h"
 #include "openmp.h"
 
 /* How long a thread spins, and how long it then yields its core before it sleeps. Spinning serves
@@ -309,7 +309,7 @@ static bool yield_while(kvp_wait_value *awaited, unsigned value)
         return false;
     }
     do {
-        sched_yield();
+        kvp_host_yield();
         now = kvp_nanoseconds();
         if (now - before > SHARED_NS)
             n_without = SHARED_WAITS;

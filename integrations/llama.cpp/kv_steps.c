@@ -1,9 +1,7 @@
 /* kv_steps.c - see kv_steps.h. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS */
-
 #include "kv_steps.h"
 
-#include <sys/mman.h>
+#include "host.h"
 
 /* The rows of llama.cpp's default batch. A longer batch seals all rows but the newest while it
  * stores them. All layers share this room, so it does not grow with the context. */
@@ -40,10 +38,7 @@ bool kvp_steps_map(kvp_kv *kv)
 
     if (pages->memory != NULL)
         return true;
-    pages->memory = mmap(NULL, pages->bytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (pages->memory == MAP_FAILED)
-        pages->memory = NULL;
+    pages->memory = kvp_host_reserve(pages->bytes);
     kv->shared = pages->memory != NULL ? pages->bytes : 0;
     return pages->memory != NULL;
 }
@@ -51,6 +46,6 @@ bool kvp_steps_map(kvp_kv *kv)
 void kvp_steps_free(kvp_steps *steps)
 {
     if (steps->pages.memory != NULL)
-        munmap(steps->pages.memory, steps->pages.bytes);
+        kvp_host_release(steps->pages.memory, steps->pages.bytes);
     steps->pages.memory = NULL;
 }

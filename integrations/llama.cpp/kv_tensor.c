@@ -6,17 +6,14 @@
  * layer. So rows of a batch without slots are pending in a copy. They are stored when the attention
  * node that reads them brings the mask, or when another call needs them. Keys whose transform is
  * learned from the node's queries (transform=first) are pending in the same way. */
-#define _GNU_SOURCE /* madvise */
-
 #include "kv_tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "ggml_api.h"
+#include "host.h"
 #include "kv_store.h"
 #include "log.h"
 #include "trace.h"
@@ -498,23 +495,6 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
 
 /* Clearing and copying */
 
-/* Gives whole pages of the system inside the tensor's memory back, which zeroes them, and zeroes
- * the rest. */
-static void release_memory(const kvp_kv *kv)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = (uintptr_t)kv->memory, last = first + kv->reserved;
-    uintptr_t inner_first = (first + page - 1) / page * page, inner_last = last / page * page;
-
-    if (inner_first >= inner_last ||
-        madvise((void *)inner_first, inner_last - inner_first, MADV_DONTNEED) != 0) {
-        memset(kv->memory, 0, kv->reserved);
-        return;
-    }
-    memset((void *)first, 0, inner_first - first);
-    memset((void *)inner_last, 0, last - inner_last);
-}
-
 void kvp_kv_clear(kvp_kv *kv)
 {
     char err[512] = "";
@@ -530,7 +510,7 @@ void kvp_kv_clear(kvp_kv *kv)
     if (kv->tensor == NULL)
         return;
     kvant_tensor_free(&kv->tensor);
-    release_memory(kv);
+    kvp_host_clear(kv->memory, kv->reserved);
     if (!kvp_kv_create_tensor(kv, kv->head_dim, err, sizeof(err))) {
         kvp_error("%s: the cache was cleared, but no new one could be made, so start a new "
                   "context: %s",

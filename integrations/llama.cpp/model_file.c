@@ -1,5 +1,5 @@
 /* model_file.c - see model_file.h. */
-#define _POSIX_C_SOURCE 200809L /* getline */
+#define _POSIX_C_SOURCE 200809L /* fseeko */
 
 #include "model_file.h"
 
@@ -7,17 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+
+#include "host.h"
 
 static bool is_model(const char *path)
 {
-    struct stat state;
     char magic[4] = "";
-    FILE *file = NULL;
-
     /* only regular files, because opening a device may have an effect */
-    if (stat(path, &state) == 0 && S_ISREG(state.st_mode))
-        file = fopen(path, "rbe");
+    FILE *file = kvp_host_is_file(path) ? kvp_host_open(path) : NULL;
+
     if (file == NULL)
         return false;
     bool ok = fread(magic, 1, sizeof(magic), file) == sizeof(magic) &&
@@ -41,39 +39,35 @@ static void name_first_part(char *path)
     memcpy(end + 1, "00001", 5);
 }
 
-/* The path of a line of /proc/self/maps; false when the line names no file or the path is too
- * long. */
-static bool mapped_path(char *line, char *path)
-{
-    const char *at = strchr(line, '/');
+/* The model file that was found, and how often the files differed. */
+struct search {
+    char *model;
+    char last[KVP_MODEL_PATH]; /* the file before, because a file is mapped in several pieces */
+    size_t n;
+};
 
-    line[strcspn(line, "\n")] = '\0';
-    if (at == NULL || strlen(at) >= KVP_MODEL_PATH)
-        return false;
-    strcpy(path, at);
-    return true;
+static void see_file(void *context, const char *mapped)
+{
+    struct search *search = context;
+    char path[KVP_MODEL_PATH];
+
+    if (strlen(mapped) >= sizeof(path) || strcmp(mapped, search->last) == 0)
+        return;
+    strcpy(search->last, mapped);
+    if (!is_model(mapped))
+        return;
+    strcpy(path, mapped);
+    name_first_part(path);
+    search->n += search->n == 0 || strcmp(path, search->model) != 0;
+    strcpy(search->model, path);
 }
 
 bool kvp_find_model(char *model)
 {
-    char path[KVP_MODEL_PATH], last[KVP_MODEL_PATH] = "", *line = NULL;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    size_t n = 0, bytes = 0;
+    struct search search = { .model = model };
 
-    while (maps != NULL && getline(&line, &bytes, maps) > 0) {
-        if (!mapped_path(line, path) || strcmp(path, last) == 0)
-            continue;
-        strcpy(last, path);
-        if (!is_model(path))
-            continue;
-        name_first_part(path);
-        n += n == 0 || strcmp(path, model) != 0;
-        strcpy(model, path);
-    }
-    free(line);
-    if (maps != NULL)
-        fclose(maps);
-    return n == 1;
+    kvp_host_mapped_files(see_file, &search);
+    return search.n == 1;
 }
 
 /* Metadata. No length is trusted: a string or an array that is longer than the rest of the file
@@ -204,14 +198,12 @@ kvp_model_layers kvp_count_model_layers(const char *path)
         uint64_t n_tensors, n_keys;
     } head;
     struct layers layers = { 0 };
-    struct stat state;
-    reader r = { fopen(path, "rbe"), 0 };
+    reader r = { kvp_host_open(path), 0 };
     bool ok;
 
     if (r.file == NULL)
         return (kvp_model_layers){ 0 };
-    if (fstat(fileno(r.file), &state) == 0 && state.st_size > 0)
-        r.left = (uint64_t)state.st_size;
+    r.left = kvp_host_file_bytes(r.file);
     ok = take(&r, &head, sizeof(head)) && memcmp(head.magic, "GGUF", sizeof(head.magic)) == 0 &&
          (head.version == 2 || head.version == 3) && head.n_keys <= MOST_KEYS &&
          read_keys(&r, head.n_keys, &layers);

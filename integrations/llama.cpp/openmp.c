@@ -3,17 +3,17 @@
  * The plug-in is not linked with OpenMP, and a process may hold several OpenMP libraries. So ggml
  * makes the team that does nothing: it computes a graph with two threads on a thread of kvant. From
  * then on libgomp counts one thread more, until kvant's thread ends. */
-#define _POSIX_C_SOURCE 200809L /* clock_gettime, pthread_sigmask */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include "openmp.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "ggml_api.h"
+#include "host.h"
 
 /* The time in which the thread ran or waited for a core, after which a decision is due. A shorter
  * time makes the share below uncertain. */
@@ -119,22 +119,11 @@ static void *hold_team(void *number)
     return NULL;
 }
 
-/* Starts a thread that blocks the program's signals, because a thread inherits its creator's mask
- * and the program's handlers belong on its own threads. Signals of a fault stay unblocked, because
- * they go to the thread that has the fault. */
 static bool start_thread(uintptr_t number)
 {
-    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
-    sigset_t blocked, former;
     pthread_t thread;
-    bool started;
+    const bool started = kvp_host_start_thread(&thread, hold_team, (void *)number);
 
-    sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
-        sigdelset(&blocked, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &former);
-    started = pthread_create(&thread, NULL, hold_team, (void *)number) == 0;
-    pthread_sigmask(SIG_SETMASK, &former, NULL);
     if (started)
         pthread_detach(thread);
     return started;

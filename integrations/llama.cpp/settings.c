@@ -1,7 +1,6 @@
 /* settings.c - see settings.h. Contexts with equal settings share a scheme, and with it their
  * codecs. When a settings file or a calibration changes, the next context gets a new scheme, and
  * the old one stays. */
-#define _POSIX_C_SOURCE 200809L /* st_mtim */
 
 #include "settings.h"
 
@@ -12,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "host.h"
 #include "log.h"
 #include "mla.h"
 
@@ -43,15 +42,12 @@ static void add_text(char *key, const char *text)
  * either, and its loader says why. */
 static void add_file(char *key, const char *path)
 {
-    struct stat state = { 0 };
-    size_t used;
+    char state[96] = "";
 
     add_text(key, path);
     if (path != NULL)
-        stat(path, &state);
-    used = strlen(key);
-    snprintf(key + used, MAX_KEY - used, "%jd %jd %ld\n", (intmax_t)state.st_size,
-             (intmax_t)state.st_mtim.tv_sec, state.st_mtim.tv_nsec);
+        kvp_host_file_state(path, state, sizeof(state));
+    add_text(key, state);
 }
 
 static void write_key(const kvant_scheme_params *params, char *key)

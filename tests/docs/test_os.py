@@ -1,6 +1,6 @@
-"""Only the files of a layer know an operating system: os.h says what src/ needs of it. Elsewhere no
-file includes a header of a system, and no #if asks which system it is. The plug-in and the command
-have no such layer yet."""
+"""Only the files of a layer know an operating system: os.h says what src/ needs of it, host.h what
+the plug-in needs. Elsewhere no file includes a header of a system, and no #if asks which system it
+is. The command has no such layer yet."""
 
 import pathlib
 import re
@@ -12,13 +12,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = {
     "include": (),
     "src": ("src/base/os_posix.c",),
+    "integrations/llama.cpp": ("integrations/llama.cpp/host_linux.c",),
 }
 
 # Headers that compilers for every system have: C11, instructions of processors, POSIX threads.
 C11 = """assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal
 stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time
 uchar wchar wctype""".split()
-EVERYWHERE = {f"{name}.h" for name in (*C11, "arm_neon", "cpuid", "immintrin", "pthread")}
+EVERYWHERE = {f"{name}.h" for name in (*C11, "arm_neon", "cpuid", "immintrin", "pthread", "semaphore")}
 OURS = re.compile(r"kvant/|cuda|mma\.h|type_traits|cstd")
 INCLUDE = re.compile(r"^ *# *include *<([^>]+)>")
 SYSTEM = re.compile(r"^ *# *(?:el)?if.*\b(_WIN32|_WIN64|__APPLE__|__linux__|__unix__|__\w+BSD__)\b")

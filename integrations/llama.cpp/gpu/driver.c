@@ -1,10 +1,10 @@
 /* driver.c - see driver.h. */
 #include "driver.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "../host.h"
 #include "../log.h"
 
 kvp_driver kvp_cu;
@@ -19,14 +19,14 @@ bool kvp_driver_load(char *err, size_t errlen)
         KVP_CUDA_FUNCTIONS(ENTRY)
 #undef ENTRY
     };
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    void *library = kvp_host_open_library(KVP_HOST_CUDA_DRIVER);
     const size_t n = sizeof(symbols) / sizeof(symbols[0]);
 
     for (size_t i = 0; i < n; i++) {
-        void *symbol = library != NULL ? dlsym(library, symbols[i].name) : NULL;
+        void *symbol = library != NULL ? kvp_host_symbol(library, symbols[i].name) : NULL;
         if (symbol == NULL && (library == NULL || i < n - 2)) {
             snprintf(err, errlen, "%s",
-                     library == NULL ? "no NVIDIA driver (libcuda.so.1)"
+                     library == NULL ? "no NVIDIA driver (" KVP_HOST_CUDA_DRIVER ")"
                                      : "the NVIDIA driver is too old");
             return false;
         }

@@ -1,23 +1,20 @@
 /* learner.c - see learner.h.
  *
  * Threads have a low priority, and one CPU is left to the GPU's caller. */
-#define _POSIX_C_SOURCE 200809L /* sigset_t */
 #include "learner.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include <kvant/tensor_hooks.h>
 
 #include "../ggml_api.h"
+#include "../host.h"
 #include "../log.h"
 #include "../rope.h"
 
 #define MOST_AT_ONCE 7   /* layers: more disturb a GPU's caller that decodes tokens */
-#define LOW_PRIORITY 10  /* a nice value, so that the program's own threads go first */
 #define LESSON_ROWS 512u /* rows that the tensor learns from at a time */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
@@ -38,24 +35,6 @@ static void acquire_permit(sem_t *permits)
 {
     while (sem_wait(permits) != 0)
         ;
-}
-
-/* Starts a thread that blocks signals. A thread inherits its creator's signal mask, and the
- * program's handlers belong on the program's threads. Signals of a fault stay unblocked, because
- * they go to the thread that has the fault. */
-bool kvp_gpu_start_thread(pthread_t *thread, void *(*run)(void *), void *context)
-{
-    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
-    sigset_t blocked, former;
-    bool started;
-
-    sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
-        sigdelset(&blocked, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &former);
-    started = pthread_create(thread, NULL, run, context) == 0;
-    pthread_sigmask(SIG_SETMASK, &former, NULL);
-    return started;
 }
 
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
@@ -359,7 +338,7 @@ static void *learn(void *context)
 /* The thread, with a low priority, so that threads that enqueue work for the GPU come first. */
 static void *learn_apart(void *context)
 {
-    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* of this thread only, on Linux */
+    kvp_host_lower_priority();
     return learn(context);
 }
 
@@ -382,7 +361,7 @@ bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *le
     }
     l->begun = true;
     kvp_gpu_queries_find(cells, &l->lesson);
-    l->runs = kvp_gpu_start_thread(&l->thread, learn_apart, cells);
+    l->runs = kvp_host_start_thread(&l->thread, learn_apart, cells);
     if (!l->runs)
         learn(cells);
     return true;
@@ -408,7 +387,7 @@ static void *make_bucket(void *context)
     const bool room = have_learned(cells, &learned) && mean != NULL;
     sem_t *permits = l->making_hurries ? &hurried : &at_once;
 
-    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY);
+    kvp_host_lower_priority();
     acquire_permit(permits);
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
@@ -434,7 +413,7 @@ bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket,
     l->bucket = *bucket;
     l->made_bucket = false;
     l->making_hurries = hurries;
-    l->making = kvp_gpu_start_thread(&l->maker, make_bucket, cells);
+    l->making = kvp_host_start_thread(&l->maker, make_bucket, cells);
     return l->making;
 }
 

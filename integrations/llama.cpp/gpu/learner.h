@@ -106,7 +106,4 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket, bool hurries);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
-/* A thread on which no handler of the program's runs. */
-bool kvp_gpu_start_thread(pthread_t *thread, void *(*run)(void *), void *context);
-
 #endif /* KVP_CUDA_LEARNER_H */

@@ -11,6 +11,8 @@
 
 #include <kvant/tensor_hooks.h>
 
+#include "../host.h"
+
 #define ROWS ((size_t)128) /* that a matrix is made from */
 #define MANY 512u          /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
@@ -404,7 +406,7 @@ void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values
     if (loader->k != NULL || values->cache != keys->cache)
         return;
     *loader = (kvp_gpu_loader){ .k = keys, .v = values, .n_heads = n_heads };
-    loader->runs = kvp_gpu_start_thread(&loader->thread, run, loader);
+    loader->runs = kvp_host_start_thread(&loader->thread, run, loader);
 }
 
 void kvp_gpu_load_finish(kvp_gpu_cache *cache)

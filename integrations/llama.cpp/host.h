@@ -1,0 +1,64 @@
+/* host.h - what the plug-in needs of an operating system: the libraries of its process, reserved
+ * memory, the machine's memory, files and threads. host_linux.c has these functions for Linux;
+ * another system is another file with the same functions. No other file of the plug-in includes a
+ * header of a system or asks which system it is (tests/docs/test_os.py). */
+#ifndef KVP_HOST_H
+#define KVP_HOST_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* Libraries. A symbol is looked up in a library and in the libraries that it was linked with; NULL
+ * when none has it. */
+void *kvp_host_library_of(const void *code); /* that holds this address; NULL: unknown */
+void *kvp_host_open_library(const char *file);
+void kvp_host_close_library(void *library);
+void *kvp_host_symbol(void *library, const char *name);
+
+/* The file of the NVIDIA driver's library. */
+#define KVP_HOST_CUDA_DRIVER "libcuda.so.1"
+
+/* Zeroed memory, of which only pages that were written are resident. NULL: there is no room. */
+void *kvp_host_reserve(size_t bytes);
+void kvp_host_release(void *memory, size_t bytes);
+
+/* Keeps the system from using huge pages for reserved memory. Such a page would make memory
+ * resident that nobody wrote. */
+void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
+
+/* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. */
+void kvp_host_clear(void *at, size_t bytes);
+
+/* Bytes of reserved memory that are resident. */
+size_t kvp_host_resident(const void *memory, size_t bytes);
+
+/* The machine's memory; 0 when it is not known. */
+void kvp_host_memory(size_t *available, size_t *total);
+
+/* Files. A path is a regular file or nothing. */
+bool kvp_host_is_file(const char *path);
+FILE *kvp_host_open(const char *path); /* to read; a program that is started does not inherit it */
+uint64_t kvp_host_file_bytes(FILE *file);
+
+/* A text that differs when the file has changed: its size and its time of change. */
+void kvp_host_file_state(const char *path, char *text, size_t n);
+
+/* Calls see() with the path of each file that the process has mapped, in the order of addresses. */
+void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *context);
+
+/* Threads. A started thread blocks the program's signals, because a thread inherits its creator's
+ * mask and the program's handlers belong on its own threads. Signals of a fault stay unblocked,
+ * because they go to the thread that has the fault. */
+bool kvp_host_start_thread(pthread_t *thread, void *(*run)(void *), void *context);
+void kvp_host_yield(void);
+
+/* Lets the other threads of the program go before the calling thread. */
+void kvp_host_lower_priority(void);
+
+/* Sends a line to the program that listens under this name; lost when none does. */
+void kvp_host_send(const char *name, const char *line);
+
+#endif /* KVP_HOST_H */
