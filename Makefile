@@ -4,6 +4,9 @@
 
 BUILD  ?= build
 PREFIX ?= /usr/local
+# dist and wheel build for this machine. For another MACHINE the names of their folders end in it.
+MACHINE ?= $(shell uname -m)
+FOLDER = $(BUILD)/$@$(if $(filter $(MACHINE),$(shell uname -m)),,-$(MACHINE))
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
 
@@ -259,18 +262,19 @@ install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 # A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder
-# (scripts/check_dist.sh).
+# (scripts/check_dist.sh). make dist MACHINE=aarch64 makes the one for ARM64.
 dist:
 	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
-	JOBS=$(JOBS) scripts/dist.sh $(BUILD)/dist "$$headers" "$$plot" "$$zig"
+	JOBS=$(JOBS) scripts/dist.sh $(FOLDER) "$$headers" "$$plot" "$$zig" $(MACHINE)
 
 # A Python wheel for the same systems: library, command, plug-in and package
 # (scripts/check_wheel.sh installs and runs it).
 wheel:
 	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
-	JOBS=$(JOBS) PYTHON=$(PYTHON) scripts/wheel.sh $(BUILD)/wheel "$$headers" "$$plot" "$$zig"
+	JOBS=$(JOBS) PYTHON=$(PYTHON) scripts/wheel.sh $(FOLDER) "$$headers" "$$plot" "$$zig" \
+	    $(MACHINE)
 
 # All files of a release in build/release, and the commands that tag and upload them
 # (scripts/release.py). Refuses a tree with changes, and versions that disagree.
@@ -306,7 +310,7 @@ help:
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
-	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer'
+	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, or MACHINE=aarch64'
 	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
 	@echo 'make release    build/release: source, tarball, wheel, sums and notes (3 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

@@ -18,7 +18,7 @@ for file in "$@"; do
     fi
     others=$(objdump -p "$file" | awk '$1 == "NEEDED" { print $2 }' |
         grep -vxE -e '(libc|libm)\.so\.6|libpthread\.so\.0|libdl\.so\.2|librt\.so\.1' \
-            -e 'ld-linux-x86-64\.so\.2' || true)
+            -e 'ld-linux-(x86-64\.so\.2|aarch64\.so\.1)' || true)
     [ -z "$others" ] || fail "$file needs $others"
     echo "$(basename "$file"): glibc $newest"
 done

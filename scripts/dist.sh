@@ -1,9 +1,9 @@
 #!/bin/sh
-# dist.sh BUILD HEADERS PLOT ZIG: BUILD/kvant-VERSION-linux-x86_64.tar.gz for any x86-64 Linux with
-# glibc 2.28 or newer.
+# dist.sh BUILD HEADERS PLOT ZIG MACHINE: BUILD/kvant-VERSION-linux-MACHINE.tar.gz for any Linux on
+# x86_64 or aarch64 with glibc 2.28 or newer.
 set -eu
-[ $# = 4 ] || { echo "usage: scripts/dist.sh BUILD HEADERS PLOT ZIG" >&2; exit 2; }
-headers=$2 plot=$3 zig=$4
+[ $# = 5 ] || { echo "usage: scripts/dist.sh BUILD HEADERS PLOT ZIG MACHINE" >&2; exit 2; }
+headers=$2 plot=$3 zig=$4 machine=$5
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/zig_tools.sh"
 mkdir -p "$1"
@@ -11,20 +11,22 @@ build=$(cd "$1" && pwd)
 zig_tools "$build/tools"
 
 # No folder of this machine may be in what others get, so there is no default runtime.
+# shellcheck disable=SC2086 # $cross is meant to be split
 CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib \
     -DCMAKE_AR="$build/tools/ar" -DCMAKE_RANLIB="$build/tools/ranlib" \
-    -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF
+    -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF \
+    $cross
 cmake --build "$build" -j "${JOBS:-$(nproc)}"
 
 version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
-name=kvant-$version-linux-x86_64
-rm -rf "${build:?}/$name"
-cmake --install "$build" --prefix "$build/$name" --strip >"$build/install.log"
+name=kvant-$version-linux-$machine
+rm -rf "${build:?}/$name" "$build"/kvant-*.tar.gz
+cmake --install "$build" --prefix "$build/$name" >"$build/install.log"
 cp "$root/LICENSE" "$build/$name/"
 cp "$root"/scripts/fetch*.py "$build/$name/share/kvant/"
 cat >"$build/$name/README.txt" <<END
-kvant $version for x86-64 Linux with glibc $GLIBC or newer. There is nothing to install: the folder
+kvant $version for $system with glibc $GLIBC or newer. There is nothing to install: the folder
 works at any place.
 
 Compress the KV cache of your own llama.cpp (llama-server, llama-cli, llama-bench ...):

@@ -1,10 +1,11 @@
 #!/bin/sh
-# wheel.sh BUILD HEADERS PLOT ZIG: BUILD/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl, for any
-# x86-64 Linux with glibc 2.28 or newer. Without a GPU's library, which nvcc links with the C++
-# library of its own machine: KVANT_CUDA=ON pip wheel . makes a wheel that has it, for one machine.
+# wheel.sh BUILD HEADERS PLOT ZIG MACHINE: BUILD/kvant-VERSION-py3-none-manylinux_2_28_MACHINE.whl,
+# for any Linux on x86_64 or aarch64 with glibc 2.28 or newer. Without a GPU's library, which nvcc
+# links with the C++ library of its own machine: KVANT_CUDA=ON pip wheel . makes a wheel that has
+# it, for one machine.
 set -eu
-[ $# = 4 ] || { echo "usage: scripts/wheel.sh BUILD HEADERS PLOT ZIG" >&2; exit 2; }
-headers=$2 plot=$3 zig=$4
+[ $# = 5 ] || { echo "usage: scripts/wheel.sh BUILD HEADERS PLOT ZIG MACHINE" >&2; exit 2; }
+headers=$2 plot=$3 zig=$4 machine=$5
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/zig_tools.sh"
 mkdir -p "$1"
@@ -14,12 +15,17 @@ zig_tools "$build/tools"
 export CC="$build/tools/cc" KVANT_CUDA=OFF
 export KVANT_LLAMA_SRC="$headers" KVANT_PLOT_LIB="$plot" \
     CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-$(nproc)}"
-export CMAKE_ARGS="'-DCMAKE_AR=$build/tools/ar' '-DCMAKE_RANLIB=$build/tools/ranlib'"
+export CMAKE_ARGS="'-DCMAKE_AR=$build/tools/ar' '-DCMAKE_RANLIB=$build/tools/ranlib' $cross"
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
 rm -f "$build"/*.whl
 "${PYTHON:-python3}" -m pip wheel "$root" --no-deps --wheel-dir "$build" \
     --disable-pip-version-check \
-    -C build-dir="$build/cmake" -C wheel.tags="py3-none-manylinux_$(echo $GLIBC | tr . _)_x86_64"
-"$root/scripts/check_wheel.sh" "$build"/kvant-*.whl $GLIBC
+    -C build-dir="$build/cmake" -C install.strip=false \
+    -C wheel.tags="py3-none-manylinux_$(echo $GLIBC | tr . _)_$machine"
+if [ -z "$cross" ]; then
+    "$root/scripts/check_wheel.sh" "$build"/kvant-*.whl $GLIBC
+else
+    echo "not checked: a wheel for $machine (make test-arm64 runs it under qemu)"
+fi
 ls "$build"/kvant-*.whl
