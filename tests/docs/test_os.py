@@ -19,7 +19,8 @@ LAYERS = {
 C11 = """assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal
 stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time
 uchar wchar wctype""".split()
-EVERYWHERE = {f"{name}.h" for name in (*C11, "arm_neon", "cpuid", "immintrin", "pthread", "semaphore")}
+OTHERS = ("arm_neon", "cpuid", "immintrin", "pthread", "semaphore")
+EVERYWHERE = {f"{name}.h" for name in (*C11, *OTHERS)}
 OURS = re.compile(r"kvant/|cuda|mma\.h|type_traits|cstd")
 INCLUDE = re.compile(r"^ *# *include *<([^>]+)>")
 SYSTEM = re.compile(r"^ *# *(?:el)?if.*\b(_WIN32|_WIN64|__APPLE__|__linux__|__unix__|__\w+BSD__)\b")
