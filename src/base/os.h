@@ -15,7 +15,7 @@
 #define KVANT_OS_MAX_PATH 4096u /* as PATH_MAX of Linux; Windows allows 32767 */
 
 /* Files. A file is a number that kvant_os_close() gives back. */
-bool kvant_os_open(const char *path, int *file); /* to read */
+bool kvant_os_open(const char *path, int *file);   /* to read */
 bool kvant_os_create(const char *path, int *file); /* to write; EEXIST if path exists */
 bool kvant_os_close(int file);
 bool kvant_os_exists(const char *path);
