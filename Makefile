@@ -143,14 +143,23 @@ test-clang:
 	cmake --build $(BUILD)-clang -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)-clang -L fast -j $(JOBS)
 
-# The library on 64-bit ARM: natively on such a machine, elsewhere a cross build under qemu.
+# 64-bit ARM. On such a machine: the fast tests, those with llama.cpp, tarball and wheel. Elsewhere
+# under qemu: unit tests, kernels, bytes, and the tarball and the wheel with llama.cpp's libraries.
+ifeq ($(shell uname -m),aarch64)
 test-arm64:
-	scripts/deps.sh test
-	if [ "$$(uname -m)" = aarch64 ]; then \
-	    cmake --preset release -B $(BUILD) -DKVANT_BUILD_TESTS=ON -DKVANT_BUILD_TOOLS=OFF \
-	        -DKVANT_BUILD_PLUGIN=OFF && \
-	    cmake --build $(BUILD) -j $(JOBS) && $(RUN_TESTS) $(BUILD) -L fast -j $(JOBS); \
-	else tests/aarch64/run.sh $(abspath $(BUILD))/aarch64; fi
+	$(call configure_tests,OFF)
+	$(RUN_TESTS) $(BUILD) -L "fast|integration" -LE long -j $(JOBS)
+	$(MAKE) dist wheel
+else
+test-arm64:
+	@scripts/deps.sh arm64 || { echo "skipped: test-arm64 needs a compiler and qemu" && exit 0; } && \
+	$(MAKE) dist wheel MACHINE=aarch64 && \
+	packages=$$($(FETCH) arm64) && runtime=$$($(FETCH) runtime aarch64) && \
+	model=$$($(FETCH) model) && \
+	tests/aarch64/run.sh $(abspath $(BUILD))/aarch64 "$$packages" && \
+	tests/aarch64/delivery.sh $(BUILD)/dist-aarch64/kvant-*-linux-aarch64.tar.gz \
+	    $(BUILD)/wheel-aarch64/kvant-*.whl "$$packages" "$$runtime" "$$model"
+endif
 
 # Kernels for GPUs compile, one of each template, and their tests without a GPU pass.
 test-cuda:
@@ -297,7 +306,7 @@ help:
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, GPU kernels, clang, sanitizers, llama.cpp b11434 (hours)'
 	@echo 'make test-clang a build by clang, and its tests without a model'
-	@echo 'make test-arm64 the library on 64-bit ARM, under qemu elsewhere'
+	@echo 'make test-arm64 64-bit ARM: tests, tarball and wheel, under qemu elsewhere'
 	@echo 'make test-cuda  kernels for GPUs compile, and their tests without a GPU pass'
 	@echo 'make format     lays out C, CUDA and Python; make check-format fails where it would'
 	@echo 'make test-docs  pages: links, names, tables, figures'

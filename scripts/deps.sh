@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs missing packages for building (deps.sh build), for fetching models and compilers, too
-# (deps.sh fetch), for testing (deps.sh test), or for testing with LMCache (deps.sh lmcache). Does
-# and prints nothing when all of them are there. Uses apt-get, as root or through sudo; without
+# (deps.sh fetch), for testing (deps.sh test), for testing with LMCache (deps.sh lmcache), or for
+# ARM64's programs on another machine (deps.sh arm64). Does and prints nothing when all of them are
+# there. Uses apt-get, as root or through sudo; without
 # apt-get it names the missing packages.
 set -eu
 
@@ -24,9 +25,9 @@ need_numpy() {
 }
 
 case "${1:-}" in
-    build | fetch | test | lmcache) ;;
+    build | fetch | test | lmcache | arm64) ;;
     *)
-        echo "usage: scripts/deps.sh build|fetch|test|lmcache" >&2
+        echo "usage: scripts/deps.sh build|fetch|test|lmcache|arm64" >&2
         exit 2
         ;;
 esac
@@ -50,10 +51,11 @@ if [ "$1" = test ] || [ "$1" = lmcache ]; then
     need_program chromium chromium # looks at the page of kvant report
     need_numpy # tests/python, tests/tuning
     need_program qemu-x86_64 qemu-user # kernels on emulated CPUs
-    if [ "$(uname -m)" = x86_64 ]; then # for tests/aarch64
-        # Compilers do not name the C library that they need.
-        need_program aarch64-linux-gnu-gcc "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
-    fi
+fi
+if [ "$1" = arm64 ] || [ "$1" = test ] && [ "$(uname -m)" = x86_64 ]; then # for tests/aarch64
+    need_program qemu-aarch64 qemu-user
+    # Compilers do not name the C library that they need.
+    need_program aarch64-linux-gnu-gcc "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
 fi
 
 [ -n "$missing" ] || exit 0
