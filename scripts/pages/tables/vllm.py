@@ -134,3 +134,12 @@ def vllm_identical(results):
         line = results.newest("vllm_ids.csv", {"cache": cache})
         rows.append([cache, line["beside"], line["dtype"], line["equal"], line["prompts"]])
     return table(["cache", "compared with", "dtype", "equal", "of prompts"], *rows)
+
+
+def vllm_versions(results):
+    """The releases of vLLM that kvant was run with, and what was run."""
+    rows = (
+        [line["vllm"], line["device"], line["run"], line["result"]]
+        for line in results.lines("vllm_versions.csv")
+    )
+    return table(["vLLM", "on", "run", "result"], *rows)

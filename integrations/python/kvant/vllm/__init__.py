@@ -15,6 +15,7 @@ unchanged."""
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import importlib.util
 import os
@@ -170,13 +171,34 @@ def _reduce(backend: Any) -> tuple[Any, tuple[Any]]:
     return (_registered, (NAME,)) if backend.name == NAME else (type(backend), (backend.value,))
 
 
+def _register_refusal() -> None:
+    """Leaves a release of vLLM that was not tested unchanged, except that its users of KVANT see
+    why it is refused. Its registry may differ, so any part of this may be missing."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+        if not hasattr(AttentionBackendEnum, NAME):
+            AttentionBackendEnum.register(NAME, "kvant.vllm.versions.Backend")
+        _register_dtypes()
+
+
 def register() -> None:
     """vLLM calls this in each of its processes, in some of them more than once. ImportError without
-    vLLM."""
+    vLLM. RuntimeError with a release of vLLM that was not tested, but only for users of kvant."""
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(
             "kvant.vllm: vLLM, which loads this plug-in, is not installed (pip install vllm)"
         )
+    import vllm
+
+    from . import versions
+
+    refused = versions.refusal(vllm.__version__)
+    if refused and os.environ.get("KVANT_VLLM"):
+        raise RuntimeError(refused)
+    if refused:
+        _register_refusal()
+        return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     _register_dtypes()
