@@ -2,8 +2,10 @@
 the CPU.
 
 Arguments: the folder of a model, then options of LLM as JSON, then requests as JSON. A request has
-prompts as token ids, and options of SamplingParams. With KVANT_VLLM the cache is kvant's. With
-TEST_GPU_PAGES attention is the GPU backend's, on the mock that KVANT_CUDA_LIBRARY names.
+prompts as token ids, and options of SamplingParams; "adapter" is the folder of a LoRA adapter. With
+KVANT_VLLM the cache is kvant's. With TEST_GPU_PAGES attention is the GPU backend's, on the mock
+that KVANT_CUDA_LIBRARY names. With TEST_WRONG_ATTENTION outputs are twice as large as they should
+be.
 
 Without arguments it reads jobs from stdin, one line of JSON each: arguments, environment, and a
 file for the engine's messages. Each job is a new process that begins with vLLM imported, because
@@ -59,6 +61,26 @@ def use_gpu_pages():
     CPUModelRunner._zero_block_ids = clear_blocks
 
 
+def make_attention_wrong():
+    from kvant.vllm import gpu_pages, pages
+
+    def doubled(attend):
+        def made(self, q, out, *rest):
+            attend(self, q, out, *rest)
+            out.mul_(2)
+
+        return made
+
+    for kind in (pages.LayerPages, gpu_pages.LayerPages):
+        kind.attend = doubled(kind.attend)
+
+
+def adapter_request(folder):
+    from vllm.lora.request import LoRARequest
+
+    return {"lora_request": LoRARequest("adapter", 1, folder)} if folder else {}
+
+
 def of_device():
     """Options of LLM: on a GPU with little memory, decode steps as CUDA graphs, and a type that
     FlashAttention accepts.
@@ -94,14 +116,18 @@ def run(folder, options, rounds):
     kvant.vllm.register()  # vLLM's entry point does this in an installed wheel
     if os.environ.get("TEST_GPU_PAGES"):
         use_gpu_pages()
+    if os.environ.get("TEST_WRONG_ATTENTION"):
+        make_attention_wrong()
     common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024)
     llm = LLM(**common | of_device() | options)
     found, apart = [], []
     for prompts, sampling in rounds:
+        adapter = adapter_request(sampling.pop("adapter", None))
         made = llm.generate(
             [{"prompt_token_ids": ids} for ids in prompts],
             SamplingParams(ignore_eos=True, detokenize=False, **sampling),
             use_tqdm=False,
+            **adapter,
         )
         found.append(
             [

@@ -2,6 +2,10 @@
 installed transformers and vLLM have.
 """
 
+import json
+import pathlib
+
+import safetensors.torch
 import torch
 import transformers
 
@@ -61,6 +65,16 @@ KINDS = {
         num_kv_shared_layers=0,
         head_dim=64,
     ),
+    # a head that predicts one more token (MTP)
+    "Ernie4_5_MoeConfig": dict(
+        moe_num_experts=4,
+        moe_k=2,
+        moe_num_shared_experts=1,
+        moe_intermediate_size=64,
+        head_dim=64,
+        num_nextn_predict_layers=1,
+        tie_word_embeddings=False,
+    ),
     # other attention
     "DeepseekV3Config": _LATENT
     | dict(
@@ -83,3 +97,36 @@ def save(kind, folder, **options):
             ):
                 weights.normal_(0, 0.15)  # attention distinguishes tokens
     model.save_pretrained(folder)
+
+
+def save_mtp_head(folder, n_layers=4):
+    """Adds the weights of an MTP head to a saved model of Ernie4_5_MoeConfig: its block is a copy
+    of the first layer, which has no experts.
+    """
+    weights = safetensors.torch.load_file(f"{folder}/model.safetensors")
+    of_block, made = "model.layers.0.", {}
+    for name, x in weights.items():
+        if name.startswith(of_block):
+            made[f"model.mtp_block.0.{name.removeprefix(of_block)}"] = x.clone()
+    size = weights["model.norm.weight"].shape[0]
+    for norm in ("mtp_emb_norm", "mtp_hidden_norm"):
+        made[f"model.{norm}.0.weight"] = torch.ones(size)
+    both = torch.cat([torch.eye(size), torch.eye(size)], 1)
+    made["model.mtp_linear_proj.0.weight"] = both
+    safetensors.torch.save_file(made, f"{folder}/mtp.safetensors")
+
+
+def save_adapter(folder, model, rank=8):
+    """A random LoRA adapter of a Llama model's attention, as the package peft saves one."""
+    random, made = torch.Generator().manual_seed(5), {}
+    projections = ("q_proj", "k_proj", "v_proj")
+    for name, weights in model.named_parameters():
+        if name.split(".")[-2] in projections:
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            out, in_ = weights.shape
+            for part, shape in (("A", (rank, in_)), ("B", (out, rank))):
+                made[f"{stem}.lora_{part}.weight"] = 0.2 * torch.randn(shape, generator=random)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank}
+    config |= {"target_modules": list(projections), "bias": "none"}
+    safetensors.torch.save_file(made, f"{folder}/adapter_model.safetensors")
+    pathlib.Path(folder, "adapter_config.json").write_text(json.dumps(config))

@@ -45,13 +45,15 @@ def made_impl(
     kind=gpu.Impl,
     dtype="auto",
     block_size=64,
+    settings=None,
     **others,
 ):
+    """settings: more parts of vLLM's configuration."""
     model = types.SimpleNamespace(model=None, get_total_num_kv_heads=lambda: total)
     cache = types.SimpleNamespace(user_specified_block_size=True, block_size=block_size)
     layers = types.SimpleNamespace(static_forward_context={})
     config = types.SimpleNamespace(
-        model_config=model, cache_config=cache, compilation_config=layers
+        model_config=model, cache_config=cache, compilation_config=layers, **settings or {}
     )
     environment = {"KVANT_VLLM": stored} | (
         {"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {}

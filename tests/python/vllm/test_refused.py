@@ -1,9 +1,13 @@
 """What kvant's plug-in for vLLM refuses at the start, without an engine: releases that were not
-tested. test_vllm.py has models and options that an engine refuses.
+tested, features of vLLM that its attention does not know, and attention that computes something
+else than it has to. test_vllm.py has models and options that an engine refuses.
 """
 
+import dataclasses
 import pathlib
+import re
 import sys
+import tempfile
 import types
 import unittest
 from unittest import mock
@@ -11,12 +15,28 @@ from unittest import mock
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "pytorch")]
 
+import models  # noqa: E402
+import torch  # noqa: E402
 import vllm  # noqa: E402
-from common import TestCase  # noqa: E402
+from common import TestCase, np  # noqa: E402
+from vllm.config import (  # noqa: E402
+    CacheConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+)
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import versions  # noqa: E402
+from kvant.vllm import gpu, impl, limits, self_check, versions  # noqa: E402
+from steps import DIM, HEADS, KV_HEADS, CpuImpl, made_impl  # noqa: E402
+
+CONFIGS = {
+    "model_config": ModelConfig,
+    "parallel_config": ParallelConfig,
+    "cache_config": CacheConfig,
+    "kv_transfer_config": KVTransferConfig,
+}
 
 
 class Versions(TestCase):
@@ -56,6 +76,185 @@ class Versions(TestCase):
         text = (HERE.parents[2] / "bench" / "results" / "vllm_versions.csv").read_text()
         found = {".".join(line.split(",")[1].split(".")[:2]) for line in text.splitlines()[1:]}
         self.assertEqual(found, set(versions.TESTED))
+
+
+class Limits(TestCase):
+    def config(self, setting, value):
+        part, name = setting.split(".")
+        return types.SimpleNamespace(**{part: types.SimpleNamespace(**{name: value})})
+
+    def test_features_that_are_refused(self):
+        """Each value is refused with a line that says what to do."""
+        wrong = {"kv_connector": "LMCacheConnectorV1", "rswa_window": 128}
+        right = {"kv_connector": "DecodeBenchConnector"}
+        for limit in limits.LIMITS:
+            name = limit.setting.split(".")[1]
+            value = wrong.get(name, 2 if limit.is_wrong is limits._several else True)
+            with (
+                self.subTest(limit.setting),
+                self.assertRaisesRegex(NotImplementedError, "^kvant: .*(unset|need|be 1|start)"),
+            ):
+                limits.check(self.config(limit.setting, value))
+            limits.check(self.config(limit.setting, right.get(name)))
+        limits.check(types.SimpleNamespace())
+
+    def test_vllm_has_these_settings(self):
+        """A setting that this release does not have would be ignored. Older releases lack some."""
+        for limit in limits.LIMITS:
+            part, name = limit.setting.split(".")
+            fields = {field.name for field in dataclasses.fields(CONFIGS[part])}
+            missing = name not in fields and not hasattr(CONFIGS[part], name)
+            self.assertFalse(missing, limit.setting)
+
+    def test_layers_ask(self):
+        found = types.SimpleNamespace(enable_dbo=True)
+        with self.assertRaisesRegex(NotImplementedError, "dual-batch overlap was not tested"):
+            made_impl("int8", settings={"parallel_config": found})
+
+    def test_alibi(self):
+        with self.assertRaisesRegex(NotImplementedError, "models with ALiBi .* start without"):
+            CpuImpl(HEADS, DIM, DIM**-0.5, KV_HEADS, [0.5] * HEADS)
+
+    def test_layers_that_vllm_keeps(self):
+        config = self.config("cache_config.kv_cache_dtype_skip_layers", ["0"])
+        with (
+            mock.patch.dict("os.environ", KVANT_VLLM="int8"),
+            self.assertRaisesRegex(NotImplementedError, "skip-layers leaves layers to vLLM"),
+        ):
+            limits.check(config)
+        with mock.patch.dict("os.environ", KVANT_VLLM=""):
+            limits.check(config)
+
+    def test_learning_needs_the_whole_model(self):
+        """A rank that has only some layers or heads would write a file that lacks the others."""
+        for name in ("tensor", "pipeline"):
+            sizes = types.SimpleNamespace(**{f"{name}_parallel_size": 2})
+            with (
+                mock.patch.dict("os.environ", KVANT_VLLM_LEARN="model.kvcal"),
+                self.assertRaisesRegex(NotImplementedError, f"set --{name}-parallel-size 1"),
+            ):
+                made_impl("int8", settings={"parallel_config": sizes})
+
+
+class SelfCheck(TestCase):
+    kinds = (gpu.Impl, CpuImpl) if not torch.cuda.is_available() else (gpu.Impl,)
+
+    def setUp(self):
+        self.enterContext(mock.patch.object(self_check, "_checked", set()))
+
+    def check(self, stored, kind=gpu.Impl, dtype=torch.float32, layer=0, **options):
+        made = made_impl(stored, kind=kind, **options)
+        self_check.check(made, layer, dtype, made._options(True))
+
+    def test_right(self):
+        sinks = torch.linspace(-2, 3, HEADS)
+        for kind in self.kinds:
+            for stored in ("f32/f32", "f16/f16", "int8", "int4", "turboquant4", "int-8/trellis-3"):
+                with self.subTest(stored, kind=kind):
+                    self_check._checked.clear()
+                    self.check(stored, kind)
+            for options in ({"window": 50}, {"softcap": 3.0}, {"sinks": sinks}):
+                for dtype in (torch.bfloat16, torch.float16):
+                    with self.subTest(**options, kind=kind, dtype=dtype):
+                        self_check._checked.clear()
+                        self.check("turboquant4", kind, dtype, **options)
+
+    def test_calibrated(self):
+        """Keys far from zero, as Qwen2.5 has them."""
+        model = models.make("llama", head_dim=DIM)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "model.kvcal")
+            random, made = np.random.default_rng(1), kvant.Calibrator(model="far")
+            far = 100 * random.standard_normal((KV_HEADS, DIM))
+            for role in "kv":
+                rows = far * (role == "k") + random.standard_normal((512, KV_HEADS, DIM))
+                made.add_rows(0, role, rows.astype(np.float32))
+            for head in range(KV_HEADS):
+                made.add_queries(0, head, random.standard_normal((512, DIM)).astype(np.float32))
+            made.finish().save(path)
+            for kind in self.kinds:
+                for dtype in (torch.float32, torch.bfloat16):
+                    self_check._checked.clear()
+                    self.check("balanced", kind, dtype, calibration=path)
+            path = pathlib.Path(folder, "another.kvcal")
+            kvant.calibrate(model, random.integers(3, 300, 512)).save(path)
+            self_check._checked.clear()
+            self.check("balanced", layer=1, calibration=path)
+
+    def test_wrong_attention(self):
+        """Each of these would give wrong tokens without a word."""
+        for kind in self.kinds:
+            attend = kind.Pages.attend
+
+            def swapped(pages, q, out, *rest):
+                attend(pages, q, out, *rest)
+                out[:] = out.flip(1)
+
+            def rescaled(pages, q, out, batch, part, options):
+                attend(pages, q, out, batch, part, dataclasses.replace(options, scale=0.1))
+
+            def other_blocks(pages, q, out, batch, *rest):
+                attend(
+                    pages,
+                    q,
+                    out,
+                    dataclasses.replace(batch, block_table=batch.block_table.flip(1)),
+                    *rest,
+                )
+
+            def nothing(pages, q, out, *rest):
+                out[:] = float("nan")
+
+            for wrong in (swapped, rescaled, other_blocks, nothing):
+                for stored in ("int8", "turboquant4"):
+                    self_check._checked.clear()
+                    with (
+                        self.subTest(wrong.__name__, kind=kind, stored=stored),
+                        mock.patch.object(kind.Pages, "attend", wrong),
+                        self.assertRaisesRegex(RuntimeError, "pages is wrong by .* build kvant"),
+                    ):
+                        self.check(stored, kind)
+
+    def test_a_codec_that_loses_rows(self):
+        """A codec that keeps a constant part of each row alone, or rows of another token."""
+        made = made_impl("turboquant4")
+        rows = np.random.default_rng(1).standard_normal((130, KV_HEADS, DIM))
+        self_check._check_codec(made, "k", rows, rows * 0.9)
+        for after in (rows * 0.7, np.roll(rows, 1, 0), np.full_like(rows, np.nan)):
+            with self.assertRaisesRegex(RuntimeError, "rows that turboquant-4 keeps are wrong"):
+                self_check._check_codec(made, "k", rows, after)
+
+    def test_layers_of_one_shape_are_checked_once(self):
+        self.check("int8")
+        with mock.patch.object(gpu.Impl.Pages, "attend", side_effect=AssertionError):
+            self.check("int8")
+            with self.assertRaises(AssertionError):
+                self.check("int4")
+
+    def test_layers_are_checked_when_weights_are_loaded(self):
+        made, layers = made_impl("int8"), {}
+        layers["model.layers.3.attn"] = types.SimpleNamespace(impl=made)
+        made.layers = layers
+        with mock.patch.object(self_check, "check") as checked:
+            made.process_weights_after_loading(torch.bfloat16)
+            self.assertEqual(checked.call_args.args[:3], (made, 3, torch.bfloat16))
+            made.kv_sharing_target_layer_name = "model.layers.1.attn"
+            made.process_weights_after_loading(torch.bfloat16)
+            self.assertEqual(checked.call_count, 1)
+        self.assertIs(
+            impl.Impl.process_weights_after_loading, CpuImpl.process_weights_after_loading
+        )
+
+
+class Page(TestCase):
+    def test_tests_of_the_page_exist(self):
+        """The page names a test for each feature of vLLM."""
+        page = (HERE.parents[2] / "docs" / "reference" / "vllm.md").read_text()
+        tests = "".join(path.read_text() for path in HERE.glob("test_*.py"))
+        named = set(re.findall(r"`(test_\w+)`", page))
+        self.assertGreater(len(named), 15)
+        for name in named:
+            self.assertIn(f"def {name}(", tests)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ for each engine. The test runs on a GPU if there is one, and otherwise on the CP
 CPU are forks of a process that has imported vLLM (engine.py).
 """
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -48,6 +49,7 @@ ROUNDS = [
     ([SHARED + ids(n, n) for n in (7, 60, 89)], GREEDY),  # a prefix that is not cached yet
     ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and a cached prefix
 ]
+CALIBRATED = "int-4:transform=file,sink=0/int-4:center=file,sink=0"
 SAMPLES = ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4})
 
 
@@ -186,6 +188,36 @@ class Engine(TestCase):
             for made, right in self.check_drafts(other, (False,)):
                 self.assertLess(right, made / 2)
 
+    def test_mtp(self):
+        """A head of the model drafts one token (Ernie 4.5)."""
+        rounds = [([ids(n, n) for n in (100, 129, 7)], {"temperature": 0, "max_tokens": 40})]
+        with tempfile.TemporaryDirectory() as folder:
+            kinds.save("Ernie4_5_MoeConfig", folder)
+            kinds.save_mtp_head(folder)
+            stock = self.run_stock(rounds, folder, max_num_seqs=4)
+            drafts = {"method": "mtp", "num_speculative_tokens": 1}
+            options = dict(max_num_seqs=4, speculative_config=drafts, disable_log_stats=False)
+            ours = self.run_engine("f32/f32", rounds, folder, **options)
+        self.same(ours, stock)
+        self.assertGreater(ours["counts"]["vllm:spec_decode_num_draft_tokens"], 60)
+
+    def test_adapters(self):
+        """LoRA changes keys and values, so requests with an adapter and without one share no
+        blocks.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            kinds.save_adapter(folder, self.model)
+            prompts = [SHARED + ids(n, n) for n in (7, 60)]
+            plain, adapted = (prompts, GREEDY), (prompts, GREEDY | {"adapter": folder})
+            rounds = [plain, adapted, plain, adapted]
+            options = dict(max_num_seqs=4, enable_lora=True, max_lora_rank=8)
+            stock = self.run_stock(rounds, **options)
+            ours = self.run_engine("f32/f32", rounds, **options)
+        self.same(ours, stock)
+        answers = [[x["ids"] for x in r] for r in ours["rounds"]]
+        self.assertEqual((answers[0], answers[1]), (answers[2], answers[3]))
+        self.assertNotEqual(answers[0], answers[1])
+
     @unittest.skipIf(importlib.util.find_spec("numba") is None, "vLLM's n-grams need numba")
     def test_ngrams(self):
         """Drafts from the prompt."""
@@ -214,6 +246,9 @@ class Engine(TestCase):
 
     def test_windows(self):
         self.check_kind("mistral")
+
+    def test_sinks(self):
+        self.check_kind("gpt_oss", **({"dtype": "bfloat16"} if GPU else {}))
 
     def test_windows_and_softcap(self):
         """vLLM refuses Gemma 2 in fp16. The model's logits lie within 2, so CLOSE is four units of
@@ -283,18 +318,9 @@ class Engine(TestCase):
         ):  # bytes of a window's token and kv head; bfloat16: 256
             self.assertAlmostEqual(fit / blocks[0], 256 / cell, delta=2 / blocks[0])
 
-    @unittest.skipIf(GPU and torch.cuda.device_count() < 2, "needs two GPUs")
-    def test_tensor_parallelism(self):
-        """Two ranks, which load the plug-in by its entry point: each holds and calibrates one of
-        the two kv heads. The test uses float32, where sums in another order hardly change a code.
-        """
-        rounds, path = ROUNDS[:2], pathlib.Path(self.folder.name, "model.kvcal")
-        options = dict(max_num_seqs=4, dtype="float32")
-        stock = self.run_stock(
-            rounds, **options, **({"attention_backend": "TRITON_ATTN"} if GPU else {})
-        )
-        kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
-        calibrated = "int-4:transform=file,sink=0/int-4:center=file,sink=0"
+    @contextlib.contextmanager
+    def plug_in(self):
+        """kvant's entry point, by which ranks in other processes load the plug-in."""
         with tempfile.TemporaryDirectory() as folder:
             entry = pathlib.Path(folder, "kvant-0.dist-info")
             entry.mkdir()
@@ -307,14 +333,26 @@ class Engine(TestCase):
                 str(HERE.parents[2] / "integrations" / "python"),
                 os.environ.get("PYTHONPATH", ""),
             )
-            with mock.patch.dict(
-                os.environ, KVANT_VLLM_CALIBRATION=str(path), PYTHONPATH=os.pathsep.join(found)
-            ):
-                two = [
-                    self.run_engine(stored, rounds, tensor_parallel_size=2, **options)
-                    for stored in ("f32/f32", calibrated)
-                ]
-                one = self.run_engine(calibrated, rounds, **options)
+            with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(found)):
+                yield
+
+    @unittest.skipIf(GPU and torch.cuda.device_count() < 2, "needs two GPUs")
+    def test_tensor_parallelism(self):
+        """Two ranks, which load the plug-in by its entry point: each holds and calibrates one of
+        the two kv heads. The test uses float32, where sums in another order hardly change a code.
+        """
+        rounds, path = ROUNDS[:2], pathlib.Path(self.folder.name, "model.kvcal")
+        options = dict(max_num_seqs=4, dtype="float32")
+        stock = self.run_stock(
+            rounds, **options, **({"attention_backend": "TRITON_ATTN"} if GPU else {})
+        )
+        kvant.calibrate(self.model, np.array(ids(2048, 9))).save(path)
+        with self.plug_in(), mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path)):
+            two = [
+                self.run_engine(stored, rounds, tensor_parallel_size=2, **options)
+                for stored in ("f32/f32", CALIBRATED)
+            ]
+            one = self.run_engine(CALIBRATED, rounds, **options)
         self.same(two[0], stock)
         pairs = [
             (x["ids"], y["ids"])
@@ -436,6 +474,13 @@ class Engine(TestCase):
             "head_dim 64",
             line,
         )
+
+    def test_wrong_attention_is_refused(self):
+        """The engine compares attention with float64 before it serves."""
+        with mock.patch.dict(os.environ, TEST_WRONG_ATTENTION="1"):
+            for gpu in MOCK:
+                with self.assertRaisesRegex(RuntimeError, "kvant: attention over .* is wrong by"):
+                    self.run_engine("turboquant4", [], gpu=gpu)
 
     def test_refusals(self):
         wrong = (("nothing", "one of turboquant4"), ("small", "KVANT_VLLM_CALIBRATION"))

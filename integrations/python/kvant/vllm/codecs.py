@@ -18,11 +18,15 @@ def _calibration(path: str | None) -> Calibration | None:
     return None if path is None else Calibration(path)
 
 
+def calibration_of(stored: Stored) -> Calibration | None:
+    return _calibration(stored.calibration)
+
+
 def codecs(
     stored: Stored, role: str, head_dim: int, layer: int = 0, heads: range = range(1)
 ) -> list[Codec]:
     """The codecs of some kv heads; heads are their numbers in the whole model."""
-    calibration = _calibration(stored.calibration)
+    calibration = calibration_of(stored)
     return [
         Codec(getattr(stored, role), head_dim, role, calibration, layer, head) for head in heads
     ]

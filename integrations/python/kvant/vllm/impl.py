@@ -21,10 +21,11 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from ..library import PAGE_TOKENS
-from . import Stored, chosen, is_ours
+from . import Stored, chosen, is_ours, limits, self_check
 from .batch import Batch, Builder, Options, Part
 from .codecs import even_cells, heads_of_rank
 from .learn import LOG, Learner
+from .limits import WITHOUT
 
 # Pages by their memory and the layer's number.
 _in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
@@ -35,7 +36,6 @@ _learner: list[Learner] = []
 _stored: list[tuple[Stored, dict[str, Any]]] = []
 # Their blocks hold a row of keys and one of values per token.
 _SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
-_WITHOUT = "start without KVANT_VLLM and --attention-backend KVANT"
 
 
 def customize_spec(spec: Any) -> Any:
@@ -45,7 +45,7 @@ def customize_spec(spec: Any) -> Any:
     if type(spec) not in _SPECS or of_values not in (None, spec.head_size) or per_state != 1:
         shape = f"head_dim {spec.head_size} of keys, {of_values} of values"
         raise NotImplementedError(
-            f"kvant: vLLM's {type(spec).__name__} ({shape}) is not supported; {_WITHOUT}"
+            f"kvant: vLLM's {type(spec).__name__} ({shape}) is not supported; {WITHOUT}"
         )
     stored, layers = _stored[-1] if _stored else (chosen(), {})
     assert stored is not None
@@ -75,12 +75,10 @@ def _say(stored: Stored, head_dim: int, cell: int) -> None:
     )
 
 
-def _learning(model: str, n_ranks: int) -> Learner | None:
-    path = os.environ.get("KVANT_VLLM_LEARN")
-    if path and n_ranks > 1:
-        raise NotImplementedError(
-            "kvant: KVANT_VLLM_LEARN needs all kv heads on one GPU: set --tensor-parallel-size 1"
-        )
+def _learning(config: Any) -> Learner | None:
+    path, model = os.environ.get("KVANT_VLLM_LEARN"), config.model_config.model
+    if path:
+        limits.check_learning(config)
     if path and not _learner:
         _learner.append(
             Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0))
@@ -140,14 +138,14 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     ) -> None:
         if alibi_slopes is not None or attn_type != AttentionType.DECODER:
             raise NotImplementedError(
-                f"kvant: vLLM's models with ALiBi and its encoders are not supported; {_WITHOUT}"
+                f"kvant: vLLM's models with ALiBi and its encoders are not supported; {WITHOUT}"
             )
         unknown = sorted(
             name for name, value in others.items() if value is not None and value is not False
         )
         if unknown:
             raise NotImplementedError(
-                f"kvant: attention with {', '.join(unknown)} is not supported; {_WITHOUT}"
+                f"kvant: attention with {', '.join(unknown)} is not supported; {WITHOUT}"
             )
         self.num_heads, self.head_size, self.num_kv_heads = (
             num_heads,
@@ -158,16 +156,17 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.sliding_window, self.logits_soft_cap = sliding_window or 0, logits_soft_cap or 0.0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         config = get_current_vllm_config()
+        limits.check(config)
         model = config.model_config
         stored = chosen(kv_cache_dtype, model.model)
         if stored is None:
             named = f"kvant_NAME or auto with KVANT_VLLM, not {kv_cache_dtype}"
             raise ValueError(f"kvant: --kv-cache-dtype has to be {named}, which is vLLM's own")
         _check_block_size(config.cache_config)
-        self.stored = stored
-        _stored[:] = [(stored, config.compilation_config.static_forward_context)]
+        self.stored, self.layers = stored, config.compilation_config.static_forward_context
+        _stored[:] = [(stored, self.layers)]
         ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-        self.learner = _learning(model.model, ranks[1])
+        self.learner = _learning(config)
         self.heads = heads_of_rank(self.num_kv_heads, model.get_total_num_kv_heads(), *ranks)
         self.pages, self.place = None, None
 
@@ -196,10 +195,18 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         n = len(slot_mapping)
         self._pages(layer, kv_cache).write(key[:n], value[:n], slot_mapping)
 
-    def _options(self, batch: Batch) -> Options:
-        return Options(
-            self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, batch.causal
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Checks the codecs of this layer. vLLM calls this before it assigns memory."""
+        name = next(
+            (name for name, layer in self.layers.items() if getattr(layer, "impl", None) is self),
+            None,
         )
+        if name is not None and self.kv_sharing_target_layer_name is None:
+            if not (self.stored.calibration and _is_draft(self.layers[name], name)):
+                self_check.check(self, extract_layer_index(name), act_dtype, self._options(True))
+
+    def _options(self, causal: bool) -> Options:
+        return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, causal)
 
     def _learn(self, layer: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
         """Lets the learner see whole prompts."""
@@ -235,7 +242,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if attn_metadata is None:  # a run that measures memory
             return output.fill_(0)
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError(f"kvant: quantised outputs are not supported; {_WITHOUT}")
+            raise NotImplementedError(f"kvant: quantised outputs are not supported; {WITHOUT}")
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:
@@ -248,5 +255,5 @@ class Impl(AttentionImpl):  # type: ignore[misc]
                 self._learn(layer, part, query, key, value, batch)
             rows = (part.fresh or part.long) and key is not None
             if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):
-                pages.attend(query, out, batch, part, self._options(batch))
+                pages.attend(query, out, batch, part, self._options(batch.causal))
         return output
