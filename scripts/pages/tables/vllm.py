@@ -143,3 +143,20 @@ def vllm_versions(results):
         for line in results.lines("vllm_versions.csv")
     )
     return table(["vLLM", "on", "run", "result"], *rows)
+
+
+def vllm_first_layer(results):
+    """KLD of turboquant-4 by the layers whose keys are int-8, on three models without a
+    calibration."""
+    file, rows = "vllm_first_layer.csv", []
+    for layers in ("none", "first", "last", "first and last"):
+        wanted = {"k": "turboquant-4", "v": "turboquant-4", "int-8 keys": layers}
+        lines = [results.maybe(file, {**wanted, "model": starts(m)}) for m in MODELS]
+        bits = next((f"{line.number('bits'):.2f}" for line in lines if line), "")
+        rows.append([layers, bits, *divergence_cells(lines)])
+    heading = [
+        "layers with `int-8` keys",
+        "bits, first model",
+        *(f"KLD, {n}" for n in MODELS.values()),
+    ]
+    return table(heading, *rows)

@@ -21,6 +21,7 @@ from kvant.vllm import batch, chosen, codecs, gpu, impl, pages  # noqa: E402
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS, GROUP, DIM, BLOCKS = 2, 4, 64, 40
 HEADS = KV_HEADS * GROUP
+LAYER = 1  # the first layer's keys may have another codec
 # The sequences of one batch: each has a number of tokens, of which the last ones are queries.
 DECODES = [(1, 1), (70, 1), (200, 1)]
 DRAFTS = [(67, 4), (130, 2), (5, 5)]
@@ -91,11 +92,12 @@ class Step:
     before.
     """
 
-    def __init__(self, sequences, dtype, layer=0):
+    def __init__(self, sequences, dtype, layer=LAYER):
         self.sequences, random = (
             sequences,
             torch.Generator().manual_seed(sum(n for n, _ in sequences)),
         )
+        self.number = layer
         self.layer = types.SimpleNamespace(layer_name=f"model.layers.{layer}.attn")
         order = torch.randperm(BLOCKS - 1, generator=random) + 1
         most = max(-(-n // 64) for n, _ in sequences) + 1
@@ -140,7 +142,7 @@ class Step:
         )
 
     def run(self, layer_impl, metadata):
-        memory = made_memory(layer_impl)
+        memory = made_memory(layer_impl, self.number)
         for i, (n, m) in enumerate(self.sequences):
             layer_impl.do_kv_cache_update(
                 self.layer,
@@ -165,8 +167,8 @@ class Step:
         )
 
 
-def made_memory(layer_impl):
-    cell = codecs.cell_bytes(layer_impl.stored, DIM)
+def made_memory(layer_impl, layer=LAYER):
+    cell = codecs.cell_bytes(layer_impl.stored.of_layer(layer), DIM)
     return torch.zeros(BLOCKS, KV_HEADS, 64, cell, dtype=torch.uint8, device=DEVICE)
 
 
@@ -184,14 +186,16 @@ def attention(q, k, v, window=0, softcap=0.0, sinks=None, chunk=1 << 20):
     return np.einsum("hqt,thd->qhd", weights / total[..., None], v)
 
 
-def round_trip(layer_impl, layer=0):
+def round_trip(layer_impl, layer=LAYER):
     """Rows as the codecs of a layer keep them."""
 
     def kept(*rows):
         found = []
         for role, x in zip("kv", rows):
             pages = kvant.Tensor(
-                codecs.codecs(layer_impl.stored, role, DIM, layer, layer_impl.heads),
+                codecs.codecs(
+                    layer_impl.stored.of_layer(layer), role, DIM, layer, layer_impl.heads
+                ),
                 n_blocks=BLOCKS,
             )
             pages.write(np.arange(len(x)), x.float().numpy())

@@ -40,6 +40,7 @@ from steps import (  # noqa: E402
     GROUP,
     HEADS,
     KV_HEADS,
+    LAYER,
     LONG,
     PROMPTS,
     Step,
@@ -77,7 +78,14 @@ class Cases:
         self.assertLess(np.abs(found - expected).max(), unit * np.abs(expected).max())
 
     def check(
-        self, stored, sequences, dtype=torch.float32, drafts=0, layer=0, calibration=None, **options
+        self,
+        stored,
+        sequences,
+        dtype=torch.float32,
+        drafts=0,
+        layer=LAYER,
+        calibration=None,
+        **options,
     ):
         made = made_impl(stored, calibration, kind=self.kind, **options)
         step = Step(sequences, dtype, layer)
@@ -105,6 +113,13 @@ class Cases:
             for stored in ("f32/f32", "turboquant4", "int-8/trellis-3"):
                 with self.subTest(stored, sequences=sequences):
                     self.check(stored, sequences, drafts=drafts)
+
+    def test_keys_of_the_first_layer(self):
+        for stored in ("turboquant4", "trellis3"):
+            with self.subTest(stored):
+                made = made_impl(stored, kind=self.kind)
+                self.assertEqual(made.stored.of_layer(0).k, "int-8")
+                self.check(stored, DECODES + CHUNKS, layer=0)
 
     def test_types(self):
         for dtype in (torch.float16, torch.bfloat16):
@@ -212,7 +227,7 @@ class Gpu(Cases, TestCase):
         options |= {"max_seqlen_q": 129, "max_seqlen_k": 129}
         self.assertEqual(calls, [([153, 183, 312], [153, 183, 312], (HEADS, DIM), options)])
 
-    def check_long(self, stored, dtype=torch.float16, window=0, flash=None, layer=0, **options):
+    def check_long(self, stored, dtype=torch.float16, window=0, flash=None, layer=LAYER, **options):
         """For long parts, FlashAttention sees the past as the codecs keep it, and the part's own
         rows.
         """
@@ -379,7 +394,7 @@ class Gpu(Cases, TestCase):
         whole = torch.full((BLOCKS, 3, KV_HEADS, 64, cell), 0xA5, dtype=torch.uint8, device=DEVICE)
         memory = whole[:, 1]
         memory.zero_()
-        with mock.patch(f"{__name__}.made_memory", lambda layer_impl: memory):
+        with mock.patch(f"{__name__}.made_memory", lambda *of: memory):
             found = step.run(made, made_builder().build(0, step.common()))
         self.close(found, step.expected(round_trip(made)), torch.float32, "int4")
         self.assertTrue(bool((whole[:, 0] == 0xA5).all()) and bool((whole[:, 2] == 0xA5).all()))
@@ -494,7 +509,7 @@ class Cpu(Cases, TestCase):
                 )
                 expected = step.run(made, made_builder().build(0, step.common()))
                 memory = made_memory(made).fill_(left)
-                with mock.patch(f"{__name__}.made_memory", lambda layer_impl: memory):
+                with mock.patch(f"{__name__}.made_memory", lambda *of: memory):
                     found = step.run(
                         made_impl(stored, kind=self.kind), made_builder().build(0, step.common())
                     )

@@ -20,6 +20,7 @@ import torch  # noqa: E402
 from common import TestCase  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.model_executor.layers import rotary_embedding  # noqa: E402
+from vllm.model_executor.layers.attention import Attention  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 from vllm.v1.kv_cache_interface import (  # noqa: E402
     ChunkedLocalAttentionSpec,
@@ -34,7 +35,7 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
 )
 
 import kvant  # noqa: E402
-from kvant.vllm import chosen, codecs, gpu, impl, learn  # noqa: E402
+from kvant.vllm import Stored, chosen, codecs, gpu, impl, learn  # noqa: E402
 from steps import (  # noqa: E402
     CHUNKS,
     DECODES,
@@ -162,6 +163,45 @@ class Choices(TestCase):
         self.assertEqual(chosen_as("turboquant-4"), chosen_as("turboquant4"))
         self.assertEqual(chosen_as("trellis-3"), chosen_as("trellis3"))
 
+    def test_codecs_that_fail_on_outliers_warn(self):
+        for name, warns in (
+            ("int4", True),
+            ("bdr4", True),
+            ("turboquant4", False),
+            ("int8", False),
+        ):
+            impl._say.cache_clear()
+            with self.assertLogs("vllm.kvant", "INFO") as said:
+                impl._say(chosen_as(name), 64, 68)
+            self.assertEqual("fails on models whose keys have outliers" in said.output[-1], warns)
+
+    def test_the_first_layer_s_keys(self):
+        """Its blocks are larger if all layers are plain attention. vLLM pads blocks of other models
+        to equal bytes, so all their layers have the same codecs.
+        """
+        spec = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        plain, window = (object.__new__(Attention) for _ in range(2))
+        plain.__dict__["impl"] = made_impl("turboquant4")
+        window.__dict__["impl"] = made_impl("turboquant4", window=50)
+        first = impl._backend_of_layer(gpu.Backend, 0)
+        for layers, cells in (({"a": plain}, (102, 68)), ({"a": plain, "b": window}, (68, 68))):
+            with mock.patch.object(impl, "_stored", [(chosen_as("turboquant4"), layers)]):
+                found = [of.customize_spec(spec).state_content_bytes for of in (first, gpu.Backend)]
+            self.assertEqual(found, [-(-cell // 4) * 4 for cell in cells])
+        self.assertEqual(first.full_cls_name(), gpu.Backend.full_cls_name())
+
+    def test_only_the_first_layer_has_another_backend(self):
+        for number, stored, changed in (
+            (0, "turboquant4", True),
+            (1, "turboquant4", False),
+            (0, "int4", False),
+        ):
+            made = made_impl(stored)
+            layer = types.SimpleNamespace(impl=made, attn_backend=gpu.Backend)
+            made.layers = {f"model.layers.{number}.attn": layer}
+            made.process_weights_after_loading(torch.bfloat16)
+            self.assertEqual(layer.attn_backend is not gpu.Backend, changed)
+
     def test_parts(self):
         def parts(metadata):
             return [
@@ -203,7 +243,7 @@ class Choices(TestCase):
         them only if KVANT_VLLM is set.
         """
         with mock.patch.dict("os.environ", KVANT_VLLM=""):
-            self.assertEqual(chosen("kvant_int4"), ("int-4", "int-4", None))
+            self.assertEqual(chosen("kvant_int4"), Stored("int-4", "int-4"))
             self.assertIsNone(chosen("auto"))
             self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
             for wrong in ("kvant_five", "kvant"):
@@ -214,7 +254,7 @@ class Choices(TestCase):
         with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
             self.assertEqual(
                 [chosen(name) for name in ("kvant", "auto", "fp8")],
-                [("int-8", "int-4", None)] * 2 + [None],
+                [Stored("int-8", "int-4")] * 2 + [None],
             )
             self.assertEqual(
                 [
@@ -251,7 +291,7 @@ class Choices(TestCase):
             path.touch()
             self.assertEqual(
                 chosen("kvant_balanced", folder),
-                ("trellis-4:transform=file,sink=0", "trellis-4", str(path)),
+                Stored("trellis-4:transform=file,sink=0", "trellis-4", str(path)),
             )
 
     def test_drafts_have_no_calibration(self):

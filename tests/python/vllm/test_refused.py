@@ -29,7 +29,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E4
 
 import kvant  # noqa: E402
 from kvant.vllm import gpu, impl, limits, self_check, versions  # noqa: E402
-from steps import DIM, HEADS, KV_HEADS, CpuImpl, made_impl  # noqa: E402
+from steps import DIM, HEADS, KV_HEADS, LAYER, CpuImpl, chosen_as, made_impl  # noqa: E402
 
 CONFIGS = {
     "model_config": ModelConfig,
@@ -142,7 +142,7 @@ class SelfCheck(TestCase):
     def setUp(self):
         self.enterContext(mock.patch.object(self_check, "_checked", set()))
 
-    def check(self, stored, kind=gpu.Impl, dtype=torch.float32, layer=0, **options):
+    def check(self, stored, kind=gpu.Impl, dtype=torch.float32, layer=LAYER, **options):
         made = made_impl(stored, kind=kind, **options)
         self_check.check(made, layer, dtype, made._options(True))
 
@@ -168,9 +168,10 @@ class SelfCheck(TestCase):
             far = 100 * random.standard_normal((KV_HEADS, DIM))
             for role in "kv":
                 rows = far * (role == "k") + random.standard_normal((512, KV_HEADS, DIM))
-                made.add_rows(0, role, rows.astype(np.float32))
+                for layer in range(LAYER + 1):
+                    made.add_rows(layer, role, rows.astype(np.float32))
             for head in range(KV_HEADS):
-                made.add_queries(0, head, random.standard_normal((512, DIM)).astype(np.float32))
+                made.add_queries(LAYER, head, random.standard_normal((512, DIM)).astype(np.float32))
             made.finish().save(path)
             for kind in self.kinds:
                 for dtype in (torch.float32, torch.bfloat16):
@@ -217,12 +218,11 @@ class SelfCheck(TestCase):
 
     def test_a_codec_that_loses_rows(self):
         """A codec that keeps a constant part of each row alone, or rows of another token."""
-        made = made_impl("turboquant4")
         rows = np.random.default_rng(1).standard_normal((130, KV_HEADS, DIM))
-        self_check._check_codec(made, "k", rows, rows * 0.9)
+        self_check._check_codec(chosen_as("turboquant4").of_layer(1), "k", DIM, rows, rows * 0.9)
         for after in (rows * 0.7, np.roll(rows, 1, 0), np.full_like(rows, np.nan)):
             with self.assertRaisesRegex(RuntimeError, "rows that turboquant-4 keeps are wrong"):
-                self_check._check_codec(made, "k", rows, after)
+                self_check._check_codec(chosen_as("turboquant4").of_layer(1), "k", DIM, rows, after)
 
     def test_layers_of_one_shape_are_checked_once(self):
         self.check("int8")

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from vllm.v1.kv_cache_interface import (
@@ -21,9 +23,9 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from ..library import PAGE_TOKENS
-from . import Stored, chosen, is_ours, limits, self_check
+from . import FRAGILE, STORED, Stored, chosen, is_ours, limits, self_check
 from .batch import Batch, Builder, Options, Part
-from .codecs import even_cells, heads_of_rank
+from .codecs import cell_bytes, even_cells, heads_of_rank
 from .learn import LOG, Learner
 from .limits import WITHOUT
 
@@ -38,9 +40,9 @@ _stored: list[tuple[Stored, dict[str, Any]]] = []
 _SPECS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
 
 
-def customize_spec(spec: Any) -> Any:
+def customize_spec(spec: Any, layer: int = -1) -> Any:
     """Sets the true size of a token and kv head, so that vLLM's scheduler counts the blocks
-    correctly."""
+    correctly. `layer`: its number, if its codecs differ from the codecs of other layers."""
     of_values, per_state = getattr(spec, "head_size_v", None), getattr(spec, "tokens_per_state", 1)
     if type(spec) not in _SPECS or of_values not in (None, spec.head_size) or per_state != 1:
         shape = f"head_dim {spec.head_size} of keys, {of_values} of values"
@@ -49,30 +51,65 @@ def customize_spec(spec: Any) -> Any:
         )
     stored, layers = _stored[-1] if _stored else (chosen(), {})
     assert stored is not None
-    own = (spec.num_kv_heads, spec.head_size)
-    shapes = {
-        (layer.impl.num_kv_heads, layer.impl.head_size)
-        for layer in layers.values()
-        if isinstance(getattr(layer, "impl", None), Impl)
-    }
-    cell = even_cells(stored, shapes | {own})[own]
+    if _one_group(layers):
+        cell = cell_bytes(stored.of_layer(layer), spec.head_size)
+        if layer == 0:  # its line is the one of the other layers
+            return replace(spec, state_content_bytes=cell)
+    else:
+        stored, own = stored.of_layer(-1), (spec.num_kv_heads, spec.head_size)
+        shapes = {
+            (one.impl.num_kv_heads, one.impl.head_size)
+            for one in layers.values()
+            if isinstance(getattr(one, "impl", None), Impl)
+        }
+        cell = even_cells(stored, shapes | {own})[own]
     _say(stored, spec.head_size, cell)
     return replace(spec, state_content_bytes=cell)
 
 
+def _one_group(layers: dict[str, Any]) -> bool:
+    """Whether all layers with a cache are plain attention. vLLM then keeps them in one group, in
+    which layers may have blocks of any size. In other models it pads all blocks to equal bytes, so
+    there kvant gives all layers the same codecs."""
+    return all(
+        type(layer) is Attention and isinstance(layer.impl, Impl) and not layer.impl.sliding_window
+        for layer in layers.values()
+        if isinstance(layer, AttentionLayerBase)
+    )
+
+
+def _backend_of_layer(backend: Any, number: int) -> Any:
+    """The backend of a layer, which knows the layer's number when vLLM asks for its spec."""
+
+    class OfLayer(backend):  # type: ignore[misc]
+        customize_spec = staticmethod(functools.partial(customize_spec, layer=number))
+
+    OfLayer.__module__, OfLayer.__qualname__ = backend.__module__, backend.__qualname__
+    return OfLayer
+
+
 @functools.lru_cache
 def _say(stored: Stored, head_dim: int, cell: int) -> None:
-    """Logs one line at start: the codecs that blocks hold, and their bits per number."""
+    """Logs one line per kind of layer at the start: the codecs that blocks hold, and their bits per
+    number."""
     of_file = f", calibration {stored.calibration}" if stored.calibration else ""
+    first = f" ({stored.first_k} in the first layer)" if stored.first_k else ""
     bits = 8 * cell / (2 * head_dim)
     LOG.info(
-        "kvant: blocks hold keys as %s, values as %s: %.2f bits per number at head_dim %d%s",
+        "kvant: blocks hold keys as %s%s, values as %s: %.2f bits per number at head_dim %d%s",
         stored.k,
+        first,
         stored.v,
         bits,
         head_dim,
         of_file,
     )
+    if any(stored[:2] == STORED[name][:2] for name in FRAGILE):
+        LOG.warning(
+            "kvant: %s fails on models whose keys have outliers, such as Qwen2.5: check the "
+            "answers of your model, or use turboquant4 or a preset",
+            stored.k,
+        )
 
 
 def _learning(config: Any) -> Learner | None:
@@ -184,8 +221,9 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             number = extract_layer_index(name)
             self.pages, self.place = _in_use.get((place, number)), place
             if self.pages is None:
+                stored = self.stored.of_layer(number if _one_group(self.layers) else -1)
                 self.pages = _in_use[place, number] = self.Pages(
-                    self.stored, kv_cache, number, self.heads, self.head_size
+                    stored, kv_cache, number, self.heads, self.head_size
                 )
         return self.pages
 
@@ -201,9 +239,13 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             (name for name, layer in self.layers.items() if getattr(layer, "impl", None) is self),
             None,
         )
-        if name is not None and self.kv_sharing_target_layer_name is None:
-            if not (self.stored.calibration and _is_draft(self.layers[name], name)):
-                self_check.check(self, extract_layer_index(name), act_dtype, self._options(True))
+        if name is None or self.kv_sharing_target_layer_name is not None:
+            return
+        layer, number = self.layers[name], extract_layer_index(name)
+        if self.stored.first_k and number == 0:
+            layer.attn_backend = _backend_of_layer(layer.attn_backend, number)
+        if not (self.stored.calibration and _is_draft(layer, name)):
+            self_check.check(self, number, act_dtype, self._options(True))
 
     def _options(self, causal: bool) -> Options:
         return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, causal)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..arrays import np
 from ..library import PAGE_TOKENS
 from ..tensor import Tensor as Pages
+from . import Stored
 from .batch import Batch, Options, Part
 from .codecs import calibration_of, cell_bytes, codecs
 
@@ -40,10 +41,12 @@ def _error_of_codec(bits: float) -> float:
     return 8 / 12**0.5 / levels if levels > 0 else float("inf")
 
 
-def _rows(impl: Any, role: str, layer: int, random: np.random.Generator) -> np.ndarray:
+def _rows(
+    impl: Any, stored: Stored, role: str, layer: int, random: np.random.Generator
+) -> np.ndarray:
     """Rows as the codecs expect them: standard normal, or inside of a calibration's ranges."""
     made = random.standard_normal((TOKENS, len(impl.heads), impl.head_size))
-    found = calibration_of(impl.stored)
+    found = calibration_of(stored)
     if found is not None:
         for i, head in enumerate(impl.heads):
             entry = found.entry(layer, head, role)
@@ -51,9 +54,9 @@ def _rows(impl: Any, role: str, layer: int, random: np.random.Generator) -> np.n
     return made
 
 
-def _kept(impl: Any, role: str, layer: int, rows: Tensor) -> np.ndarray:
+def _kept(impl: Any, stored: Stored, role: str, layer: int, rows: Tensor) -> np.ndarray:
     """The rows that remain after the codecs, by the library on the CPU."""
-    pages = Pages(codecs(impl.stored, role, impl.head_size, layer, impl.heads), n_blocks=BLOCKS)
+    pages = Pages(codecs(stored, role, impl.head_size, layer, impl.heads), n_blocks=BLOCKS)
     pages.write(np.arange(TOKENS), rows.float().numpy())
     return pages.read(0, TOKENS).astype(np.float64)
 
@@ -99,13 +102,15 @@ def _batch(blocks: Tensor, device: torch.device) -> tuple[Batch, Tensor]:
     return made, slots.to(device)
 
 
-def _found(impl: Any, layer: int, case: Case, options: Options, device: torch.device) -> np.ndarray:
+def _found(
+    impl: Any, stored: Stored, layer: int, case: Case, options: Options, device: torch.device
+) -> np.ndarray:
     """Attention over pages, as a step of the engine computes it."""
-    cell = cell_bytes(impl.stored, impl.head_size)
+    cell = cell_bytes(stored, impl.head_size)
     memory = torch.zeros(
         BLOCKS, len(impl.heads), PAGE_TOKENS, cell, dtype=torch.uint8, device=device
     )
-    pages = impl.Pages(impl.stored, memory, layer, impl.heads, impl.head_size)
+    pages = impl.Pages(stored, memory, layer, impl.heads, impl.head_size)
     batch, slots = _batch(torch.tensor([3, 1, 2]), device)
     pages.write(case.k.to(device), case.v.to(device), slots)
     q = case.q.to(device)
@@ -117,17 +122,18 @@ def _found(impl: Any, layer: int, case: Case, options: Options, device: torch.de
 def check(impl: Any, layer: int, dtype: torch.dtype, options: Options) -> None:
     """RuntimeError if attention over pages is not what it has to be. Layers with the same codecs
     and shape are checked once."""
-    kind = impl.stored, impl.head_size, impl.Pages
+    stored = impl.stored.of_layer(layer)
+    kind = stored, impl.head_size, impl.Pages
     if kind in _checked:
         return
     _checked.add(kind)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     random = np.random.default_rng(1)
-    rows = [torch.from_numpy(_rows(impl, role, layer, random)).bfloat16() for role in "kv"]
-    kept = [_kept(impl, role, layer, x) for role, x in zip("kv", rows)]
-    if calibration_of(impl.stored) is None:
+    rows = [torch.from_numpy(_rows(impl, stored, role, layer, random)).bfloat16() for role in "kv"]
+    kept = [_kept(impl, stored, role, layer, x) for role, x in zip("kv", rows)]
+    if calibration_of(stored) is None:
         for role, before, after in zip("kv", rows, kept):
-            _check_codec(impl, role, before.double().numpy(), after)
+            _check_codec(stored, role, impl.head_size, before.double().numpy(), after)
     q = torch.from_numpy(_queries(impl, kept[0], options.scale, random)).to(dtype)
     expected = np.stack(
         [
@@ -135,23 +141,24 @@ def check(impl: Any, layer: int, dtype: torch.dtype, options: Options) -> None:
             for one, n in zip(q.double().numpy(), LENGTHS)
         ]
     )
-    found = _found(impl, layer, Case(*rows, q), options, device)
+    found = _found(impl, stored, layer, Case(*rows, q), options, device)
     wrong = np.abs(found - expected).max() / np.abs(expected).max()
     if not wrong <= _KERNELS:
         raise RuntimeError(
-            f"kvant: attention over {impl.stored.k}/{impl.stored.v} pages is wrong by {wrong:.2g} "
+            f"kvant: attention over {stored.k}/{stored.v} pages is wrong by {wrong:.2g} "
             f"of its largest output, and at most {_KERNELS:.2g} is right: build kvant again for "
             "this machine and this vLLM"
         )
 
 
-def _check_codec(impl: Any, role: str, before: np.ndarray, after: np.ndarray) -> None:
-    spec = getattr(impl.stored, role)
-    codec = codecs(impl.stored, role, impl.head_size)[0]
-    most = _error_of_codec(8 * codec.page_bytes / PAGE_TOKENS / impl.head_size)
+def _check_codec(
+    stored: Stored, role: str, head_dim: int, before: np.ndarray, after: np.ndarray
+) -> None:
+    codec = codecs(stored, role, head_dim)[0]
+    most = _error_of_codec(8 * codec.page_bytes / PAGE_TOKENS / head_dim)
     wrong = np.sqrt(np.square(after - before).mean() / np.square(before).mean())
     if not wrong <= most:
         raise RuntimeError(
-            f"kvant: rows that {spec} keeps are wrong by {wrong:.2g} of the model's rows, and at "
-            f"most {most:.2g} is right: build kvant again for this machine"
+            f"kvant: rows that {getattr(stored, role)} keeps are wrong by {wrong:.2g} of the "
+            f"model's rows, and at most {most:.2g} is right: build kvant again for this machine"
         )
