@@ -107,7 +107,7 @@ def vllm_quality(results):
     for preset in ("quality", "balanced", "small"):
         wanted = {"cache": "kvant", "preset": preset, "calibration": has("kvcal")}
         find = (results.maybe("quality_presets.csv", {**wanted, "model": m}) for m in MODELS)
-        rows.append([f"kvant {code(preset)}", "needed", *divergence_cells(find)])
+        rows.append([f"kvant {code(preset)}", "a file", *divergence_cells(find)])
     heading = ["KV cache", "calibration", *(f"KLD, {name}" for name in MODELS.values())]
     return table(heading, *rows)
 
@@ -156,7 +156,7 @@ def vllm_first_layer(results):
         rows.append([layers, bits, *divergence_cells(lines)])
     heading = [
         "layers with `int-8` keys",
-        "bits, first model",
+        "bits, SmolLM2-135M",
         *(f"KLD, {n}" for n in MODELS.values()),
     ]
     return table(heading, *rows)

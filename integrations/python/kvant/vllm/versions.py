@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 # bench/results/vllm_versions.csv says what was run with each of them.
-TESTED = ("0.32", "0.33")
+TESTED = ("0.31", "0.32", "0.33")
 
 
 def refusal(version: str) -> str | None:
