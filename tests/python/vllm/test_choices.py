@@ -202,6 +202,45 @@ class Choices(TestCase):
             made.process_weights_after_loading(torch.bfloat16)
             self.assertEqual(layer.attn_backend is not gpu.Backend, changed)
 
+    def test_presets_of_models_with_several_kinds_of_layers(self):
+        """Memory of a window's layer may belong to another layer, so its rows cannot be encoded
+        again, and learning needs a file.
+        """
+        spec = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+        layer = object.__new__(Attention)
+        layer.__dict__["impl"] = made_impl("balanced", window=50)
+        with (
+            mock.patch.object(impl, "_stored", [(chosen_as("balanced"), {"a": layer})]),
+            self.assertRaisesRegex(ValueError, "presets need a calibration if layers have windows"),
+        ):
+            impl.customize_spec(spec)
+
+    def test_learners(self):
+        """A preset without a calibration learns for itself. KVANT_VLLM_LEARN makes a file."""
+        with mock.patch.object(learn, "learners", []):
+            self.assertEqual(len(made_impl("balanced").learners), 1)
+            self.assertEqual(len(made_impl("balanced").learners), 1)  # of the whole model
+        with mock.patch.object(learn, "learners", []):
+            self.assertEqual(made_impl("turboquant4").learners, [])
+            with mock.patch.dict("os.environ", KVANT_VLLM_LEARN="model.kvcal"):
+                self.assertEqual(len(made_impl("balanced").learners), 2)
+
+    def test_learning_ends_between_steps(self):
+        """All layers have then seen the same prompts, and no step is disturbed."""
+        used, rows = [], torch.randn(100, 2, DIM)
+        learner = learn.Learner("model", 150, used.append)
+        with mock.patch.object(learn, "learners", [learner]):
+            for n in (1, 2, 3):
+                for layer in (0, 1):
+                    learner.see(layer, rows, rows, rows, 0.1, 0, 0.0)
+                self.assertEqual(used, [])
+                if n < 3:
+                    made_builder().build(0, Step(DECODES, torch.float32).common())
+                    self.assertEqual(len(used), n - 1)
+                    used.clear()
+            self.assertEqual(learner._seen[1], 200)
+        self.assertTrue(learner.done)
+
     def test_parts(self):
         def parts(metadata):
             return [
@@ -246,9 +285,9 @@ class Choices(TestCase):
             self.assertEqual(chosen("kvant_int4"), Stored("int-4", "int-4"))
             self.assertIsNone(chosen("auto"))
             self.assertFalse(gpu.Backend.supports_kv_cache_dtype("auto"))
-            for wrong in ("kvant_five", "kvant"):
-                with self.assertRaisesRegex(ValueError, "one of turboquant4"):
-                    chosen(wrong)
+            self.assertEqual(chosen("kvant"), chosen("kvant_balanced"))
+            with self.assertRaisesRegex(ValueError, "one of turboquant4"):
+                chosen("kvant_five")
             with self.assertRaisesRegex(ValueError, "tiny learns a matrix .* no room for; small"):
                 chosen("kvant_tiny")
         with mock.patch.dict("os.environ", KVANT_VLLM="int-8/int-4"):
@@ -264,6 +303,7 @@ class Choices(TestCase):
                 [True, True, False],
             )
 
+    @unittest.skipUnless(hasattr(AttentionBackendEnum, "register"), "vLLM 0.31 has no such names")
     def test_a_rank_that_is_spawned_knows_the_backend(self):
         """A spawned rank reads its configuration before vLLM loads plug-ins in it."""
         kvant.vllm.register()
@@ -285,27 +325,34 @@ class Choices(TestCase):
             tempfile.TemporaryDirectory() as folder,
             mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""),
         ):
-            with self.assertRaisesRegex(ValueError, "or kvant.kvcal next to the model"):
-                chosen("kvant_balanced", folder)
+            specs = "trellis-4:transform=file,sink=0", "trellis-4"
+            self.assertEqual(
+                chosen("kvant_balanced", folder), Stored(*specs, first_k="int-8", learns=True)
+            )
             path = pathlib.Path(folder, "kvant.kvcal")
             path.touch()
             self.assertEqual(
                 chosen("kvant_balanced", folder),
-                Stored("trellis-4:transform=file,sink=0", "trellis-4", str(path)),
+                Stored(*specs, str(path)),
             )
 
     def test_drafts_have_no_calibration(self):
         made = made_impl("int4")
         memory = made_memory(made)
-        made.stored = made.stored._replace(calibration="model.kvcal")
         mtp = types.SimpleNamespace(layer_name="mtp.layers.0.self_attn.attn")
         for layer in (
             mtp,
             types.SimpleNamespace(layer_name="draft_model.layers.0.attn"),
             types.SimpleNamespace(layer_name="layers.9.attn", is_draft_layer=True),
         ):
-            with self.assertRaisesRegex(NotImplementedError, "belongs to one model"):
-                made._pages(layer, memory)
+            for needs in ({"calibration": "model.kvcal"}, {"learns": True}):
+                made.stored = chosen_as("int4")._replace(**needs)
+                made.layers = {layer.layer_name: layer}
+                layer.impl = made
+                with self.assertRaisesRegex(NotImplementedError, "belongs to one model"):
+                    made.process_weights_after_loading(torch.bfloat16)
+                with self.assertRaisesRegex(NotImplementedError, "belongs to one model"):
+                    made._pages(layer, memory)
 
     def test_rows_turned_on(self):
         """RoPE in either order of channels, and with some channels that it does not rotate,

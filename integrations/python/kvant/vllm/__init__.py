@@ -7,8 +7,9 @@ On a GPU, with vLLM 0.33; with older releases; and on a CPU:
     KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64
 
 KVANT_VLLM names the codecs of blocks: a name of STORED or its codec's (turboquant-4), a preset, or
-specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too. Presets need a calibration:
-KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal next to the model. With another codec,
+specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too, or `balanced` without it. Presets
+read a calibration: KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal next to the model.
+Without one they learn from the first prompts, and models with layers of several kinds are refused.
 KVANT_VLLM_LEARN=path makes such a file from the first prompts, for the next start, and
 KVANT_VLLM_LEARN_POSITIONS=N does it at positions up to N. Without these settings vLLM is
 unchanged."""
@@ -28,6 +29,7 @@ class Stored(NamedTuple):
     v: str
     calibration: str | None = None  #: a path
     first_k: str | None = None  #: keys of the first layer, if they have another codec
+    learns: bool = False  #: transforms of this preset come from the first prompts
 
     def of_layer(self, layer: int) -> Stored:
         """The codecs of one layer of the model."""
@@ -52,6 +54,7 @@ FRAGILE = ("int4", "bdr4")  #: fail on models whose keys have outliers
 
 
 PRESETS = ("quality", "balanced", "small")
+DEFAULT = "balanced"
 LEARNS = "tiny"  #: a preset, for whose matrices blocks have no room
 DTYPE = "kvant"  #: a cache whose codecs KVANT_VLLM names. kvant_NAME: a name of STORED or PRESETS
 BESIDE_MODEL = "kvant.kvcal"
@@ -89,17 +92,11 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
     if not is_ours(dtype):
         return None
     in_dtype = dtype is not None and dtype.startswith(f"{DTYPE}_")
-    name = dtype.removeprefix(f"{DTYPE}_") if in_dtype else os.environ.get("KVANT_VLLM", "")
+    name = dtype.removeprefix(f"{DTYPE}_") if in_dtype else os.environ.get("KVANT_VLLM") or DEFAULT
     name = next(
         (short for short, stored in STORED.items() if name == stored.k), name
     )  # turboquant-4 is turboquant4
     calibration = _calibration(model)
-    if name in PRESETS and not calibration:
-        needed = (
-            "KVANT_VLLM_CALIBRATION, the path of a file that kvant.calibrate made, "
-            f"or {BESIDE_MODEL} next to the model"
-        )
-        raise ValueError(f"KVANT_VLLM: {name} needs {needed}")
     if name == LEARNS:
         raise ValueError(
             f"KVANT_VLLM: {name} learns a matrix from each sequence, which vLLM's blocks have no "
@@ -111,6 +108,8 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
             "specs K/V"
         )
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
+    if name in PRESETS and not calibration:
+        return found._replace(first_k=_FIRST, learns=True)
     return found._replace(calibration=calibration)
 
 
@@ -224,8 +223,7 @@ def register() -> None:
     elif not hasattr(AttentionBackendEnum, NAME):
         AttentionBackendEnum.register(NAME, gpu)
     if os.environ.get("KVANT_VLLM"):
-        if os.environ["KVANT_VLLM"] not in PRESETS:  # layers look for the calibration of presets
-            chosen()
+        chosen()
         register_backend(AttentionBackendEnum.CPU_ATTN, "kvant.vllm.cpu.Backend")
         for name in ("CPU_MLA", "AMX_MLA"):
             if hasattr(AttentionBackendEnum, name):

@@ -15,6 +15,8 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
+from . import learn
+
 
 LONG = 128  # with this many queries or more, a sequence's past is unpacked to rows
 
@@ -125,6 +127,7 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Batch:
+        learn.between_steps()
         common = common_attn_metadata
         if not isinstance(common.causal, bool):
             raise NotImplementedError(

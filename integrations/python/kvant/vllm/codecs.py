@@ -6,7 +6,8 @@ import functools
 import math
 from typing import Iterable
 
-from ..calibration import Calibration
+from ..arrays import np
+from ..calibration import Calibration, Calibrator
 from ..codec import Codec
 from ..library import PAGE_TOKENS
 from ..tensor import Tensor as Pages
@@ -18,6 +19,26 @@ def _calibration(path: str | None) -> Calibration | None:
     return None if path is None else Calibration(path)
 
 
+class _Learned:
+    """The transforms that presets have learned in this process, on this rank."""
+
+    calibration: Calibration | None = None
+
+
+learned = _Learned()
+
+
+@functools.lru_cache
+def identity(head_dim: int) -> Calibration:
+    """A calibration whose centers are 0 and whose transforms are multiples of the identity."""
+    made, axes = Calibrator(model="identity"), np.eye(head_dim, dtype=np.float32)
+    rows = np.concatenate([axes, -axes])
+    for role in "kv":
+        made.add_rows(0, role, rows[:, None])
+    made.add_queries(0, 0, rows)
+    return made.finish()
+
+
 def calibration_of(stored: Stored) -> Calibration | None:
     return _calibration(stored.calibration)
 
@@ -25,11 +46,21 @@ def calibration_of(stored: Stored) -> Calibration | None:
 def codecs(
     stored: Stored, role: str, head_dim: int, layer: int = 0, heads: range = range(1)
 ) -> list[Codec]:
-    """The codecs of some kv heads; heads are their numbers in the whole model."""
-    calibration = calibration_of(stored)
+    """The codecs of some kv heads; heads are their numbers in the whole model. A rank numbers its
+    own heads in the transforms that it learned."""
+    calibration, numbers = calibration_of(stored), list(heads)
+    if stored.learns:
+        calibration, numbers = learned.calibration, list(range(len(heads)))
+        if calibration is None:
+            calibration, layer, numbers = identity(head_dim), 0, [0] * len(heads)
     return [
-        Codec(getattr(stored, role), head_dim, role, calibration, layer, head) for head in heads
+        Codec(getattr(stored, role), head_dim, role, calibration, layer, head) for head in numbers
     ]
+
+
+def is_calibrated(spec: str) -> bool:
+    """Whether a codec takes numbers from a calibration."""
+    return "=file" in spec
 
 
 def heads_of_rank(n_heads: int, total: int, rank: int, n_ranks: int) -> range:

@@ -14,9 +14,10 @@ from ..codec import Codec
 from ..gpu import SCRATCH_BYTES, GpuCodec, Numbers, call, pointer, transform_queries, type_of
 from ..library import PAGE_TOKENS, check, library, text_buffer
 from . import Stored
-from .codecs import codecs
+from .codecs import codecs, is_calibrated
 
 _ROWS_BYTES = 256 << 20  # keys and values that a chunk of a prompt reads as rows
+_RELEARNED = 1024  # blocks at a time, whose rows and pages are copied
 # By GPU, head_dim and stream: kernels count in a workspace, so overlapping streams need one each.
 _workspaces: dict[tuple[str, int, int], Tensor] = {}
 _rows: dict[str, Tensor] = {}  # by GPU
@@ -92,6 +93,21 @@ class Role:
             matrix = matrix * self.numbers.scale[0][:, None]
         most = float(matrix.abs().max())
         return (matrix / most).half().contiguous(), most
+
+    def take(self, other: Role) -> None:
+        """Takes another role's numbers of a calibration. They replace the numbers in place, because
+        captured graphs have their addresses. The codec stays: of calibrated codecs it knows only
+        the kind, and graphs have its address, too."""
+        names = ("center", "scale", "key_transform", "inverse_key_transform", "centroids")
+        for own, new in (
+            *((getattr(self.numbers, n), getattr(other.numbers, n)) for n in (*names, "feedback")),
+            (self.attention_scale, other.attention_scale),
+        ):
+            if own is not None:
+                own.copy_(new)
+        if self.has_matrix:
+            self._back.copy_(other._back)
+            self._back_scale = other._back_scale
 
     def pages(self, head: int = 0) -> Any:
         return s.CudaPages(self.base + head * self.head_stride, self.block_stride, self.head_stride)
@@ -182,6 +198,7 @@ class LayerPages:
             len(heads),
             head_dim,
         )  # vLLM frees its memory
+        self._made_of = stored, layer, heads, head_dim
         base = memory.data_ptr()
         places = (base, base + made[0][0].page_bytes)
         self.k, self.v = (
@@ -214,6 +231,34 @@ class LayerPages:
             ),
         )
         call("append", arguments, self.device)
+
+    def relearn(self, memory: Tensor) -> None:
+        """Encodes the rows of all blocks again, with the transforms that the preset has learned.
+        Pages pass through temporary blocks, because an encoder writes keys and values together."""
+        stored, *rest = self._made_of
+        part = min(_RELEARNED, len(memory))
+        temporary = torch.zeros_like(memory[:part], memory_format=torch.contiguous_format)
+        fresh = LayerPages(stored, temporary, *rest)
+        first = self.k.codecs[0].page_bytes
+        bytes_ = {"k": slice(first), "v": slice(first, first + self.v.codecs[0].page_bytes)}
+        to, made = (
+            x.view(torch.uint8).view(len(x), self.n_kv_heads, -1) for x in (memory, temporary)
+        )
+        shape = PAGE_TOKENS * part, self.n_kv_heads, self.head_dim
+        room = torch.empty(3, *shape, dtype=torch.float16, device=self.device)
+        slots = torch.arange(shape[0], device=self.device)
+        every = slice(0, self.n_kv_heads)
+        for blocks in torch.arange(len(memory), dtype=torch.int32, device=self.device).split(part):
+            n = PAGE_TOKENS * len(blocks)
+            for role, out in ((self.k, room[0, :n]), (self.v, room[1, :n])):
+                role.read(blocks, every, out, room[2, :n])
+            temporary.zero_()
+            fresh.write(room[0, :n], room[1, :n], slots[:n])
+            for name, own in bytes_.items():
+                if is_calibrated(getattr(stored, name)):
+                    to[blocks.long(), :, own] = made[: len(blocks), :, own]
+        self.k.take(fresh.k)
+        self.v.take(fresh.v)
 
     def rows(
         self, blocks: Tensor, past: int, keys: Tensor, values: Tensor

@@ -22,8 +22,20 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from ..calibration import Calibration
 from ..library import PAGE_TOKENS
-from . import FRAGILE, STORED, Stored, chosen, is_ours, limits, self_check
+from . import (
+    BESIDE_MODEL,
+    FRAGILE,
+    STORED,
+    Stored,
+    chosen,
+    codecs,
+    is_ours,
+    learn,
+    limits,
+    self_check,
+)
 from .batch import Batch, Builder, Options, Part
 from .codecs import cell_bytes, even_cells, heads_of_rank
 from .learn import LOG, Learner
@@ -31,8 +43,6 @@ from .limits import WITHOUT
 
 # Pages by their memory and the layer's number.
 _in_use: weakref.WeakValueDictionary[tuple[Any, int], Any] = weakref.WeakValueDictionary()
-# The learner of the model whose layers are being made, if KVANT_VLLM_LEARN asks for one.
-_learner: list[Learner] = []
 # The codecs of the layers made last, and all layers by name. vLLM asks a backend for the size of
 # blocks and names neither the dtype nor the model.
 _stored: list[tuple[Stored, dict[str, Any]]] = []
@@ -55,6 +65,12 @@ def customize_spec(spec: Any, layer: int = -1) -> Any:
         cell = cell_bytes(stored.of_layer(layer), spec.head_size)
         if layer == 0:  # its line is the one of the other layers
             return replace(spec, state_content_bytes=cell)
+    elif stored.learns:
+        raise ValueError(
+            "kvant: presets need a calibration if layers have windows or several kinds: set "
+            f"KVANT_VLLM_CALIBRATION to a file of kvant.calibrate, or put {BESIDE_MODEL} next to "
+            "the model"
+        )
     else:
         stored, own = stored.of_layer(-1), (spec.num_kv_heads, spec.head_size)
         shapes = {
@@ -93,6 +109,8 @@ def _say(stored: Stored, head_dim: int, cell: int) -> None:
     """Logs one line per kind of layer at the start: the codecs that blocks hold, and their bits per
     number."""
     of_file = f", calibration {stored.calibration}" if stored.calibration else ""
+    if stored.learns:
+        of_file = f", transforms from the first {learn.ONLINE_TOKENS} prompt tokens"
     first = f" ({stored.first_k} in the first layer)" if stored.first_k else ""
     bits = 8 * cell / (2 * head_dim)
     LOG.info(
@@ -112,15 +130,31 @@ def _say(stored: Stored, head_dim: int, cell: int) -> None:
         )
 
 
-def _learning(config: Any) -> Learner | None:
-    path, model = os.environ.get("KVANT_VLLM_LEARN"), config.model_config.model
+def _learning(config: Any, stored: Stored, layers: dict[str, Any]) -> list[Learner]:
+    """The learners of the model: for a file, for a preset without a calibration, or none."""
+    path, model = os.environ.get("KVANT_VLLM_LEARN"), config.model_config.model or ""
     if path:
         limits.check_learning(config)
-    if path and not _learner:
-        _learner.append(
-            Learner(path, model, int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0))
-        )
-    return _learner[0] if path else None
+    if not learn.learners:
+        if path:
+            positions = int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0)
+            learn.learners.append(Learner(model, learn.TOKENS, learn.save(path), positions))
+        if stored.learns:
+            use = functools.partial(_use, layers)
+            learn.learners.append(Learner(model, learn.ONLINE_TOKENS, use))
+    return learn.learners
+
+
+def _use(layers: dict[str, Any], calibration: Calibration) -> None:
+    """Gives all layers the transforms that were learned, and encodes their rows again."""
+    codecs.learned.calibration = calibration
+    seen = set()
+    for layer in layers.values():
+        pages = getattr(getattr(layer, "impl", None), "pages", None)
+        if pages is not None and id(pages) not in seen:
+            seen.add(id(pages))
+            pages.relearn(layer.kv_cache)
+    LOG.info("kvant: learned transforms from %d tokens", calibration.info.n_tokens)
 
 
 def _check_block_size(cache: Any) -> None:
@@ -203,7 +237,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.stored, self.layers = stored, config.compilation_config.static_forward_context
         _stored[:] = [(stored, self.layers)]
         ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-        self.learner = _learning(config)
+        self.learners = _learning(config, stored, self.layers)
         self.heads = heads_of_rank(self.num_kv_heads, model.get_total_num_kv_heads(), *ranks)
         self.pages, self.place = None, None
 
@@ -213,11 +247,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         place = kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride()
         if self.place != place:
             name = self.kv_sharing_target_layer_name or layer.layer_name
-            if self.stored.calibration and _is_draft(layer, name):
-                raise NotImplementedError(
-                    "kvant: a calibration belongs to one model; with draft models use codecs "
-                    "without a calibration"
-                )
+            self._refuse_drafts(layer, name)
             number = extract_layer_index(name)
             self.pages, self.place = _in_use.get((place, number)), place
             if self.pages is None:
@@ -226,6 +256,13 @@ class Impl(AttentionImpl):  # type: ignore[misc]
                     stored, kv_cache, number, self.heads, self.head_size
                 )
         return self.pages
+
+    def _refuse_drafts(self, layer: Any, name: str) -> None:
+        if (self.stored.calibration or self.stored.learns) and _is_draft(layer, name):
+            raise NotImplementedError(
+                "kvant: a calibration belongs to one model; with draft models use codecs "
+                "without a calibration, such as turboquant4"
+            )
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -242,25 +279,23 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if name is None or self.kv_sharing_target_layer_name is not None:
             return
         layer, number = self.layers[name], extract_layer_index(name)
+        self._refuse_drafts(layer, name)
         if self.stored.first_k and number == 0:
             layer.attn_backend = _backend_of_layer(layer.attn_backend, number)
-        if not (self.stored.calibration and _is_draft(layer, name)):
-            self_check.check(self, number, act_dtype, self._options(True))
+        self_check.check(self, number, act_dtype, self._options(True))
 
     def _options(self, causal: bool) -> Options:
         return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, causal)
 
     def _learn(self, layer: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> None:
-        """Lets the learner see whole prompts."""
-        assert self.learner is not None
+        """Lets learners see whole prompts."""
         if _is_draft(layer, layer.layer_name):
             return
         starts = batch.query_start_loc[part.first : part.last + 1].tolist()
         for own in map(slice, starts, starts[1:]):
             options = self.scale, self.sliding_window, self.logits_soft_cap
-            self.learner.see(
-                extract_layer_index(layer.layer_name), q[own], k[own], v[own], *options
-            )
+            for learner in self.learners:
+                learner.see(extract_layer_index(layer.layer_name), q[own], k[own], v[own], *options)
 
     def attend_rows(
         self, pages: Any, part: Part, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: Batch
@@ -288,12 +323,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
         for part in batch.parts:
-            if (
-                self.learner is not None
-                and not self.learner.done
-                and part.fresh
-                and key is not None
-            ):
+            if part.fresh and key is not None and not all(x.done for x in self.learners):
                 self._learn(layer, part, query, key, value, batch)
             rows = (part.fresh or part.long) and key is not None
             if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):

@@ -1,5 +1,5 @@
-"""A calibration from the first prompts that an engine sees: KVANT_VLLM_LEARN names the .kvcal, for
-the next start.
+"""A calibration from the first prompts that an engine sees. Presets without a file use it at once.
+KVANT_VLLM_LEARN names a .kvcal that holds it for the next start.
 
 Rows come from the first steps of prompts, at the prompts' own positions.
 KVANT_VLLM_LEARN_POSITIONS=N spreads contexts of 2048 tokens over positions 0 .. N - 1, as positions
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from .. import moments
-from ..calibration import Calibrator
+from ..calibration import Calibration, Calibrator
 from ..library import PAGE_TOKENS
 
 TOKENS, CONTEXT = 8192, 2048  # the defaults of kvant.calibrate
+# Presets learn from this number of tokens. From 1024 tokens on, more tokens gain little.
+ONLINE_TOKENS = 2048
 _SAMPLED = 16  # every 16th query shows which keys attention looks at
 LOG = logging.getLogger("vllm.kvant")  # vLLM's handlers print it
 
@@ -65,27 +67,27 @@ class Turn:
 
 
 class Learner:
-    """Learns from the layers of one model, on one rank."""
+    """Learns from the layers of one model, on one rank. `use` is called once, between two steps,
+    with the calibration."""
 
-    def __init__(self, path: str, model: str, positions: int = 0) -> None:
-        self.path, self.calibrator = path, Calibrator(model=model)
+    def __init__(
+        self, model: str, tokens: int, use: Callable[[Calibration], None], positions: int = 0
+    ) -> None:
+        self.calibrator, self.tokens, self.use = Calibrator(model=model), tokens, use
         self._seen = Counter()  # type: ignore[var-annotated]
         self.done, self.positions, self.turn = False, positions, None
 
     def see(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float
     ) -> None:
-        """Adds a prompt from its first token on, rows [n, heads, head_dim]. Learning ends at the
-        first layer of the prompt after enough tokens."""
-        if self.done or len(k) < _SAMPLED:
-            return
-        if self._seen[layer] >= TOKENS:
-            self._save()
+        """Adds a prompt from its first token on, rows [n, heads, head_dim], unless enough tokens
+        were seen."""
+        if self.done or len(k) < _SAMPLED or self._seen[layer] >= self.tokens:
             return
         if self.positions:
             q, k, v = (x[:CONTEXT] for x in (q, k, v))
             self.turn = self.turn or Turn(k.shape[2], self.positions)
-            first = max(0, self.positions - len(k)) * self._seen[layer] // TOKENS
+            first = max(0, self.positions - len(k)) * self._seen[layer] // self.tokens
             q, k = self.turn(q, first), self.turn(k, first)
         self._seen[layer] += len(k)
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -107,12 +109,30 @@ class Learner:
         named = {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
         self.calibrator.add_moments(layer, role, rows.shape[1], **named)
 
-    def _save(self) -> None:
-        self.done = True
-        self.calibrator.finish().save(self.path)
+    def between_steps(self) -> None:
+        """Ends learning after enough tokens. All layers have then seen the same prompts."""
+        if not self.done and self._seen and min(self._seen.values()) >= self.tokens:
+            self.done = True
+            self.use(self.calibrator.finish())
+
+
+def save(path: str) -> Callable[[Calibration], None]:
+    def use(calibration: Calibration) -> None:
+        calibration.save(path)
         LOG.warning(
             "kvant: %s holds a calibration of %d tokens, which the presets use from the next "
             "start on",
-            self.path,
-            TOKENS,
+            path,
+            calibration.info.n_tokens,
         )
+
+    return use
+
+
+# The learners of the model whose layers are being made.
+learners: list[Learner] = []
+
+
+def between_steps() -> None:
+    for learner in learners:
+        learner.between_steps()

@@ -18,7 +18,7 @@ from ..arrays import np
 from ..library import PAGE_TOKENS, Error
 from ..tensor import Tensor as Pages
 from . import Stored
-from .codecs import codecs
+from .codecs import codecs, is_calibrated
 
 LOG = logging.getLogger("vllm.kvant")
 _REFUSED = (50, 51)  # KVANT_ERR_NONFINITE, KVANT_ERR_RANGE
@@ -64,9 +64,14 @@ class LayerPages:
         self.blocks, self.layer = rows_of_blocks(memory), layer
         self.parts = memory.shape[2] // PAGE_TOKENS  # of one of vLLM's blocks
         self.refused: set[int] = set()  # slots
-        made, first = [], 0
+        self.used = np.zeros(len(self.blocks), bool)  # whether anything was ever written
+        self._made_of = stored, head_dim, layer, heads
+        self.k, self.v = self._make()
+
+    def _make(self) -> list[Pages]:
+        made, first, (stored, *rest) = [], 0, self._made_of
         for role in ("k", "v"):
-            of_role = codecs(stored, role, head_dim, layer, heads)
+            of_role = codecs(stored, role, *rest)
             end = first + sum(codec.page_bytes for codec in of_role)
             if end > self.blocks.shape[1]:
                 size = self.blocks.shape[1]
@@ -80,7 +85,18 @@ class LayerPages:
                 )
             )
             first = end
-        self.k, self.v = made
+        return made
+
+    def relearn(self, memory: Tensor) -> None:
+        """Encodes all rows again, with the transforms that the preset has learned."""
+        used, fresh = np.flatnonzero(self.used).tolist(), self._make()
+        for i, name in enumerate("kv"):
+            if is_calibrated(getattr(self._made_of[0], name)):
+                old = getattr(self, name)
+                rows = [old.read(PAGE_TOKENS * block, PAGE_TOKENS) for block in used]
+                for block, of_block in zip(used, rows):
+                    fresh[i].write(PAGE_TOKENS * block + np.arange(PAGE_TOKENS), of_block)
+                setattr(self, name, fresh[i])
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """Writes rows [n, kv heads, head_dim]; slots below 0 are padding. A write to a block's
@@ -89,6 +105,7 @@ class LayerPages:
         kept = slots >= 0
         numbers = slots[kept].to(torch.int64).numpy()
         self.blocks[numbers[numbers % PAGE_TOKENS == 0] // PAGE_TOKENS] = 0
+        self.used[numbers // PAGE_TOKENS] = True
         if self.refused:
             self.refused.difference_update(numbers.tolist())
         for pages, rows in ((self.k, keys), (self.v, values)):
