@@ -397,7 +397,7 @@ class Engine(TestCase):
         with mock.patch.dict(os.environ, KVANT_VLLM_CALIBRATION=str(path)):
             with mock.patch.dict(os.environ, KVANT_VLLM="balanced"):
                 self.assertEqual(
-                    chosen(), ("trellis-4:transform=file,sink=0", "trellis-4", str(path), None)
+                    chosen()[:3], ("trellis-4:transform=file,sink=0", "trellis-4", str(path))
                 )
             ours = self.run_engine(
                 "int-8:transform=file,sink=0/int-8:center=file,sink=0", ROUNDS[:1]
