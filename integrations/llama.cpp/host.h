@@ -32,6 +32,9 @@ void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
 /* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. */
 void kvp_host_clear(void *at, size_t bytes);
 
+/* As kvp_host_clear for memory of anybody. Pages with a file behind them stay. */
+void kvp_host_clear_foreign(void *at, size_t bytes);
+
 /* Bytes of reserved memory that are resident. */
 size_t kvp_host_resident(const void *memory, size_t bytes);
 

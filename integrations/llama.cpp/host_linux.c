@@ -64,20 +64,34 @@ void kvp_host_refuse_huge_pages(void *memory, size_t bytes)
     madvise(memory, bytes, MADV_NOHUGEPAGE);
 }
 
-void kvp_host_clear(void *at, size_t bytes)
+/* Zeroes memory. Whole pages are dropped if the system allows each advice of the list for them.
+ * Linux zeroes the pages that MADV_DONTNEED drops. */
+static void clear(void *at, size_t bytes, const int *advice, int n)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = (uintptr_t)at, last = first + bytes;
-    uintptr_t inner_first = (first + page - 1) / page * page, inner_last = last / page * page;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t first = (uintptr_t)at, last = first + bytes;
+    const uintptr_t inner_first = (first + page - 1) / page * page, inner_last = last / page * page;
+    bool dropped = inner_first < inner_last;
 
-    /* Linux zeroes the pages that MADV_DONTNEED drops. */
-    if (inner_first >= inner_last ||
-        madvise((void *)inner_first, inner_last - inner_first, MADV_DONTNEED) != 0) {
+    for (int i = 0; i < n && dropped; i++)
+        dropped = madvise((void *)inner_first, inner_last - inner_first, advice[i]) == 0;
+    if (!dropped) {
         memset(at, 0, bytes);
         return;
     }
     memset((void *)first, 0, inner_first - first);
     memset((void *)inner_last, 0, last - inner_last);
+}
+
+void kvp_host_clear(void *at, size_t bytes)
+{
+    clear(at, bytes, (const int[]){ MADV_DONTNEED }, 1);
+}
+
+/* Linux allows MADV_FREE only for private memory without a file behind it. */
+void kvp_host_clear_foreign(void *at, size_t bytes)
+{
+    clear(at, bytes, (const int[]){ MADV_FREE, MADV_DONTNEED }, 2);
 }
 
 size_t kvp_host_resident(const void *memory, size_t bytes)

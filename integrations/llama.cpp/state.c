@@ -1,15 +1,12 @@
 /* state.c - see state.h. */
-#define _GNU_SOURCE /* madvise */
-
 #include "state.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <kvant/tensor_hooks.h>
 
+#include "host.h"
 #include "kv_store.h"
 #include "kv_tensor.h"
 #include "state_format.h"
@@ -117,24 +114,6 @@ static void write_lists(const layout *l, size_t record, uint8_t *out)
     memcpy(out, &header, sizeof(header));
 }
 
-/* Makes n bytes zero. Whole pages of the system go back to it: reading them gives zeros and takes
- * no memory. Only private memory without a file behind it may be dropped. MADV_FREE fails for any
- * other memory. */
-static void make_zero(uint8_t *at, size_t n)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE),
-                    first = ((uintptr_t)at + page - 1) / page * page,
-                    last = ((uintptr_t)at + n) / page * page;
-
-    if (first >= last || madvise((void *)first, last - first, MADV_FREE) != 0 ||
-        madvise((void *)first, last - first, MADV_DONTNEED) != 0) {
-        memset(at, 0, n);
-        return;
-    }
-    memset(at, 0, first - (uintptr_t)at);
-    memset((void *)last, 0, (uintptr_t)at + n - last);
-}
-
 bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
 {
     const size_t room = n * kvp_kv_row_bytes(kv);
@@ -151,7 +130,8 @@ bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
                                       (uint8_t *)out + list_bytes(&l), record) == KVANT_OK;
     if (done) {
         write_lists(&l, record, out);
-        make_zero((uint8_t *)out + list_bytes(&l) + record, room - list_bytes(&l) - record);
+        kvp_host_clear_foreign((uint8_t *)out + list_bytes(&l) + record,
+                               room - list_bytes(&l) - record);
     }
     layout_free(&l);
     return done;
