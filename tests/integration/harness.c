@@ -1,5 +1,5 @@
 /* harness.c - see harness.h. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
+#define _POSIX_C_SOURCE 200809L /* setenv, dup */
 
 #include "harness.h"
 
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ggml-cpu.h"
 
@@ -474,6 +475,42 @@ uint8_t *harness_save_sequence(struct llama_context *context, llama_seq_id seq, 
 uint8_t *harness_save_state(struct llama_context *context, size_t *size)
 {
     return harness_save_sequence(context, 0, size);
+}
+
+size_t harness_row_bytes(void)
+{
+    const struct llama_model *model = harness_model();
+
+    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
+                    llama_model_n_head_kv(model)) *
+           sizeof(ggml_fp16_t);
+}
+
+size_t harness_rows_at(size_t end, size_t n, bool values, size_t layer)
+{
+    const size_t n_layers = (size_t)llama_model_n_layer(harness_model());
+    const size_t block = HARNESS_ROWS_HEAD + n * harness_row_bytes();
+
+    assert_true(end > 2 * n_layers * block);
+    return end - ((values ? 1 : 2) * n_layers - layer) * block + HARNESS_ROWS_HEAD;
+}
+
+harness_lines harness_begin_lines(void)
+{
+    const harness_lines lines = { tmpfile(), dup(STDERR_FILENO) };
+
+    assert_true(lines.file != NULL && lines.former >= 0);
+    fflush(stderr);
+    dup2(fileno(lines.file), STDERR_FILENO);
+    return lines;
+}
+
+void harness_end_lines(const harness_lines *lines)
+{
+    fflush(stderr);
+    dup2(lines->former, STDERR_FILENO);
+    close(lines->former);
+    rewind(lines->file);
 }
 
 double harness_state_difference(const uint8_t *a, const uint8_t *b, size_t size)

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -129,10 +130,26 @@ void harness_free_pool(struct ggml_threadpool *pool);
 uint8_t *harness_save_state(struct llama_context *context, size_t *size);
 uint8_t *harness_save_sequence(struct llama_context *context, llama_seq_id seq, size_t *size);
 
+/* Bytes of a token's keys or values in a layer, as fp16. */
+size_t harness_row_bytes(void);
+
+/* Where a layer's rows of n tokens begin in a state. The rows of all layers end at `end`: first
+ * keys, then values. HARNESS_ROWS_HEAD bytes before a layer's rows have their type and size. */
+enum { HARNESS_ROWS_HEAD = 12 };
+size_t harness_rows_at(size_t end, size_t n, bool values, size_t layer);
+
 /* Root mean square of the difference of two states as fp16 numbers, relative to their size. The
  * heads of two states are equal and do not add to the difference. Only differing and finite numbers
  * count, so the heads do not add to the size either. */
 double harness_state_difference(const uint8_t *a, const uint8_t *b, size_t size);
+
+/* Between the calls stderr goes to a file, which the second call rewinds and the caller closes. */
+typedef struct harness_lines {
+    FILE *file;
+    int former;
+} harness_lines;
+harness_lines harness_begin_lines(void);
+void harness_end_lines(const harness_lines *lines);
 
 /* Uniform in -1 .. 1; splitmix64. */
 float harness_random(uint64_t *state);

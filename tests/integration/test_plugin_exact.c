@@ -20,7 +20,6 @@
 #define NEWEST 128
 #define STEP 512
 #define N_TEXT 2700
-#define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
 
 static llama_token tokens[N_TEXT];
 
@@ -39,22 +38,17 @@ static int start(void **state)
 
 static size_t row_numbers(void)
 {
-    const struct llama_model *model = harness_model();
-
-    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
-                    llama_model_n_head_kv(model));
+    return harness_row_bytes() / sizeof(uint16_t);
 }
 
 /* Values of the first layer, n tokens. They depend on no other token. A state has the keys of all
  * layers, then the values of all layers, then the number of tokens (0) of each later stream. */
 static const uint8_t *first_values(const uint8_t *saved, size_t size, size_t n, int n_after)
 {
-    const size_t block = BLOCK_HEAD + n * row_numbers() * sizeof(uint16_t);
-    const size_t n_layers = (size_t)llama_model_n_layer(harness_model());
     const size_t after = (size_t)n_after * sizeof(uint32_t);
 
-    assert_true(size > block * 2 * n_layers + after);
-    return saved + size - after - n_layers * block + BLOCK_HEAD;
+    assert_true(size > after);
+    return saved + harness_rows_at(size - after, n, true, 0);
 }
 
 static float number_at(const uint8_t *rows, size_t i)

@@ -1,4 +1,4 @@
-#define _POSIX_C_SOURCE 200809L /* setenv, mkstemp, dup */
+#define _POSIX_C_SOURCE 200809L /* setenv, mkstemp */
 /* test_plugin_fill.c - the bytes that the plug-in reports for a cache with a part of its tokens
  * (kvant_kv_size_at: `kvant inspect`), compared with the counted bytes at that point of a text.
  * Also the token up to which the plug-in says that a GPU's cache is f16 in place. */
@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "harness.h"
 #include "kv_fill.h"
@@ -298,23 +297,16 @@ static bool answers_as_f16(int n)
  * has it. */
 static bool is_told(const char *exact, double n)
 {
-    FILE *lines = tmpfile();
-    const int former = dup(STDERR_FILENO);
+    const harness_lines lines = harness_begin_lines();
     char line[1024], said[64];
     bool found = false;
 
-    assert_true(lines != NULL && former >= 0);
     snprintf(said, sizeof(said), "; f16 itself for the first %.0f of 1024 tokens,", n);
-    fflush(stderr);
-    dup2(fileno(lines), STDERR_FILENO);
     assert_true(room(true, "", exact) == n);
-    fflush(stderr);
-    dup2(former, STDERR_FILENO);
-    close(former);
-    rewind(lines);
-    while (fgets(line, sizeof(line), lines) != NULL)
+    harness_end_lines(&lines);
+    while (fgets(line, sizeof(line), lines.file) != NULL)
         found = found || strstr(line, said) != NULL;
-    fclose(lines);
+    fclose(lines.file);
     return found;
 }
 

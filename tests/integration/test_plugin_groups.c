@@ -17,7 +17,7 @@
 #include "harness.h"
 #include "mock_control.h"
 
-enum { N_TEXT = 1000, BLOCK = 64, HEAD = 12 }; /* HEAD: bytes before the rows of a layer's state */
+enum { N_TEXT = 1000, BLOCK = 64 };
 
 static llama_token tokens[N_TEXT];
 
@@ -34,22 +34,11 @@ static int start(void **state)
 
 /* States */
 
-static size_t row_bytes(void)
-{
-    const struct llama_model *model = harness_model();
-
-    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
-                    llama_model_n_head_kv(model)) *
-           sizeof(uint16_t);
-}
-
 /* Keys or values of the first layer. They depend on no other token, so they are the same for every
- * codec. A state ends with the keys of all layers and the values of all layers. */
+ * codec. */
 static const uint8_t *first_layer(const uint8_t *state, size_t size, size_t n, bool values)
 {
-    const size_t n_layers = (size_t)llama_model_n_layer(harness_model());
-
-    return state + size - (values ? 1 : 2) * n_layers * (HEAD + n * row_bytes()) + HEAD;
+    return state + harness_rows_at(size, n, values, 0);
 }
 
 /* Decodes n tokens of the text in batches, and returns the state. n: a multiple of the batch. */
@@ -78,7 +67,7 @@ static void code_head(const kvant_codec *codec, const uint8_t *rows, uint8_t *ou
 {
     static float numbers[BLOCK * 512];
     static _Alignas(64) uint8_t page[BLOCK * 512 * sizeof(float)];
-    const size_t d = head_dim(), width = row_bytes() / sizeof(uint16_t);
+    const size_t d = head_dim(), width = harness_row_bytes() / sizeof(uint16_t);
     const uint16_t *from = (const uint16_t *)(const void *)rows;
     uint16_t *to = (uint16_t *)(void *)out;
 
@@ -96,13 +85,13 @@ static void code_head(const kvant_codec *codec, const uint8_t *rows, uint8_t *ou
 static size_t count_sealed(const kvant_codec *codec, const uint8_t *stock, const uint8_t *ours,
                            size_t n)
 {
-    const size_t bytes = BLOCK * row_bytes();
+    const size_t bytes = BLOCK * harness_row_bytes();
     uint8_t *coded = malloc(bytes);
     size_t n_sealed = 0;
 
     assert_non_null(coded);
-    for (size_t first = 0; first + bytes <= n * row_bytes(); first += bytes) {
-        for (size_t at = 0; at < row_bytes(); at += head_dim() * sizeof(uint16_t))
+    for (size_t first = 0; first + bytes <= n * harness_row_bytes(); first += bytes) {
+        for (size_t at = 0; at < harness_row_bytes(); at += head_dim() * sizeof(uint16_t))
             code_head(codec, stock + first + at, coded + at);
         const bool sealed = memcmp(ours + first, coded, bytes) == 0;
         if (!sealed && memcmp(ours + first, stock + first, bytes) != 0)

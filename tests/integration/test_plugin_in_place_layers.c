@@ -1,4 +1,4 @@
-#define _POSIX_C_SOURCE 200809L /* setenv, dup, fileno */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 /* test_plugin_in_place_layers.c - caches on GPUs whose layers go from f16 in place to compressed
  * pages one after another (gpu/hand_over.c). Each layer goes once, answers before that are equal to
  * f16's, and no operation of llama.cpp between two layers loses a row. */
@@ -9,7 +9,6 @@
 #include <cmocka.h>
 
 #include <stdio.h>
-#include <unistd.h>
 
 #include "../choose.h"
 #include "in_place_layers.h"
@@ -22,26 +21,18 @@ static bool is_same(const float *a, const float *b, int n)
 
 /* Lines of the plug-in */
 
-static FILE *lines;
-static int former_stderr;
+static harness_lines lines;
 
 static void begin_lines(void)
 {
-    fflush(stderr);
-    lines = tmpfile();
-    former_stderr = dup(STDERR_FILENO);
-    assert_non_null(lines);
-    dup2(fileno(lines), STDERR_FILENO);
+    lines = harness_begin_lines();
     setenv("KVANT_VERBOSE", "1", 1);
 }
 
 static void end_lines(void)
 {
     unsetenv("KVANT_VERBOSE");
-    fflush(stderr);
-    dup2(former_stderr, STDERR_FILENO);
-    close(former_stderr);
-    rewind(lines);
+    harness_end_lines(&lines);
 }
 
 /* Returns how many lines report that a layer went. For each layer, `cells` gets the number of cells
@@ -54,7 +45,7 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
 
     *ready = 0;
     end_lines();
-    while (fgets(line, sizeof(line), lines) != NULL) {
+    while (fgets(line, sizeof(line), lines.file) != NULL) {
         const char *at = strstr(line, ": layer ");
         const char *settled = strstr(line, "transforms are learned, ");
         unsigned layer;
@@ -68,7 +59,7 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
         cells[layer] = rows;
         n++;
     }
-    fclose(lines);
+    fclose(lines.file);
     return n;
 }
 
@@ -140,12 +131,12 @@ static int layers_after_parts(void)
     int n = 0;
 
     end_lines();
-    while (fgets(line, sizeof(line), lines) != NULL) {
+    while (fgets(line, sizeof(line), lines.file) != NULL) {
         const bool went = strstr(line, "went from fp16 to compressed pages") != NULL;
         n += went && part;
         part = !went && (part || strstr(line, "a part of") != NULL);
     }
-    fclose(lines);
+    fclose(lines.file);
     return n;
 }
 
@@ -206,11 +197,11 @@ static void later_positions_are_learned_in_the_graph(void **state)
     feed(context, ROOM, N_BATCH, N_BATCH, first + ROOM, 0, NULL);
     llama_free(context);
     end_lines();
-    while (fgets(line, sizeof(line), lines) != NULL) {
+    while (fgets(line, sizeof(line), lines.file) != NULL) {
         n += strstr(line, "learns its transform for positions from 2048 on") != NULL;
         behind += n > 0 && strstr(line, "went from fp16 to compressed pages") != NULL;
     }
-    fclose(lines);
+    fclose(lines.file);
     assert_int_equal(n, N_LAYERS);
     assert_int_equal(behind, N_LAYERS);
 }
@@ -262,14 +253,14 @@ static int most_layers_of_a_token(int *n)
 
     *n = 0;
     end_lines();
-    while (fgets(line, sizeof(line), lines) != NULL) {
+    while (fgets(line, sizeof(line), lines.file) != NULL) {
         const bool went = strstr(line, "went from fp16 to compressed pages") != NULL;
         token = token || strstr(line, "a token") != NULL;
         now = strstr(line, "a token") != NULL ? 0 : now + went;
         most = token && now > most ? now : most;
         *n += went;
     }
-    fclose(lines);
+    fclose(lines.file);
     return most;
 }
 
@@ -343,9 +334,9 @@ static bool is_told(const char *spec, const char *exact, const char *what)
     begin_lines();
     llama_free(new_context(spec, exact, 1));
     end_lines();
-    while (fgets(line, sizeof(line), lines) != NULL)
+    while (fgets(line, sizeof(line), lines.file) != NULL)
         found = found || strstr(line, what) != NULL;
-    fclose(lines);
+    fclose(lines.file);
     return found;
 }
 
@@ -487,23 +478,12 @@ static void no_row_is_lost_between_layers(void **state)
     free(compressed);
 }
 
-/* Rows of a state: keys of all layers, then values of all layers, at its end. */
-static const uint8_t *rows_in_state(const uint8_t *saved, size_t size, size_t row, int tensor)
-{
-    const size_t head = 12; /* their type and size */
-
-    return saved + size - (size_t)(2 * N_LAYERS - tensor) * (head + HALF * row) + head;
-}
-
 /* Steps encode rows and give up pages while layers are in place, and must not change the rows of
  * these layers. Tokens before the first layer went have the same rows as in llama.cpp's own
  * cache. */
 static void layers_in_place_stay_as_they_are(void **state)
 {
-    const struct llama_model *model = harness_model();
-    const size_t row = (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
-                                llama_model_n_head_kv(model)) *
-                       sizeof(uint16_t);
+    const size_t row = harness_row_bytes();
     uint8_t *saved[2];
     size_t size[2];
 
@@ -519,9 +499,8 @@ static void layers_in_place_stay_as_they_are(void **state)
     assert_int_equal(size[0], size[1]);
     for (int i = 0; i < 2 * N_LAYERS; i++) {
         const bool in_place = i % N_LAYERS == n_layers() - 1 || i % N_LAYERS == n_layers() - 2;
-        const uint8_t *a = rows_in_state(saved[0], size[0], row, i);
-        const uint8_t *b = rows_in_state(saved[1], size[1], row, i);
-        assert_int_equal(memcmp(a, b, (size_t)first_to_go() * row) == 0,
+        const size_t at = harness_rows_at(size[0], HALF, i >= N_LAYERS, (size_t)(i % N_LAYERS));
+        assert_int_equal(memcmp(saved[0] + at, saved[1] + at, (size_t)first_to_go() * row) == 0,
                          in_place || i % N_LAYERS >= n_layers());
     }
     free(saved[0]);

@@ -1,6 +1,6 @@
 /* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts
  * (gpu/first_matrix.c), on the mock of ggml-cuda. */
-#define _POSIX_C_SOURCE 200809L /* setenv, dup, fileno */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../choose.h"
 #include "harness.h"
@@ -138,27 +137,20 @@ static void whole_pages_are_sealed(void **state)
 static int sealed_at_parts(struct llama_context *context, int first, int n, unsigned long *sealed,
                            int most)
 {
-    FILE *lines = tmpfile();
-    const int former = dup(STDERR_FILENO);
+    const harness_lines lines = harness_begin_lines();
     char line[512];
     int n_parts = 0;
 
-    assert_non_null(lines);
-    fflush(stderr);
-    dup2(fileno(lines), STDERR_FILENO);
     setenv("KVANT_TEST_PARTS", "1", 1);
     harness_decode(context, tokens + first, n, first, 0, false);
     unsetenv("KVANT_TEST_PARTS");
-    fflush(stderr);
-    dup2(former, STDERR_FILENO);
-    close(former);
-    rewind(lines);
-    while (fgets(line, sizeof(line), lines) != NULL && n_parts < most) {
+    harness_end_lines(&lines);
+    while (fgets(line, sizeof(line), lines.file) != NULL && n_parts < most) {
         const char *at = strstr(line, " nodes, ");
         if (at != NULL && sscanf(at, " nodes, %lu blocks", &sealed[n_parts]) == 1)
             n_parts++;
     }
-    fclose(lines);
+    fclose(lines.file);
     return n_parts;
 }
 

@@ -1,8 +1,6 @@
 /* test_plugin_refused.c - rows that a codec refuses. A state with bad rows takes the cells of a
  * client that left, and one client's embeddings are NaN in a batch of two. Answers must be NaN
  * where answers with llama.cpp's own f16 cache are NaN, and numbers elsewhere. */
-#define _POSIX_C_SOURCE 200809L /* dup, fileno */
-
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,13 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "harness.h"
 
 #define N_TEXT 100
 #define N_TOKENS (2 * N_TEXT + 8)
-#define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
 #define BAD_ROW 37
 
 static llama_token tokens[N_TOKENS];
@@ -84,23 +80,13 @@ struct damage {
     enum fault fault;
 };
 
-static size_t row_bytes(const struct llama_model *model)
-{
-    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
-                    llama_model_n_head_kv(model)) *
-           2;
-}
-
-/* Rows of a state: keys of all layers, then values of all layers, at its end. */
 static uint8_t *row_in_state(const struct llama_model *model, uint8_t *saved, size_t size,
                              const struct damage *damage)
 {
-    const size_t n_layers = (size_t)llama_model_n_layer(model), row = row_bytes(model);
-    const size_t block = BLOCK_HEAD + N_TEXT * row;
-    const size_t i = (damage->values ? n_layers : 0) + (damage->last_layer ? n_layers - 1 : 0);
+    const size_t layer = damage->last_layer ? (size_t)llama_model_n_layer(model) - 1 : 0;
 
-    assert_true(size > 2 * n_layers * block);
-    return saved + size - (2 * n_layers - i) * block + BLOCK_HEAD + BAD_ROW * row;
+    return saved + harness_rows_at(size, N_TEXT, damage->values, layer) +
+           BAD_ROW * harness_row_bytes();
 }
 
 /* A state of the second text in llama.cpp's own cache, of the last of n_seq sequences, with one
@@ -114,7 +100,7 @@ static uint8_t *damaged_state(const struct damage *damage, const harness_options
     const llama_seq_id seq = options->n_seq > 1 ? 1 : 0;
     struct llama_context *context = harness_context(&stock);
     const struct llama_model *model = llama_get_model(context);
-    const size_t n = row_bytes(model) / 2;
+    const size_t n = harness_row_bytes() / 2;
     uint16_t *row;
     uint8_t *saved;
 
@@ -148,7 +134,7 @@ static void check_saved_again(struct llama_context *context, const harness_optio
 
     assert_int_equal(size, size_again);
     assert_true(is_nan_row((uint16_t *)(void *)row_in_state(model, again, size, damage),
-                           row_bytes(model) / 2));
+                           harness_row_bytes() / 2));
     other = harness_context(options);
     assert_int_equal(llama_state_seq_set_data(other, again, size, 1), size);
     assert_true(all_nan(next_logits(other, second_text[0], N_TEXT, 1)));
@@ -212,22 +198,15 @@ static void restored_bad_rows_are_nan(void **state)
 static int count_lines(void (*act)(struct llama_context *, uint8_t *, size_t),
                        struct llama_context *context, uint8_t *saved, size_t size)
 {
-    FILE *file = tmpfile();
-    const int former = dup(STDERR_FILENO);
+    const harness_lines lines = harness_begin_lines();
     char line[1024];
     int n = 0;
 
-    assert_non_null(file);
-    fflush(stderr);
-    dup2(fileno(file), STDERR_FILENO);
     act(context, saved, size);
-    fflush(stderr);
-    dup2(former, STDERR_FILENO);
-    close(former);
-    rewind(file);
-    while (fgets(line, sizeof(line), file) != NULL)
+    harness_end_lines(&lines);
+    while (fgets(line, sizeof(line), lines.file) != NULL)
         n += strstr(line, "cannot store") != NULL;
-    fclose(file);
+    fclose(lines.file);
     return n;
 }
 
@@ -257,7 +236,7 @@ static void refusals_are_said_in_a_line(void **state)
 
     (void)state;
     for (int i = 1; i < 2 * llama_model_n_layer(model); i++)
-        memset(first + (size_t)i * (BLOCK_HEAD + N_TEXT * row_bytes(model)), 0xff, 2);
+        memset(first + (size_t)i * (HARNESS_ROWS_HEAD + N_TEXT * harness_row_bytes()), 0xff, 2);
     harness_decode(context, first_text, N_TEXT, 0, 0, false);
     for (int i = 0; i < 2; i++) {
         llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1);

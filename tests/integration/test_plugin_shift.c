@@ -272,27 +272,20 @@ static void shift_window(struct llama_context *context, int window)
     }
 }
 
-#define BLOCK_HEAD 12 /* bytes before the rows of a layer in a state: their type and size */
-
 /* The largest relative difference of a row of the first layer, keys or values, among the n tokens
  * that the contexts hold. A state ends with the keys of all layers and the values of all layers. */
 static double worst_row(struct llama_context *const context[2], size_t n)
 {
-    const struct llama_model *model = harness_model();
-    const size_t width = (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
-                                  llama_model_n_head_kv(model)) *
-                         sizeof(ggml_fp16_t);
-    const size_t tensor = BLOCK_HEAD + n * width, n_layers = (size_t)llama_model_n_layer(model);
+    const size_t width = harness_row_bytes();
     size_t size[2];
     uint8_t *saved[] = { harness_save_state(context[0], &size[0]),
                          harness_save_state(context[1], &size[1]) };
     double worst = 0;
 
     assert_int_equal(size[0], size[1]);
-    assert_true(size[0] > 2 * n_layers * tensor);
-    for (size_t role = 1; role <= 2; role++)
+    for (int role = 0; role < 2; role++)
         for (size_t i = 0; i < n; i++) {
-            const size_t at = size[0] - role * n_layers * tensor + BLOCK_HEAD + i * width;
+            const size_t at = harness_rows_at(size[0], n, role == 1, 0) + i * width;
             const double d = harness_state_difference(saved[0] + at, saved[1] + at, width);
             worst = d > worst ? d : worst;
         }

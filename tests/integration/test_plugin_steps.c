@@ -59,15 +59,6 @@ static void queries_see_the_rows_of_their_step_exactly(void **state)
     llama_free(theirs);
 }
 
-static size_t row_bytes(void)
-{
-    const struct llama_model *model = harness_model();
-
-    return (size_t)(llama_model_n_embd(model) / llama_model_n_head(model) *
-                    llama_model_n_head_kv(model)) *
-           sizeof(uint16_t);
-}
-
 /* Checks the rows that a context keeps as fp16, of keys and values of all layers. */
 static void check_exact_rows(size_t n_rows)
 {
@@ -78,7 +69,7 @@ static void check_exact_rows(size_t n_rows)
 
     memcpy(&function, &symbol, sizeof(function));
     assert_true(function(false, &size));
-    assert_true(size.exact == (double)(n_rows * row_bytes()));
+    assert_true(size.exact == (double)(n_rows * harness_row_bytes()));
     llama_free(context);
 }
 
@@ -120,7 +111,7 @@ static void plans_count_the_room_of_a_step_once(void **state)
     struct llama_context *context = harness_context(&preset);
     const struct ggml_init_params params = { 2 * N * ggml_tensor_overhead(), NULL, true };
     struct ggml_context *cache = ggml_init(params);
-    const int64_t row = (int64_t)(row_bytes() / sizeof(uint16_t));
+    const int64_t row = (int64_t)(harness_row_bytes() / sizeof(uint16_t));
 
     (void)state;
     for (size_t i = 0; i < N; i++)
@@ -131,7 +122,8 @@ static void plans_count_the_room_of_a_step_once(void **state)
         ask(cache, bytes, N);
         for (size_t i = 0; i < N; i++) {
             const bool first = i < 2 || (i >= 4 && i < 6);
-            assert_int_equal(bytes[i], bytes[N - 2 + i % 2] + (first ? STEP * row_bytes() : 0));
+            assert_int_equal(bytes[i],
+                             bytes[N - 2 + i % 2] + (first ? STEP * harness_row_bytes() : 0));
         }
     }
     ggml_free(cache);
