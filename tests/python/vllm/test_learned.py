@@ -60,7 +60,10 @@ class Cases:
                 calibrator.add_queries(LAYER, head, step.queries[:, head * GROUP].numpy())
             once = [[torch.from_numpy(x) for x in first(*rows)] for rows in step.rows]
             codecs.learned.calibration = calibrator.finish()
+            used = memory.flatten(1).any(1).tolist()
             pages_of_layer.relearn(memory)
+            self.assertIn(False, used)
+            self.assertEqual(memory.flatten(1).any(1).tolist(), used)  # the others stay empty
             step.rows, again = once, round_trip(made)
             newest = [x.to(DEVICE) for x in step.newest()[:2]]
             out = torch.zeros(len(step.queries), HEADS * DIM, device=DEVICE)

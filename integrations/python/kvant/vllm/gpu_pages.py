@@ -233,8 +233,10 @@ class LayerPages:
         call("append", arguments, self.device)
 
     def relearn(self, memory: Tensor) -> None:
-        """Encodes the rows of all blocks again, with the transforms that the preset has learned.
-        Pages pass through temporary blocks, because an encoder writes keys and values together."""
+        """Encodes the rows of used blocks again, with the transforms that the preset has learned.
+        Pages pass through temporary blocks, because an encoder writes keys and values together.
+        vLLM's memory begins as zeros, so a block of zeros holds no rows, or rows of zeros alone.
+        A cache has tens of thousands of blocks, and encoding all of them would take seconds."""
         stored, *rest = self._made_of
         part = min(_RELEARNED, len(memory))
         temporary = torch.zeros_like(memory[:part], memory_format=torch.contiguous_format)
@@ -248,7 +250,8 @@ class LayerPages:
         room = torch.empty(3, *shape, dtype=torch.float16, device=self.device)
         slots = torch.arange(shape[0], device=self.device)
         every = slice(0, self.n_kv_heads)
-        for blocks in torch.arange(len(memory), dtype=torch.int32, device=self.device).split(part):
+        used = [x.flatten(1).any(1) for x in to.split(part)]
+        for blocks in torch.cat(used).nonzero().flatten().to(torch.int32).split(part):
             n = PAGE_TOKENS * len(blocks)
             for role, out in ((self.k, room[0, :n]), (self.v, room[1, :n])):
                 role.read(blocks, every, out, room[2, :n])
