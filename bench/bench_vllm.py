@@ -96,13 +96,12 @@ def shapes(text):
     return [tuple(map(int, shape.split("x"))) for shape in text.split(",") if shape]
 
 
-def write_model(a, folder):
-    """Writes the model's configuration and, for meaningful tokens, its weights: vLLM's dummy
-    weights are close to 0."""
+def write_model(a, folder, most):
+    """Writes the configuration of a model for `most` tokens and, for meaningful tokens, its
+    weights: vLLM's dummy weights are close to 0."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    most = max(context for _, context in shapes(a.shapes) + shapes(a.prompts)) + 1024
     config = model_shape.config(a, most, initializer_range=0.05, dtype="bfloat16")
     config.architectures = [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[a.model]]
     torch.manual_seed(1)
@@ -302,7 +301,7 @@ def answers(a, llm):
 def run_engine(a):
     """In this process: rows as lines of JSON."""
     with tempfile.TemporaryDirectory() as folder:
-        write_model(a, folder)
+        write_model(a, folder, max(n for _, n in shapes(a.shapes) + shapes(a.prompts)) + 1024)
         llm = engine(
             a, folder, **(Filled.options() if a.what == "speed" and shapes(a.shapes) else {})
         )
@@ -316,32 +315,16 @@ def run_engine(a):
 
 
 class Engine:
-    def __init__(self, a, cache, what):
-        options = a.options | (
-            {"kv_cache_memory_bytes": int(a.gib[cache] * 2**30)} if cache in a.gib else {}
-        )
-        words = [
-            sys.executable,
-            __file__,
-            "engine",
-            "--cache",
-            cache,
-            "--shapes",
-            a.shapes,
-            "--prompts",
-            a.prompts,
-        ]
-        words += [
-            "--options",
-            json.dumps(options),
-            "--gib",
-            json.dumps(a.gib),
-            *model_shape.words(a),
-        ]
-        environment = os.environ | {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + a.start
+    """A process that measures one cache. `words`: its command line after Python's name."""
+
+    def __init__(self, cache, words, start, environment):
+        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + start
         self.child = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
         )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -376,25 +359,41 @@ class Engine:
             print(f"{self.cache}: the engine ended with {self.child.returncode}", file=sys.stderr)
 
 
-def write_csv(path, rows):
+def write_csv(path, rows, columns=COLUMNS):
     with pathlib.Path(path).open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
-def speed(a):
+def engine_of(a, cache, what):
+    options = a.options | (
+        {"kv_cache_memory_bytes": int(a.gib[cache] * 2**30)} if cache in a.gib else {}
+    )
+    words = [__file__, "engine", "--cache", cache, "--shapes", a.shapes, "--prompts", a.prompts]
+    words += ["--options", json.dumps(options), "--gib", json.dumps(a.gib), *model_shape.words(a)]
+    environment = {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return Engine(cache, words, a.start, environment)
+
+
+def measure(a, made_engine, command, columns):
+    """Starts the engines of all caches, a.at_once together, and writes each measurement as soon as
+    it is there."""
     end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches)
     while time.monotonic() < end and (some := list(itertools.islice(caches, a.at_once))):
-        engines = [Engine(a, cache, "speed") for cache in some]
+        engines = [made_engine(a, cache) for cache in some]
         for one in engines:
             one.ready()
         for one in engines:
             for made in one.rows():
-                rows.append(made | {"commit": a.commit, "command": "bench_vllm.py speed"})
-                print(",".join(str(made.get(name, "")) for name in COLUMNS), flush=True)
+                rows.append(made | {"commit": a.commit, "command": command})
+                print(",".join(str(made.get(name, "")) for name in columns), flush=True)
                 if a.csv:
-                    write_csv(a.csv, rows)
+                    write_csv(a.csv, rows, columns)
+
+
+def speed(a):
+    measure(a, lambda a, cache: engine_of(a, cache, "speed"), "bench_vllm.py speed", COLUMNS)
 
 
 def compare(stock, other):
@@ -433,7 +432,7 @@ def ids(a):
     a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
     against = [name for name in a.against.split(",") if name]
     in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]
-    engines = [Engine(a, cache, "ids") for cache in ("auto", "f32/f32", *against, *in_float)]
+    engines = [engine_of(a, cache, "ids") for cache in ("auto", "f32/f32", *against, *in_float)]
     for one in engines:
         one.ready()
     found = {}
