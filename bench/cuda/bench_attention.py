@@ -15,6 +15,7 @@ pages.
 
 import argparse
 import csv
+import re
 import shlex
 import statistics
 import subprocess
@@ -98,13 +99,23 @@ def spec_for(codec, head_dim):
     )
 
 
+def codec_list(text):
+    """Codecs with commas between them. A comma within a codec precedes no name of a codec."""
+    return re.split(r",(?=[a-z]+-|b?f16)", text)
+
+
+def in_whole_blocks(k, v, head_dim):
+    """Whether tokens share numbers, so that blocks are only sealed as a whole."""
+    return any(kvant.Codec(x, head_dim, role).block_tokens > 1 for x, role in ((k, "k"), (v, "v")))
+
+
 def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
     """A cache with random rows in shuffled blocks, and its block table. The last n_open blocks of a
     sequence are fp16."""
     pages = (tokens + 63) // 64
     keys, _, values = codec.partition("/")
     specs = spec_for(keys, head_dim), spec_for(values or keys, head_dim)
-    groups = any(name in codec for name in ("kivi", "innerq", "group"))
+    groups = in_whole_blocks(*specs, head_dim)
     staging = pages if groups else 0  # fp16 blocks, through which codecs with groups are written
     cache = kvant.PagedCache(
         *specs, kv_heads, head_dim, batch * pages, staging + batch * n_open, seed=1
@@ -284,7 +295,7 @@ def main():
             results += vllm_turboquant.results(
                 args.vllm, shape, lambda call: bench(call, flush, args.repeats)
             )
-        for codec in args.codecs.split(","):
+        for codec in codec_list(args.codecs):
             try:
                 found = bench_kvant(
                     codec, shape, flush, args.repeats, args.open, args.ragged, n_queries
