@@ -25,10 +25,11 @@ static kvant_status check_codecs(const kvant_tensor_params *params, uint32_t lay
         text[0] = 0;
         if (strcmp(first, spec) == 0)
             continue;
-        kvant_append(
-            text, sizeof text,
-            "kv heads have different codecs (%s, %s), which only a cache on the CPU supports",
-            first, spec);
+        kvant_append(text, sizeof text,
+                     "kv heads have different codecs (%s, %s), which only a cache on the CPU "
+                     "supports: a seed "
+                     "for each head does not lower the error",
+                     first, spec);
         return unsupported(layer, role, text);
     }
     return KVANT_OK;

@@ -86,8 +86,10 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     for (uint32_t head = 1; head < n; head++) {
         kvant_codec_get_info(codecs[head], &info);
         if (strcmp(first.spec, info.spec) != 0)
-            return "kv heads of one layer have different codecs, which a GPU does not support: set "
-                   "KVANT_GPU=0, or another settings file";
+            return "kv heads of one layer have different codecs, which a GPU does not support: "
+                   "give "
+                   "them one codec, since seeds for each head do not lower the error, or set "
+                   "KVANT_GPU=0";
     }
     if (first.block_tokens != 1 &&
         (first.learns_transform || kvp_gpu_tables(codecs[0]).key_transform_size > first.head_dim))
