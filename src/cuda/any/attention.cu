@@ -70,7 +70,7 @@ static KernelOf kernel_for(unsigned decoders)
     case GROUPS: return any_kernel<GROUPS>;
     case TRELLISES: return any_kernel<TRELLISES>;
 #if KVANT_PAPERS
-    case CHUNKS: return any_kernel<CHUNKS>;
+    case FAMILIES: return any_kernel<FAMILIES>;
 #endif
     default: return any_kernel<ALL_DECODERS>;
     }
