@@ -132,12 +132,6 @@ typedef struct general_team {
     int lane, lanes, kv_head;
 } general_team;
 
-/* The numbers at an offset in the tables of the kv head. */
-KVANT_INLINE const float *general_table(general_team team, const kvant_general *g, uint32_t place)
-{
-    return g->tables + (size_t)g->head_stride * (size_t)team.kv_head + place;
-}
-
 /* The memory that a team works in: room for a row in each of y, a, b and codes, and a number per
  * lane. Decoding needs no sums. */
 typedef struct general_space {

@@ -5,6 +5,7 @@
 #include "general.h"
 
 #if KVANT_PAPERS
+#include "../papers/general_centroids.h"
 #include "../papers/general_numbers.h"
 #endif
 
@@ -39,21 +40,6 @@ KVANT_INLINE int general_scale_place(const kvant_general *g, int token, int chan
                                        : channel / group * GENERAL_TOKENS + token;
 }
 
-/* The token's centroid, or NULL when the token was never written. */
-KVANT_INLINE const float *general_centroid(general_team team, const kvant_general *g,
-                                           const void *page, int token)
-{
-    const uint32_t bytes = g->view.uniform.index_bytes;
-    const uint8_t *index = (const uint8_t *)page + g->view.uniform.index + bytes * (uint32_t)token;
-    const uint32_t asked = bytes == 0   ? 0
-                           : bytes == 1 ? index[0]
-                                        : index[0] | (uint32_t)index[1] << 8;
-    return general_halves(page, g->metadata)[token] == 0
-               ? NULL
-               : general_table(team, g, g->view.uniform.centroids) +
-                     (size_t)(asked < g->view.uniform.clusters ? asked : 0) * g->head_dim;
-}
-
 KVANT_INLINE float general_uniform_number(const kvant_general *g, const void *page, int token,
                                           int channel)
 {
@@ -67,8 +53,6 @@ KVANT_INLINE float general_uniform_number(const kvant_general *g, const void *pa
 KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, const void *page,
                                   int token, float *to)
 {
-    const bool centred = g->view.uniform.clusters != 0;
-    const float *centroid = centred ? general_centroid(team, g, page, token) : NULL;
     for (int first = team.lane; first < (int)g->head_dim; first += GENERAL_AT_ONCE * team.lanes) {
         float x[GENERAL_AT_ONCE] = { 0 };
         unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++) {
@@ -79,7 +63,7 @@ KVANT_INLINE void general_uniform(general_team team, const kvant_general *g, con
         unrolled_for (int i = 0; i < GENERAL_AT_ONCE; i++) {
             const int j = first + i * team.lanes;
             if (j < (int)g->head_dim)
-                to[j] = !centred ? x[i] : centroid ? general_add(x[i], centroid[j]) : 0;
+                to[j] = x[i];
         }
     }
 }
@@ -102,6 +86,9 @@ KVANT_INLINE void general_decode(general_team team, const kvant_general *g, cons
             s->y[j] = general_raw_number(g, page, (size_t)token * (size_t)g->head_dim + (size_t)j);
     } else if (g->view.kind == KVANT_GENERAL_UNIFORM) {
         general_uniform(team, g, page, token, s->y);
+#if KVANT_PAPERS
+        general_add_centroid(team, g, page, token, s->y);
+#endif
     } else {
 #if KVANT_PAPERS
         general_decode_family(team, g, page, token, s);

@@ -97,43 +97,10 @@ KVANT_INLINE void general_put_fit(const kvant_general *g, const general_fit *f, 
         at[g->view.uniform.n_scales] = f->zero;
 }
 
-/* Subtracts the nearest centroid from s->y and returns its index. */
-KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_general *g,
-                                               const general_space *s)
-{
-    const int n = (int)g->view.uniform.clusters, d = (int)g->head_dim;
-    const float *columns = general_table(team, g, g->view.uniform.columns);
-    float least = INFINITY;
-    uint32_t best = 0;
-    for (int c = team.lane; n > 1 && c < n; c += team.lanes) {
-        float distance = 0;
-        for (int j = 0; j < d; j++) {
-            const float off = general_sub(s->y[j], columns[(size_t)j * (size_t)n + (size_t)c]);
-            distance = general_add(distance, general_mul(off, off));
-        }
-        if (distance < least)
-            least = distance, best = (uint32_t)c;
-    }
-    s->a[team.lane] = least, s->codes[team.lane] = best;
-    general_meet();
-    for (int i = 0; i < team.lanes; i++)
-        if (s->a[i] < least || (s->a[i] == least && s->codes[i] < best))
-            least = s->a[i], best = s->codes[i];
-    general_meet();
-    const float *centroid =
-        general_table(team, g, g->view.uniform.centroids) + (size_t)best * (size_t)d;
-    for (int j = team.lane; j < d; j += team.lanes)
-        s->y[j] = general_sub(s->y[j], centroid[j]);
-    general_meet();
-    return best;
-}
-
 KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general *g,
                                          const general_space *s, int token, void *page)
 {
     const int d = (int)g->head_dim, group = (int)g->view.uniform.group;
-    const bool centred = g->view.uniform.clusters != 0;
-    const uint32_t nearest = centred ? general_subtract_nearest(team, g, s) : 0;
     uint16_t *numbers = (uint16_t *)(void *)((uint8_t *)page + g->metadata);
     bool fits = true;
     for (int j = 0; j < d; j++)
@@ -146,8 +113,6 @@ KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general 
         const general_run x = { s->y + first, NULL, 1, n };
         const general_fit f = general_fit_group(g, &x, n);
         general_put_fit(g, &f, numbers + general_scale_place(g, token, first));
-        if (centred && first == 0 && f.scale == 0)
-            numbers[token] = 1; /* a scale of 0 would mean that the token was never written */
         s->a[at] = f.from, s->b[at] = f.inverse, s->codes[at] = f.low < 0;
     }
     general_meet();
@@ -157,11 +122,6 @@ KVANT_INLINE bool general_encode_uniform(general_team team, const kvant_general 
         general_put_code(g, (uint32_t *)page, (int)g->view.uniform.bits, token, j,
                          general_uniform_code(&f, s->y[j]));
     }
-    for (uint32_t i = (uint32_t)team.lane; i < g->view.uniform.index_bytes;
-         i += (uint32_t)team.lanes)
-        ((uint8_t *)
-             page)[g->view.uniform.index + g->view.uniform.index_bytes * (uint32_t)token + i] =
-            (uint8_t)(nearest >> 8 * i);
     return true;
 }
 
@@ -196,6 +156,13 @@ KVANT_INLINE bool general_encode(general_team team, const kvant_general *g, cons
     general_meet();
     if (g->view.kind == KVANT_GENERAL_RAW)
         return general_encode_raw(team, g, s, token, page);
+#if KVANT_PAPERS
+    if (g->view.uniform.clusters) {
+        const uint32_t nearest = general_subtract_nearest(team, g, s);
+        return general_encode_uniform(team, g, s, token, page) &&
+               general_put_nearest(team, g, nearest, token, page);
+    }
+#endif
     if (g->view.kind == KVANT_GENERAL_UNIFORM)
         return general_encode_uniform(team, g, s, token, page);
 #if KVANT_PAPERS
