@@ -88,6 +88,8 @@ typedef enum kvant_general_kind {
     KVANT_GENERAL_TIERS,
     KVANT_GENERAL_TRIPLETS,   /* octahedral directions */
     KVANT_GENERAL_DIRECTIONS, /* 4 channels: a codeword times a radius */
+    /* 4 channels: a symmetric uniform code of index_bits each; the first one is 0 for an outlier */
+    KVANT_GENERAL_FIELDS,
     KVANT_GENERAL_POLAR
 } kvant_general_kind;
 
@@ -134,6 +136,9 @@ typedef struct kvant_general_view {
         uint32_t direction, direction_thresholds, norm, norm_thresholds; /* places: triplets */
         uint32_t slots, n_codewords, codewords,
             table; /* directions; table: what the search reads */
+        /* Outliers: `slots` per token, or `pool` per page. A chunk is one above `multiple` medians
+         * of the token, or of the page. whole_range: they count for the scale. */
+        uint32_t pool, whole_range;
         float multiple;
         kvant_direction_search_kind search;
     } chunks;

@@ -52,6 +52,8 @@ static const spec_pair more_pairs[] = {
     { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false, NULL,
       0 },
     { "octopus-5:split=4.7", "spherical-r4jl4", NULL, false, false, true, NULL, 0 },
+    /* outliers of a page */
+    { "hqmq-s96r4:med3,median=page,slots=16", "naive-4", NULL, false, false, false, NULL, 0 },
     /* rotations of a calibration: one for each kv head, and one for a layer */
     { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false, NULL, 0 },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false, NULL, 0 },

@@ -305,7 +305,7 @@ static void test_any(void **unused)
         PAPERS("turboquant-2.5", "turboquant-3.5:scale=norm,rotate=hadamard", "innerq-hybrid",
                "innerq-hybrid:group=64,hybrid=code", "turboquant-3:qjl,rotate=hadamard",
                "polar-3:rotate=hadamard", "octopus-5:rotate=hadamard", "hqmq-s341r6:med3",
-               "spherical-r4jl4", )
+               "spherical-r4jl4", "hqmq-s24r6:med3,median=page,slots=9", "naive-4", )
     };
     static const uint32_t dims[] = { 80, 512, 192, 112, 128, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)

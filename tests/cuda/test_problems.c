@@ -379,6 +379,7 @@ static void test_families(void **unused)
         { "octopus-2:qjl,rotate=hadamard", "trellis-4:rotate=hadamard" },
         { "polar-4:rotate=hadamard", "polar-3:rotate=hadamard" },
         { "spherical-r4jl4", "addvq-k24r3" },
+        { "hqmq-s96r4:med3,median=page", "naive-4" },
         { "kivi-4", "turboquant-2.5" },
 #endif
     };

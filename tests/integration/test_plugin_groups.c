@@ -150,6 +150,8 @@ static void blocks_have_the_cpus_codes(void **state)
         "innerq-small:recent=0,sink=0,norm=none,group=64",
         "kivi-4:recent=0,group=16",
         "kivi-2:recent=0",
+        "hqmq-s96r4:med3,median=page",
+        "naive-4",
 #endif
     };
     const size_t n = sizeof(specs) / sizeof(*specs);

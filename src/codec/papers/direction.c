@@ -363,7 +363,7 @@ static void set_general_view(kvant_codec *codec, kvant_direction_search_kind sea
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     kvant_general_view *view = &codec->view.general;
-    view->kind = direction->pool.slots ? KVANT_GENERAL_NONE : KVANT_GENERAL_DIRECTIONS;
+    view->kind = KVANT_GENERAL_DIRECTIONS;
     view->unbiased = direction->unbiased;
     view->chunks.n = direction->n_chunks;
     view->chunks.index_bits = direction->index_bits;
@@ -372,7 +372,9 @@ static void set_general_view(kvant_codec *codec, kvant_direction_search_kind sea
     view->chunks.n_codewords = direction->n_codewords;
     view->chunks.codewords = kvant_codec_table_offset(codec, direction->codewords);
     view->chunks.table = kvant_codec_table_offset(codec, direction->table);
-    view->chunks.multiple = direction->multiple;
+    view->chunks.pool = direction->pool.slots;
+    view->chunks.whole_range = direction->range_all;
+    view->chunks.multiple = direction->pool.slots ? direction->pool.multiple : direction->multiple;
     view->chunks.search = search;
 }
 

@@ -1,7 +1,6 @@
 /* direction_page.c - `median=page`: chunk codes with outliers of a page (outlier_pool.h), for
  * HQMQ's Med3x as its paper has it. Pages are encoded whole. A code whose index lies behind the
  * codewords names a slot: index N + slot / 2^r, radius slot mod 2^r. */
-#include <math.h>
 #include <string.h>
 
 #include "../../base/half.h"
@@ -10,17 +9,6 @@
 static uint16_t *slots_of(uint16_t *metadata)
 {
     return metadata + KVANT_PAGE_TOKENS;
-}
-
-/* Whether the scale fits fp16. Whatever the page holds, the scale is at most twice the row's
- * largest number. unbiased_step may exceed that and is cut. */
-static kvant_status page_check(const kvant_codec *codec, const kvant_kernels *kernels,
-                               const float *y)
-{
-    (void)kernels;
-    for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        KVANT_RETURN_IF(!(fabsf(y[j]) <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
-    return KVANT_OK;
 }
 
 static uint32_t code_of_slot(const kvant_direction *direction, uint32_t slot)
@@ -132,5 +120,5 @@ static void page_unpack(const kvant_codec *codec, const kvant_kernels *kernels, 
     }
 }
 
-const kvant_quantizer kvant_direction_page_quantizer = { page_check, page_encode, page_decode,
-                                                         page_unpack };
+const kvant_quantizer kvant_direction_page_quantizer = { kvant_outlier_pool_check, page_encode,
+                                                         page_decode, page_unpack };

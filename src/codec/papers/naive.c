@@ -35,15 +35,6 @@ static const kvant_option table[] = {
     { .key = NULL },
 };
 
-static kvant_status naive_check(const kvant_codec *codec, const kvant_kernels *kernels,
-                                const float *y)
-{
-    (void)kernels;
-    for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        KVANT_RETURN_IF(!(fabsf(y[j]) <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
-    return KVANT_OK;
-}
-
 static float largest_of(const float *y, uint32_t head_dim, const bool *is_outlier, bool all)
 {
     float largest = 0;
@@ -132,8 +123,21 @@ static void naive_decode(const kvant_codec *codec, const kvant_kernels *kernels,
     memcpy(y, decoded, n->pool.head_dim * sizeof *y);
 }
 
-static const kvant_quantizer naive_quantizer = { naive_check, naive_encode, naive_decode,
-                                                 kvant_unpack_decoded };
+static const kvant_quantizer naive_quantizer = { kvant_outlier_pool_check, naive_encode,
+                                                 naive_decode, kvant_unpack_decoded };
+
+static void set_view(kvant_codec *codec)
+{
+    const naive *n = codec->state;
+    kvant_general_view *view = &codec->view.general;
+    view->kind = KVANT_GENERAL_FIELDS;
+    view->chunks.n = n->pool.n_chunks;
+    view->chunks.index_bits = n->bits;
+    view->chunks.length_bits = 3 * n->bits; /* they name a slot */
+    view->chunks.pool = n->pool.slots;
+    view->chunks.whole_range = n->range_all;
+    view->chunks.multiple = n->pool.multiple;
+}
 
 static kvant_status build(kvant_codec *codec, uint32_t bits, naive_options *o,
                           const kvant_error *error)
@@ -156,6 +160,7 @@ static kvant_status build(kvant_codec *codec, uint32_t bits, naive_options *o,
     codec->info.nominal_bits = (1 - share) * bits + 16 * share + 0.25; /* the paper's formula (2) */
     codec->info.block_tokens = KVANT_PAGE_TOKENS;
     codec->quantizer = &naive_quantizer;
+    set_view(codec);
     return KVANT_OK;
 }
 

@@ -2,11 +2,21 @@
  * squared norms: no copy of the page's norms, which would take half of a small stack. */
 #include "outlier_pool.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../../base/half.h"
 
 const char *const kvant_outlier_range_names[] = { "inner", "all", NULL };
+
+kvant_status kvant_outlier_pool_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                      const float *y)
+{
+    (void)kernels;
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        KVANT_RETURN_IF(!(fabsf(y[j]) <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
+    return KVANT_OK;
+}
 
 static float channel(const kvant_outlier_pool *pool, const float *row, uint32_t chunk, uint32_t i)
 {

@@ -22,6 +22,11 @@ typedef struct kvant_outlier_choice {
     uint32_t ties;
 } kvant_outlier_choice;
 
+/* The check of families with outliers of a page (kvant_quantizer): whether the row fits fp16.
+ * Stored scales do not depend on the row alone and are cut. */
+kvant_status kvant_outlier_pool_check(const kvant_codec *codec, const kvant_kernels *kernels,
+                                      const float *y);
+
 /* y: the 64 rows of the page. */
 kvant_outlier_choice kvant_outlier_pool_choose(const kvant_outlier_pool *pool, const float *y);
 

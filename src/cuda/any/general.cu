@@ -8,7 +8,7 @@
 #include "../launch.h"
 
 #if KVANT_PAPERS
-#include "../papers/seal_tiers.cuh"
+#include "../papers/seal_pages.cuh"
 #endif
 
 #include <mutex>
@@ -81,6 +81,8 @@ kvant_status launch_general(const AppendArgs &args, int n_kv_heads, cudaStream_t
 #if KVANT_PAPERS
         else if (p.codec.general.view.kind == KVANT_GENERAL_TIERS)
             seal_tiers_kernel<P><<<pages, WARPS * 32, 0, stream>>>(p);
+        else if (p.codec.general.view.chunks.pool)
+            seal_pools_kernel<P><<<pages, WARPS * 32, 0, stream>>>(p);
 #endif
         else
             seal_groups_kernel<<<pages, WARPS * 32, 0, stream>>>(p);

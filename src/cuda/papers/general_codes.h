@@ -3,7 +3,7 @@
  * the page. */
 #pragma once
 
-#include "general_numbers.h"
+#include "general_pool.h"
 
 /* A token's scale before it is rounded to fp16, and whether the row fits. */
 typedef struct general_scale {
@@ -199,8 +199,6 @@ KVANT_INLINE general_scale general_triplets_codes(general_team team, const kvant
 
 /* ---- directions ---- */
 
-#define GENERAL_NO_SLOT 0xffffffffu
-
 /* The closest Hurwitz unit. */
 KVANT_INLINE uint32_t general_closest_unit(const float y[4])
 {
@@ -354,9 +352,19 @@ KVANT_INLINE int general_find_outliers(general_team team, const kvant_general *g
     return slots;
 }
 
-/* Writes codes to s->codes, also of outliers; *n_outliers: their number. */
+/* The code that names a slot, of the token or of the page. */
+KVANT_INLINE uint32_t general_slot_code(const kvant_general *g, uint32_t slot)
+{
+    const uint32_t bits = g->view.chunks.index_bits,
+                   above = g->view.chunks.pool ? g->view.chunks.length_bits : 31;
+    return (g->view.chunks.n_codewords + (slot >> above)) | (slot & ((1u << above) - 1)) << bits;
+}
+
+/* Writes codes to s->codes, also of outliers. pool: outliers of the page, as for
+ * general_encode_pooled; NULL: of the token, and *n_outliers is their number. */
 KVANT_INLINE general_scale general_directions_codes(general_team team, const kvant_general *g,
-                                                    const general_space *s, int *n_outliers)
+                                                    const general_space *s,
+                                                    const general_pool *pool, int *n_outliers)
 {
     const int n = (int)g->view.chunks.n, bits = (int)g->view.chunks.index_bits;
     const float top = (float)((1u << g->view.chunks.length_bits) - 1);
@@ -368,22 +376,26 @@ KVANT_INLINE general_scale general_directions_codes(general_team team, const kva
         s->codes[c] = GENERAL_NO_SLOT;
     }
     general_meet();
-    *n_outliers = general_find_outliers(team, g, s);
+    if (pool)
+        general_take_slots(team, g, s, pool);
+    else
+        *n_outliers = general_find_outliers(team, g, s);
     for (int c = 0; c < n; c++)
-        largest = s->b[c] > largest ? s->b[c] : largest;
+        if (s->codes[c] == GENERAL_NO_SLOT || g->view.chunks.whole_range)
+            largest = s->b[c] > largest ? s->b[c] : largest;
     const float step = general_round_to_half(general_div(largest, top)),
                 inverse = step > 0 ? general_div(1, step) : 0;
     general_meet();
     for (int c = team.lane; c < n; c += team.lanes) {
-        const float *x = s->y + 4 * c, level = rintf(general_mul(s->b[c], inverse)),
+        const bool ordinary = s->codes[c] == GENERAL_NO_SLOT;
+        const float *x = s->y + 4 * c, level = rintf(general_mul(ordinary ? s->b[c] : 0, inverse)),
                     radius = level < top ? level : top;
         const uint32_t index = general_closest_direction(g, x);
         s->a[c] = general_mul(
             radius, general_dot4(x, g->tables + g->view.chunks.codewords + (size_t)4 * index));
         s->b[c] = radius > 0 ? general_dot4(x, x) : 0; /* the chunks that count */
-        s->codes[c] = s->codes[c] == GENERAL_NO_SLOT
-                          ? index | (uint32_t)radius << bits
-                          : g->view.chunks.n_codewords | s->codes[c] << bits;
+        s->codes[c] =
+            ordinary ? index | (uint32_t)radius << bits : general_slot_code(g, s->codes[c]);
     }
     general_scale scale = { step, false };
     if (g->view.unbiased && step > 0) {
@@ -401,17 +413,47 @@ KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g
                                        const general_space *s, int n_outliers, int token,
                                        uint16_t *slots)
 {
-    const uint32_t bits = g->view.chunks.index_bits;
     for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
-        if ((s->codes[c] & ((1u << bits) - 1)) != g->view.chunks.n_codewords)
-            continue;
-        uint16_t *to = slots + 4 * (GENERAL_TOKENS * (s->codes[c] >> bits) + (uint32_t)token);
+        const int at = general_outlier_at(g, s->codes[c], token);
         unrolled_for (int i = 0; i < 4; i++)
-            to[i] = general_to_half(s->y[4 * c + i]);
+            if (at >= 0)
+                slots[at + i] = general_to_half(s->y[4 * c + i]);
     }
     for (int slot = n_outliers + team.lane; slot < (int)g->view.chunks.slots; slot += team.lanes)
         unrolled_for (int i = 0; i < 4; i++)
             slots[4 * (GENERAL_TOKENS * slot + token) + i] = 0;
+}
+
+/* ---- fields ---- */
+
+/* Finds the codes of 4 symmetric integers per chunk (codec/papers/naive.c); returns the scale. pool:
+ * as for general_encode_pooled. */
+KVANT_INLINE float general_fields_codes(general_team team, const kvant_general *g,
+                                        const general_space *s, const general_pool *pool)
+{
+    const uint32_t bits = g->view.chunks.index_bits;
+    const int middle = 1 << (bits - 1);
+    const float top = (float)(middle - 1);
+    float largest = 0;
+    general_take_slots(team, g, s, pool);
+    for (int j = 0; j < (int)g->head_dim; j++)
+        if (s->codes[j / 4] == GENERAL_NO_SLOT || g->view.chunks.whole_range)
+            largest = fabsf(s->y[j]) > largest ? fabsf(s->y[j]) : largest;
+    const float scale = general_round_to_half(general_div(largest, top)),
+                inverse = scale > 0 ? general_div(1, scale) : 0;
+    general_meet();
+    for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
+        uint32_t code = 0;
+        unrolled_for (int i = 0; i < 4; i++) {
+            const float x = general_mul(s->y[4 * c + i], inverse), cut = x < -top  ? -top
+                                                                         : x > top ? top
+                                                                                   : x;
+            code |= (uint32_t)((int)rintf(cut) + middle) << (uint32_t)i * bits;
+        }
+        s->codes[c] = s->codes[c] == GENERAL_NO_SLOT ? code : s->codes[c] << bits;
+    }
+    general_meet();
+    return scale;
 }
 
 /* ---- polar ---- */

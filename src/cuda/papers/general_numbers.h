@@ -142,6 +142,12 @@ KVANT_INLINE void general_put_chunk(const kvant_general *g, uint32_t *words, int
     }
 }
 
+KVANT_INLINE bool general_has_chunks(const kvant_general *g)
+{
+    return g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS ||
+           g->view.kind == KVANT_GENERAL_FIELDS;
+}
+
 KVANT_INLINE int general_chunk_bits(const kvant_general *g)
 {
     return (int)(g->view.chunks.index_bits + g->view.chunks.length_bits);
@@ -183,21 +189,53 @@ KVANT_INLINE void general_triplets(general_team team, const kvant_general *g, co
     }
 }
 
-/* Decodes directions. slots: the slots of the token's outliers, whose numbers are halves. */
+/* The place of the 4 halves of an outlier that a code names, from the page's first slot on; -1: the
+ * code names none that exists. */
+KVANT_INLINE int general_outlier_at(const kvant_general *g, uint32_t code, int token)
+{
+    const uint32_t bits = g->view.chunks.index_bits, index = code & ((1u << bits) - 1),
+                   above = code >> bits, first = g->view.chunks.n_codewords;
+    if (!g->view.chunks.pool)
+        return index == first && above < g->view.chunks.slots
+                   ? (int)(4 * (GENERAL_TOKENS * above + (uint32_t)token))
+                   : -1;
+    const bool named = g->view.kind == KVANT_GENERAL_FIELDS ? index == 0 : index >= first;
+    const uint32_t slot = (index - first) << g->view.chunks.length_bits | above;
+    return named && slot < g->view.chunks.pool ? (int)(4 * slot) : -1;
+}
+
+/* Decodes directions. slots: the page's slots, whose numbers are halves. */
 KVANT_INLINE void general_directions(general_team team, const kvant_general *g,
                                      const uint32_t *codes, float scale, const uint16_t *slots,
-                                     float *to)
+                                     int token, float *to)
 {
     const uint32_t bits = g->view.chunks.index_bits;
     for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
         const uint32_t index = codes[c] & ((1u << bits) - 1), above = codes[c] >> bits;
         const float *word = g->tables + g->view.chunks.codewords + (size_t)4 * index,
                     radius = general_mul(scale, (float)above);
-        const bool outlier = index == g->view.chunks.n_codewords && above < g->view.chunks.slots;
+        const int outlier = general_outlier_at(g, codes[c], token);
         unrolled_for (int i = 0; i < 4; i++)
-            to[4 * c + i] = outlier
-                                ? general_from_half(slots[4 * GENERAL_TOKENS * above + (uint32_t)i])
-                                : general_mul(radius, word[i]);
+            to[4 * c + i] =
+                outlier < 0 ? general_mul(radius, word[i]) : general_from_half(slots[outlier + i]);
+    }
+}
+
+/* The same for chunks of 4 symmetric integers. A slot that does not exist means zeros. */
+KVANT_INLINE void general_fields(general_team team, const kvant_general *g, const uint32_t *codes,
+                                 float scale, const uint16_t *slots, float *to)
+{
+    const uint32_t bits = g->view.chunks.index_bits, mask = (1u << bits) - 1;
+    const int middle = 1 << (bits - 1);
+    for (int c = team.lane; c < (int)g->view.chunks.n; c += team.lanes) {
+        const int outlier = general_outlier_at(g, codes[c], 0);
+        const bool zeros = outlier < 0 && (codes[c] & mask) == 0;
+        unrolled_for (int i = 0; i < 4; i++) {
+            const int level = (int)(codes[c] >> (uint32_t)i * bits & mask) - middle;
+            to[4 * c + i] = zeros         ? 0
+                            : outlier < 0 ? general_mul(scale, (float)level)
+                                          : general_from_half(slots[outlier + i]);
+        }
     }
 }
 
@@ -275,11 +313,14 @@ KVANT_INLINE void general_tiers(general_team team, const kvant_general *g, const
 /* Computes the numbers of the codes in s->codes with the token's scale, for kinds with one code per
  * channel or chunk. `to` is a row. */
 KVANT_INLINE void general_numbers(general_team team, const kvant_general *g, const uint32_t *codes,
-                                  float scale, const uint16_t *slots, float *to)
+                                  float scale, const uint16_t *slots, int token, float *to)
 {
     switch (g->view.kind) {
     case KVANT_GENERAL_TRIPLETS: general_triplets(team, g, codes, scale, to); break;
-    case KVANT_GENERAL_DIRECTIONS: general_directions(team, g, codes, scale, slots, to); break;
+    case KVANT_GENERAL_DIRECTIONS:
+        general_directions(team, g, codes, scale, slots, token, to);
+        break;
+    case KVANT_GENERAL_FIELDS: general_fields(team, g, codes, scale, slots, to); break;
     case KVANT_GENERAL_POLAR: general_polar(team, g, codes, scale, to); break;
     case KVANT_GENERAL_CODEBOOK:
         for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
@@ -296,8 +337,7 @@ KVANT_INLINE void general_get_codes(general_team team, const kvant_general *g, c
                                     int token, uint32_t *codes)
 {
     const uint32_t *words = general_words(page, 0);
-    const bool chunks =
-        g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS;
+    const bool chunks = general_has_chunks(g);
     const int n = chunks                                 ? (int)g->view.chunks.n
                   : g->view.kind == KVANT_GENERAL_SKETCH ? 0
                                                          : (int)g->head_dim,
@@ -343,8 +383,8 @@ KVANT_INLINE void general_decode_family(general_team team, const kvant_general *
     const uint16_t *numbers = general_halves(page, g->metadata);
     general_get_codes(team, g, page, token, s->codes);
     general_meet();
-    general_numbers(team, g, s->codes, general_from_half(numbers[token]),
-                    numbers + GENERAL_TOKENS + 4 * token, s->y);
+    general_numbers(team, g, s->codes, general_from_half(numbers[token]), numbers + GENERAL_TOKENS,
+                    token, s->y);
     general_meet();
     if (g->view.sketched)
         general_add_sketch(team, g, page, token, s);

@@ -11,7 +11,7 @@ KVANT_INLINE bool general_sketch(general_team team, const kvant_general *g, cons
                                  float stored, float *norm)
 {
     general_meet();
-    general_numbers(team, g, s->codes, general_round_to_half(stored), NULL, s->a);
+    general_numbers(team, g, s->codes, general_round_to_half(stored), NULL, 0, s->a);
     general_meet();
     for (int j = team.lane; j < (int)g->head_dim; j += team.lanes)
         s->y[j] = general_sub(s->y[j], s->a[j]);
@@ -24,8 +24,7 @@ KVANT_INLINE bool general_sketch(general_team team, const kvant_general *g, cons
 KVANT_INLINE void general_put_codes(general_team team, const kvant_general *g,
                                     const general_space *s, int token, void *page)
 {
-    const bool chunks =
-        g->view.kind == KVANT_GENERAL_TRIPLETS || g->view.kind == KVANT_GENERAL_DIRECTIONS;
+    const bool chunks = general_has_chunks(g);
     const int bits =
         g->view.kind == KVANT_GENERAL_POLAR ? (int)g->view.polar.bits : (int)g->view.books[0].bits;
     for (int c = team.lane; chunks && c < (int)g->view.chunks.n; c += team.lanes)
@@ -43,7 +42,7 @@ KVANT_INLINE general_scale general_codes(general_team team, const kvant_general 
     switch (g->view.kind) {
     case KVANT_GENERAL_CODEBOOK: return general_codebook(team, g, &g->view.books[0], s->y, s->a, s);
     case KVANT_GENERAL_TRIPLETS: return general_triplets_codes(team, g, s);
-    case KVANT_GENERAL_DIRECTIONS: return general_directions_codes(team, g, s, n_outliers);
+    case KVANT_GENERAL_DIRECTIONS: return general_directions_codes(team, g, s, NULL, n_outliers);
     case KVANT_GENERAL_POLAR: return general_polar_codes(team, g, s);
     default: return none;
     }
@@ -77,6 +76,34 @@ KVANT_INLINE bool general_encode_family(general_team team, const kvant_general *
 }
 
 /* ---- pages of 64 rows ---- */
+
+/* Encodes the row s->y as a token of a page whose outliers are known. pool: the state at the row's
+ * first chunk. A scale beyond fp16 is cut. */
+KVANT_INLINE void general_encode_pooled(general_team team, const kvant_general *g,
+                                        const general_space *s, int token, void *page,
+                                        const general_pool *pool)
+{
+    uint16_t *numbers = (uint16_t *)(void *)((uint8_t *)page + g->metadata);
+    int none = 0;
+    general_meet();
+    const float stored = g->view.kind == KVANT_GENERAL_FIELDS
+                             ? general_fields_codes(team, g, s, pool)
+                             : general_directions_codes(team, g, s, pool, &none).stored;
+    if (team.lane == 0)
+        numbers[token] = general_to_half(stored < GENERAL_HALF_MAX ? stored : GENERAL_HALF_MAX);
+    general_put_codes(team, g, s, token, page);
+    general_put_outliers(team, g, s, none, token, numbers + GENERAL_TOKENS);
+}
+
+/* Clears the page's slots from `used` on. */
+KVANT_INLINE void general_clear_slots(general_team team, const kvant_general *g, uint32_t used,
+                                      void *page)
+{
+    uint16_t *slots = (uint16_t *)(void *)((uint8_t *)page + g->metadata) + GENERAL_TOKENS;
+    for (uint32_t i = 4 * used + (uint32_t)team.lane; i < 4 * g->view.chunks.pool;
+         i += (uint32_t)team.lanes)
+        slots[i] = 0;
+}
 
 /* The sum of squares of a channel's 64 numbers. */
 KVANT_INLINE float general_energy(const general_run *x)

@@ -49,6 +49,8 @@ static const char *const specs[] = {
     "hqmq-s341r6:med=1",
     "hqmq-s42r8",
     "hqmq-s12r2",
+    "hqmq-s96r4:med3,median=page",
+    "naive-4:slots=9",
     "hqmq-s342r4",
     "spherical-r4jl4",
     "addvq-k24r3",
