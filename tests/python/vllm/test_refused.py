@@ -28,8 +28,30 @@ from vllm.config import (  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import gpu, impl, limits, self_check, versions  # noqa: E402
-from steps import DIM, HEADS, KV_HEADS, LAYER, CpuImpl, chosen_as, made_impl  # noqa: E402
+from kvant.vllm import (  # noqa: E402
+    gpu,
+    gpu_pages,
+    impl,
+    learn,
+    limits,
+    pages,
+    self_check,
+    versions,
+)
+from steps import (  # noqa: E402
+    DECODES,
+    DEVICE,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    LAYER,
+    CpuImpl,
+    Step,
+    chosen_as,
+    made_builder,
+    made_impl,
+    made_memory,
+)
 
 CONFIGS = {
     "model_config": ModelConfig,
@@ -134,6 +156,77 @@ class Limits(TestCase):
                 self.assertRaisesRegex(NotImplementedError, f"set --{name}-parallel-size 1"),
             ):
                 made_impl("int8", settings={"parallel_config": sizes})
+
+
+class Steps(TestCase):
+    """What a step of the engine refuses, because its tokens would be wrong."""
+
+    def test_quantised_outputs(self):
+        made, step = made_impl("int8"), Step(DECODES, torch.float32)
+        q = step.queries.to(DEVICE)
+        for name in ("output_scale", "output_block_scale"):
+            arguments = (step.layer, q, q, q, made_memory(made), object(), torch.zeros_like(q))
+            with self.assertRaisesRegex(NotImplementedError, "quantised outputs are not .* start"):
+                made.forward(*arguments, **{name: torch.ones(1)})
+
+    def test_causal_attention_for_some_sequences(self):
+        common = Step(DECODES, torch.float32).common()
+        common.causal = torch.ones(len(DECODES), dtype=torch.bool)
+        with self.assertRaisesRegex(NotImplementedError, "only some of the sequences .* start"):
+            made_builder().build(0, common)
+
+    def test_memory_that_pages_do_not_fit(self):
+        """On a GPU an address that is no multiple of 16; on a CPU blocks that are too small."""
+        made = made_impl("int8")
+        memory = made_memory(made)
+        shifted = torch.zeros(memory.numel() + 64, dtype=torch.uint8, device=DEVICE)[8:][
+            : memory.numel()
+        ].view(memory.shape)
+        self.assertEqual(shifted.data_ptr() % 16, 8)
+        arguments = (LAYER, range(KV_HEADS), DIM)
+        with self.assertRaisesRegex(ValueError, "not aligned to 16 bytes"):
+            gpu_pages.LayerPages(made.stored, shifted, *arguments)
+        small = torch.zeros(4, KV_HEADS, 64, 64, dtype=torch.uint8)
+        with self.assertRaisesRegex(ValueError, "blocks of .* bytes are too small for pages of"):
+            pages.LayerPages(made.stored, small, *arguments)
+
+    def test_a_library_without_code_for_the_gpu(self):
+        found = types.SimpleNamespace(
+            kvant_cuda_attention_workspace=lambda head_dim: 0, kvant_cuda_available=lambda *_: 0
+        )
+        with (
+            mock.patch.object(gpu_pages, "library", lambda: found),
+            mock.patch.object(gpu_pages, "_workspaces", {}),
+            self.assertRaisesRegex(RuntimeError, "no code for this GPU: build kvant again"),
+        ):
+            gpu_pages.workspace(DIM, torch.device(DEVICE))
+
+    def test_positions_that_the_model_does_not_have(self):
+        """KVANT_VLLM_LEARN_POSITIONS rotates rows by the model's RoPE, so it needs exactly one."""
+        from vllm.model_executor.layers import rotary_embedding
+
+        rope = types.SimpleNamespace(
+            head_size=DIM,
+            cos_sin_cache=None,
+            is_neox_style=True,
+            _compute_cos_sin_cache=lambda: torch.ones(100, DIM),
+        )
+        for ropes, error, words in (
+            ({}, NotImplementedError, "one RoPE for all layers: unset it"),
+            ({1: rope, 2: rope}, NotImplementedError, "one RoPE for all layers: unset it"),
+            ({1: rope}, ValueError, "the model has only 100 positions"),
+        ):
+            with (
+                self.subTest(words, ropes=len(ropes)),
+                mock.patch.object(rotary_embedding, "_ROPE_DICT", ropes),
+                self.assertRaisesRegex(error, words),
+            ):
+                learn.Turn(DIM, 101)
+
+    def test_names_that_are_unknown(self):
+        for name in ("int5", "Balanced", "turboquant"):
+            with self.assertRaisesRegex(ValueError, f"'{name}' is not one of turboquant4, .*, nor"):
+                chosen_as(name)
 
 
 class SelfCheck(TestCase):
