@@ -339,8 +339,8 @@ static void calibrated_rows_are_the_cpus(void **state)
     }
 }
 
-/* polar-3.9 has a radius per 16 channels, which no kernel supports. So it has no view and is refused
- * by name. Every other codec is on the GPU. */
+/* polar-3.9 has a radius per 16 channels, which no kernel supports. So it has no view and is
+ * refused by name. Every other codec is on the GPU. */
 static void expect_on_gpu(const kvant_codec *codec)
 {
     const char *spec = codec->info.spec;

@@ -1,5 +1,5 @@
-/* general_centroids.h - centroids in the general form (any/general.h): uniform codes of what remains
- * of a row after the nearest centroid (format.md, "Centroids"). */
+/* general_centroids.h - centroids in the general form (any/general.h): uniform codes of a row minus
+ * its nearest centroid (format.md, "Centroids"). */
 #pragma once
 
 #include "../any/general.h"

@@ -426,8 +426,8 @@ KVANT_INLINE void general_put_outliers(general_team team, const kvant_general *g
 
 /* ---- fields ---- */
 
-/* Finds the codes of 4 symmetric integers per chunk (codec/papers/naive.c); returns the scale. pool:
- * as for general_encode_pooled. */
+/* Finds the codes of 4 symmetric integers per chunk (codec/papers/naive.c). Returns the scale.
+ * pool: as for general_encode_pooled. */
 KVANT_INLINE float general_fields_codes(general_team team, const kvant_general *g,
                                         const general_space *s, const general_pool *pool)
 {
