@@ -11,6 +11,6 @@ typedef struct kvant_general {
     kvant_general_view view;
     uint32_t head_dim, keys, metadata; /* metadata: bytes of the page */
     uint32_t head_stride; /* distance between the tables of two kv heads; 0: all share one */
-    uint32_t halves;      /* offset of a rotation as fp16 (papers/halves.h); 0: none */
+    uint32_t halves;      /* offset of numbers as fp16 for attention (papers/halves.h); 0: none */
     const float *tables;  /* the numbers that the view's places refer to, on the device */
 } kvant_general;

@@ -38,6 +38,12 @@
  * number and 2^-25 of the unit. The unit is at most four times the row's largest number, and a
  * number is at most 8 units.
  *
+ * A sketch is a product with a rotation that is rounded to fp16, 2^-11 of every term. So it errs by
+ * 2^-11 of its norm times the sum of a column's magnitudes, which is at most sqrt(d) times the
+ * column's length. That length is 1. For a Gaussian column it is less than 1.5 (5 sigma at head_dim
+ * 64). The codes' numbers, which are at most the result and the sketch's share, are rounded once
+ * more.
+ *
  * Tiers in papers/direct.cuh, where columns of a rotation M have length 1: for keys, M, M q and
  * levels are rounded, by u |y| (|q|_1 + 2 |q|_2), because the length of |M| |q| is at most |q|_1.
  * For values, the level, the page's sum and M are rounded, by u (2 + sqrt(d)) |y|. Both are at most
@@ -76,12 +82,29 @@ static bool may_decode(const fixture *f)
            (v->decoder || !kvant_cuda_needs_any(v));
 }
 
-/* The error of a number of tiers, beyond 2^-11 of itself. length: of the row. */
-static double rotated_error(const kvant_cuda_codec *codec, const located *at, double length)
+/* In any/: the error of a number in a rotated tile, beyond 2^-11 of itself. length: of the row. */
+static double rotated_error(const kvant_cuda_codec *codec, const located *at, uint32_t token,
+                            double length)
 {
-    const bool tiers = !at->open && kvant_cuda_is_general(&codec->params) &&
-                       codec->general.view.kind == KVANT_GENERAL_TIERS;
-    return tiers ? 3.01 * 0x1p-11 * length : 0;
+    const kvant_general_view *view = &codec->general.view;
+    if (at->open || !kvant_cuda_is_general(&codec->params))
+        return 0;
+    if (!view->sketched)
+        return view->kind == KVANT_GENERAL_TIERS ? 3.01 * 0x1p-11 * length : 0;
+    const double norm = kvant_half_to_float(
+        ((const uint16_t *)((const uint8_t *)at->page + view->sketch_norms))[token]);
+    return 0x1p-10 * 1.2533142 * norm * 1.5 * sqrt(codec->params.head_dim);
+}
+
+/* How often a number of any/ is rounded to fp16. Codewords and radii are rounded before their
+ * product. */
+static double roundings(const kvant_cuda_codec *codec, const located *at)
+{
+    const kvant_general_view *view = &codec->general.view;
+    if (at->open || !kvant_cuda_is_general(&codec->params))
+        return 1;
+    const bool words = view->kind == KVANT_GENERAL_DIRECTIONS && !view->chunks.pool;
+    return view->sketched ? 2 : words ? 3.01 : 1;
 }
 
 /* The arithmetic that is used for a codec. */
@@ -280,8 +303,10 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
         if (isinf(scores[t]))
             continue;
         if (units == ROW_UNITS) {
-            of_scales = (0x1p-11 + d / 16 * 0x1p-22) * qy +
-                        (0x1p-23 * largest + rotated_error(codec, &page.at, sqrt(squares))) * q1;
+            of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
+                        (0x1p-23 * largest +
+                         rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) *
+                            q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) +
                                     plain * 0x1p-20 + more);
             continue;
@@ -348,8 +373,8 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
         total += w;
         norms += w * sqrt(norm);
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
-            rounded += 2 * w * sqrt(norm);
-            tile += w * rotated_error(codec, &page.at, sqrt(norm)) * root;
+            rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
+            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
             summed += w * sqrt(norm);
             small += 8 * root + (page.at.open ? sqrt(norm) : 0);
             largest = fmax(largest, fmax(4 * w * sqrt(norm), page.at.open ? w * 0x1p-7 : 0));

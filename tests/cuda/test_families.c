@@ -218,21 +218,23 @@ static void check_decoded(const kvant_codec *codec, const kvant_general *g, cons
  * rotated back. For keys of tiers they are rotated as queries are (direct_tiers.cuh). */
 static void check_rotation(const kvant_codec *codec, const kvant_general *g, uint64_t *rng)
 {
-    const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.books[0].n;
-    const kvant_rotation_position *places = g->view.tiers.rotations;
+    const uint32_t d = g->head_dim, tiles = d / 16, n = g->view.sketched ? d : g->view.books[0].n;
+    const kvant_rotation_position *places[] = { g->view.sketched ? &g->view.projection
+                                                                 : &g->view.tiers.rotations[0],
+                                                &g->view.tiers.rotations[1] };
     float row[KVANT_MAX_HEAD_DIM], from[KVANT_MAX_HEAD_DIM], to[KVANT_MAX_HEAD_DIM];
     const size_t bytes = kvant_cuda_halves_bytes(g);
-    if (bytes == 0 || g->view.kind != KVANT_GENERAL_TIERS)
+    if (bytes == 0 || g->view.kind == KVANT_GENERAL_DIRECTIONS)
         return;
     uint16_t *halves = malloc(bytes);
     kvant_cuda_halves(g, g->tables, halves);
     for (uint32_t j = 0; j < d; j++)
         row[j] = from[j] = normal(rng);
-    for (uint32_t k = 0; k < 2; k++)
-        if (g->keys)
-            general_rotate(alone, &places[k], g->tables, from + k * n, to + k * n);
+    for (uint32_t k = 0; k < (n < d ? 2u : 1u); k++)
+        if (g->view.sketched || !g->keys)
+            general_rotate_back(alone, places[k], g->tables, from + k * n, to + k * n);
         else
-            general_rotate_back(alone, &places[k], g->tables, from + k * n, to + k * n);
+            general_rotate(alone, places[k], g->tables, from + k * n, to + k * n);
     for (uint32_t column = 0; column < d; column++) {
         double sum = 0, bound = 0;
         for (uint32_t i = 0; i < d; i++) {

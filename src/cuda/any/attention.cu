@@ -70,7 +70,7 @@ static KernelOf kernel_for(unsigned decoders)
     case GROUPS: return any_kernel<GROUPS>;
     case TRELLISES: return any_kernel<TRELLISES>;
 #if KVANT_PAPERS
-    case FAMILIES: return any_kernel<FAMILIES>;
+    case CHUNKS: return any_kernel<CHUNKS>;
 #endif
     default: return any_kernel<ALL_DECODERS>;
     }

@@ -8,7 +8,7 @@
 #include "decoders.h"
 
 #if KVANT_PAPERS
-#include "../papers/decode_rows.cuh"
+#include "../papers/decode_families.cuh"
 #endif
 
 namespace kvant
@@ -94,7 +94,9 @@ KVANT_INLINE void decode_tile(const kvant_cuda_codec &codec, const AnyBook &book
             return decode_trellis<KEYS>(c, book.trellis.whole, tile);
 #if KVANT_PAPERS
     if constexpr ((WITH & FAMILIES) != 0)
-        decode_rows(codec.general, tile);
+        decode_family<KEYS>(codec.general, tile);
+    else if constexpr ((WITH & CHUNKS) != 0)
+        decode_chunk_codes<KEYS>(codec.general, tile);
 #endif
 }
 

@@ -12,8 +12,9 @@ enum Decoders : unsigned {
     PLAIN = 0,  /* rows of numbers, and pages with a code per channel and a scale per token */
     GROUPS = 1, /* scales of groups */
     TRELLISES = 2,
-    FAMILIES = 4, /* everything else that the general form has */
-    ALL_DECODERS = 7
+    CHUNKS = 4,   /* codes of several channels */
+    FAMILIES = 8, /* everything else that the general form has */
+    ALL_DECODERS = 15
 };
 
 __host__ __device__ inline bool has_groups(const kvant_general &g)
@@ -30,6 +31,7 @@ __host__ __device__ inline bool is_uniform(const kvant_cuda_codec &codec)
 
 __host__ __device__ inline unsigned decoders_for(const kvant_cuda_codec &codec)
 {
+    const kvant_general_view &view = codec.general.view;
     switch (codec.params.codes) {
     case KVANT_CUDA_CODES_OPEN:
     case KVANT_CUDA_CODES_CODEBOOK: return PLAIN;
@@ -38,7 +40,11 @@ __host__ __device__ inline unsigned decoders_for(const kvant_cuda_codec &codec)
     }
     if (is_uniform(codec))
         return has_groups(codec.general) ? GROUPS : PLAIN;
-    return codec.general.view.kind == KVANT_GENERAL_RAW ? PLAIN : FAMILIES;
+    if (view.kind == KVANT_GENERAL_RAW)
+        return PLAIN;
+    const bool chunks =
+        view.kind == KVANT_GENERAL_TRIPLETS || view.kind == KVANT_GENERAL_DIRECTIONS;
+    return chunks && !view.sketched && !view.chunks.pool ? CHUNKS : FAMILIES;
 }
 
 } // namespace kvant

@@ -1,5 +1,6 @@
-/* decode_rows.cuh - tiles of codecs that only families of papers have (any/decode_tile.cuh). A
- * warp decodes a token to the CPU's numbers (any/general_decode.h) and rounds each number once. */
+/* decode_rows.cuh - tiles of codecs that have no decoder of operands: polar codes, tiers,
+ * centroids, and outliers of a page. A warp decodes a token to the CPU's numbers
+ * (any/general_decode.h) and rounds each number once. */
 #pragma once
 
 #include "../any/decode_planes.cuh"
