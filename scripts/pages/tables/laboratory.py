@@ -9,6 +9,7 @@ from tables.claims import MODELS
 
 FORMS = ("mse", "prod", "kvant's scale")
 CPU_TOKENS = ("512", "2048", "8192", "32768")
+GPU_TOKENS = (*CPU_TOKENS, "131072")
 GROUPED = ("kivi-2", "innerq-base", "innerq-hybrid", "innerq-small", "turboquant-4")
 
 
@@ -30,14 +31,21 @@ def papers_embeddings(results):
 
 
 def papers_products(results):
-    """TurboQuant's Figure 2c on one CPU thread: QK^T of a decoded token, times float32 einsum."""
-    rows, wanted = [], {"kv_heads": "8", "gqa": "4", "tokens": "16384"}
-    for name in dict.fromkeys(x["product"] for x in results.lines("papers_products.csv", wanted)):
-        line = results.newest("papers_products.csv", {**wanted, "product": name})
-        label = f"PyTorch, {name.split(', ')[1]}" if ", " in name else code(name)
-        milliseconds = f"{line.number('microseconds') / 1000:.1f}"
-        rows.append([label, milliseconds, f"{line.number('times_float32'):.2f}"])
-    return table(["product", "milliseconds", "times as fast as PyTorch, float32"], *rows)
+    """TurboQuant's Figure 2c: QK^T of a decoded token on one CPU thread, and of a longer context on
+    an H200, times float32 einsum.
+    """
+    rows, file = [], "papers_products.csv"
+    on_cpu = {"kv_heads": "8", "gqa": "4", "tokens": "16384"}
+    on_gpu = {"kv_heads": "1", "gqa": "32", "tokens": "1048576"}
+    for name in dict.fromkeys(x["product"] for x in results.lines(file, on_cpu)):
+        cells = [f"PyTorch, {name.split(', ')[1]}" if ", " in name else code(name)]
+        for wanted in (on_cpu, on_gpu):
+            line = results.newest(file, {**wanted, "product": name})
+            cells.append(f"{line.number('microseconds') / 1000:.{2 if wanted is on_gpu else 1}f}")
+            cells.append(f"{line.number('times_float32'):.2f}")
+        rows.append(cells)
+    heading = ["CPU, milliseconds", "CPU, times float32", "H200, milliseconds"]
+    return table(["product", *heading, "H200, times float32"], *rows)
 
 
 def papers_innerq_depth(results):
@@ -52,6 +60,19 @@ def papers_innerq_depth(results):
         v = line["v"]
         rows.append([code(codec) if v == codec else f"{code(codec)} / {code(v)}", *cells])
     return table(["keys / values", *(f"{int(n):,} tokens" for n in CPU_TOKENS)], *rows)
+
+
+def papers_innerq_gpu(results):
+    """The same on an H200."""
+    rows, kivi = [], {}
+    for codec in GROUPED[:-1]:
+        cells = []
+        for tokens in GPU_TOKENS:
+            line = results.newest("cuda_innerq.csv", {"k": codec, "tokens": tokens})
+            took = line.number("microseconds")
+            cells.append(f"{kivi.setdefault(tokens, took) / took:.2f}")
+        rows.append([code(codec), *cells])
+    return table(["keys / values", *(f"{int(n):,} tokens" for n in GPU_TOKENS)], *rows)
 
 
 def papers_needles(results):
