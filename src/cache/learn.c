@@ -6,17 +6,6 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
-/* The first matrix is made from the rows that there are. Each later one needs four times as many
- * rows, but at least SECOND_ROWS. On SmolLM2 twice the rows lower the error by less than 5 %, and a
- * matrix takes a millisecond per kv head. The last matrix is made from MOST_ROWS, or it was not
- * worth it, or it leaves one transform unused. */
-#define SECOND_ROWS 256u
-#define MOST_ROWS 960u /* of 2048 tokens without sinks, this many rows are accumulated */
-
-/* A matrix gets a transform if it multiplies the squared error of the rows at hand by at most this
- * factor. A smaller gain is not worth the memory, nor one more transform of each query. */
-#define WORTH_IT 0.95
-
 /* The error of the candidate divided by the error of another transform, as a mean over heads. */
 static double relative_cost(const kvant_tensor *tensor, uint32_t transform_id, uint32_t n_threads)
 {
@@ -37,54 +26,15 @@ static kvant_status solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t
                        rope_state && rope_state->block_centers ? KVANT_PAGE_TOKENS : 0, n_threads);
 }
 
-static uint32_t count_spans(const kvant_learning *l, bool made)
+/* The position bucket that the rows at hand have reached; -1: not known. */
+static int bucket_of_rows(const kvant_learning *l, int32_t position)
 {
-    uint32_t n = 0;
-    for (uint32_t i = 0; l->rope && i < l->rope->n_buckets; i++)
-        n += made ? l->spans[i].end && l->spans[i].first == i : !l->spans[i].end;
-    return n;
+    return l->rope && position >= 0 ? (int)kvant_rope_bucket(l->rope, position) : -1;
 }
 
-/* The run of position buckets for the next transform. Buckets without a transform are shared among
- * as many transforms as can still be made, except one, which is kept for rows of another kind. */
-static kvant_bucket_span choose_span(const kvant_learning *l, uint32_t n_unused)
+static int bucket_of_sample(const kvant_learning *l)
 {
-    const int32_t row_position = kvant_sample_position(l);
-    if (!l->rope)
-        return (kvant_bucket_span){ 0, 0 };
-    const uint32_t first = kvant_rope_bucket(l->rope, row_position < 0 ? 0 : row_position),
-                   made = count_spans(l, true);
-    uint32_t end = first, most = n_unused > 2 ? n_unused - 1 : 1;
-    if (l->spans[first].end)
-        return l->spans[first];
-    if (l->rope->n_position_transforms == 1)
-        return (kvant_bucket_span){ 0, (uint8_t)l->rope->n_buckets };
-    while (end < l->rope->n_buckets && !l->spans[end].end)
-        end++;
-    if (l->rope->n_position_transforms && most + made > l->rope->n_position_transforms)
-        most = l->rope->n_position_transforms > made ? l->rope->n_position_transforms - made : 1;
-    return (kvant_bucket_span){ (uint8_t)first,
-                                (uint8_t)(first + (end - first + most - 1) / most) };
-}
-
-static void mark_span(kvant_learning *l, kvant_bucket_span span)
-{
-    for (uint32_t i = span.first; i < span.end; i++)
-        l->spans[i] = span;
-}
-
-/* Marks a bucket for which no new transform was better, so that it is not tried
- * again. */
-static void mark_bucket(kvant_learning *l, uint8_t bucket)
-{
-    if (l->rope)
-        l->spans[bucket] = (kvant_bucket_span){ bucket, (uint8_t)(bucket + 1) };
-}
-
-/* Whether a transform from these second moments was tried for a position, or none can be tried. */
-static bool was_tried(const kvant_learning *l, int32_t position)
-{
-    return !l->rope || position < 0 || l->spans[kvant_rope_bucket(l->rope, position)].end;
+    return bucket_of_rows(l, kvant_sample_position(l));
 }
 
 /* Whether the candidate has matrices already, before rows are added. */
@@ -97,8 +47,8 @@ static bool has_matrices(const kvant_tensor *tensor, const kvant_choice *choice)
 /* Whether there are enough keys and queries for matrices. */
 static bool has_enough_samples(const kvant_learning *l)
 {
-    return kvant_moments_fewest(l, false) >= FEWEST_ROWS &&
-           kvant_moments_fewest(l, true) >= FEWEST_ROWS;
+    return kvant_moments_fewest(l, false) >= KVANT_LEARN_SAMPLES &&
+           kvant_moments_fewest(l, true) >= KVANT_LEARN_SAMPLES;
 }
 
 /* If rows fit a transform from the same second moments, they are added before a new transform is
@@ -107,8 +57,8 @@ bool kvant_learning_needs_bucket(const kvant_tensor *tensor, const kvant_choice 
                                  uint32_t n_unused)
 {
     const kvant_learning *l = tensor->learning;
-    if (!l || n_unused < 2 || was_tried(l, kvant_sample_position(l)) || !count_spans(l, true) ||
-        !has_enough_samples(l))
+    if (!l || n_unused < 2 || kvant_learn_was_tried(&l->schedule, bucket_of_sample(l)) ||
+        !kvant_learn_spans_made(&l->schedule) || !has_enough_samples(l))
         return false;
     return !fits || !l->n_rows || tensor->transforms[choice->transform_id].lineage != l->lineage;
 }
@@ -120,9 +70,10 @@ bool kvant_learning_knows_rope(const kvant_tensor *tensor)
 
 bool kvant_learning_wants_rows(const kvant_tensor *tensor, const kvant_new_rows *rows)
 {
-    return tensor->learning &&
-           (!tensor->learning->done ||
-            !was_tried(tensor->learning, kvant_row_position(tensor, rows, rows->n / 2)));
+    const kvant_learning *l = tensor->learning;
+    return l && kvant_learn_takes_rows(
+                    &l->schedule,
+                    bucket_of_rows(l, kvant_row_position(tensor, rows, rows->n / 2)));
 }
 
 /* Without a sample, the second moments decide, if the choice was made from them, too. */
@@ -132,7 +83,7 @@ static bool is_better(const kvant_tensor *tensor, const kvant_choice *choice, do
     if (!kvant_sample_has_enough(tensor))
         return tensor->transforms[choice->transform_id].lineage == tensor->learning->lineage;
     const double ratio = relative_cost(tensor, choice->transform_id, n_threads);
-    return ratio < WORTH_IT && ratio * least <= most;
+    return ratio < KVANT_LEARN_WORTH && ratio * least <= most;
 }
 
 kvant_status kvant_learning_add_bucket(kvant_tensor *tensor, const kvant_choice *choice,
@@ -140,49 +91,48 @@ kvant_status kvant_learning_add_bucket(kvant_tensor *tensor, const kvant_choice 
                                        uint32_t n_threads, bool *bucket_added)
 {
     kvant_learning *l = tensor->learning;
-    const kvant_bucket_span span = choose_span(l, n_unused);
+    const kvant_bucket_span span =
+        kvant_learn_next_span(&l->schedule, bucket_of_sample(l), n_unused);
     const kvant_status status = solve(tensor, span, n_threads);
     *bucket_added = status == KVANT_OK && is_better(tensor, choice, least, most, n_threads);
-    if (*bucket_added)
-        mark_span(l, span);
-    else if (status != KVANT_ERR_MEMORY)
-        mark_bucket(l, span.first);
+    if (status != KVANT_ERR_MEMORY)
+        kvant_learn_made_span(&l->schedule, span, *bucket_added);
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
 /* Whether a matrix is due when n more rows are accumulated. */
 static bool is_due(const kvant_learning *l, size_t n)
 {
-    return !was_tried(l, kvant_sample_position(l)) || kvant_moments_fewest(l, false) + n >= l->due;
+    return kvant_learn_is_due(&l->schedule, bucket_of_sample(l),
+                              kvant_moments_fewest(l, false) + n);
 }
 
-/* Makes a matrix if one is due. One unused transform is kept for rows of another kind, unless the
- * choice has no matrices yet; one more is kept for each position bucket without a transform. If the
- * second moments give no matrix, the rows are stored without one. */
+/* Makes a matrix if one is due. If the second moments give no matrix, the rows are stored without
+ * one. */
 static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t n_unused,
                             uint32_t n_threads)
 {
     kvant_learning *l = tensor->learning;
-    const uint32_t n = kvant_moments_fewest(l, false);
+    const int bucket = bucket_of_sample(l);
     const bool plain = choice->transform_id == KVANT_CANDIDATE ||
                        !tensor->transforms[choice->transform_id].key_transform;
-    const bool again = was_tried(l, kvant_sample_position(l));
+    const bool again = kvant_learn_was_tried(&l->schedule, bucket);
     if (!is_due(l, 0) || !has_enough_samples(l) || !kvant_sample_has_enough(tensor))
         return KVANT_OK;
-    const kvant_bucket_span span = choose_span(l, n_unused);
-    l->due = 4 * n < SECOND_ROWS ? SECOND_ROWS : 4 * n < MOST_ROWS ? 4 * n : MOST_ROWS;
-    l->done = n >= MOST_ROWS || n_unused < 2;
-    if (n_unused < (plain ? 1u : 2u + (again ? count_spans(l, false) : 0)))
+    const kvant_bucket_span span = kvant_learn_next_span(&l->schedule, bucket, n_unused);
+    if (!kvant_learn_makes_matrix(&l->schedule, bucket, kvant_moments_fewest(l, false), plain,
+                                  n_unused))
         return KVANT_OK;
     const kvant_status status = solve(tensor, span, n_threads);
-    if (status == KVANT_OK && (choice->transform_id == KVANT_CANDIDATE ||
-                               relative_cost(tensor, choice->transform_id, n_threads) < WORTH_IT)) {
+    const bool better =
+        status == KVANT_OK &&
+        (choice->transform_id == KVANT_CANDIDATE ||
+         relative_cost(tensor, choice->transform_id, n_threads) < KVANT_LEARN_WORTH);
+    if (better)
         choice->transform_id = KVANT_CANDIDATE;
-        mark_span(l, span);
-    } else if (!again) {
-        mark_bucket(l, span.first);
-    }
-    l->done |= choice->transform_id == KVANT_CANDIDATE ? n_unused < 3 : !plain;
+    if (better || !again)
+        kvant_learn_made_span(&l->schedule, span, better);
+    l->schedule.done |= choice->transform_id == KVANT_CANDIDATE ? n_unused < 3 : !plain;
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
@@ -199,13 +149,13 @@ static bool needs_new_moments(const kvant_tensor *tensor, const kvant_choice *ch
 static void begin_moments(const kvant_tensor *tensor, const kvant_choice *choice)
 {
     kvant_moments_begin(tensor);
-    tensor->learning->due =
-        tensor->transforms[choice->transform_id].key_transform ? SECOND_ROWS : 0;
+    kvant_learn_begin(&tensor->learning->schedule,
+                      tensor->transforms[choice->transform_id].key_transform != NULL);
 }
 
 static bool is_learned_from(const kvant_learning *l)
 {
-    return !l->done || !was_tried(l, kvant_sample_position(l));
+    return kvant_learn_takes_rows(&l->schedule, bucket_of_sample(l));
 }
 
 /* If the choice has matrices already, they were made from the existing second moments. */
@@ -235,16 +185,6 @@ static kvant_status add_rows(kvant_tensor *tensor, kvant_choice *choice, const k
     return status;
 }
 
-/* Whether no further matrix will be made from the second moments. Rows of another kind would begin
- * new ones. A caller may ask for matrices of a range of positions at any time
- * (kvant_tensor_make_bucket_codecs). */
-static bool has_ended(const kvant_tensor *tensor)
-{
-    const kvant_learning *l = tensor->learning;
-    return l->done && !count_spans(l, false) && !tensor->device &&
-           !(l->rope && l->rope->n_position_transforms);
-}
-
 kvant_status kvant_learning_add(kvant_tensor *tensor, kvant_choice *choice,
                                 const kvant_new_rows *all, uint32_t n_unused, uint32_t n_threads)
 {
@@ -269,7 +209,7 @@ void kvant_learning_free_unused(const kvant_tensor *tensor)
     if (l->spent && !l->n_rows && !l->n_pending_tokens && !l->sub_heads[0].n_pending)
         kvant_learning_close(l);
     l->spent = false;
-    if (has_ended(tensor))
+    if (!tensor->device && kvant_learn_has_ended(&l->schedule))
         kvant_moments_close(l);
 }
 

@@ -14,7 +14,6 @@
  * newest ones. */
 #define SAMPLE_ROWS 64u
 #define SAMPLE_QUERIES 32u
-#define FEWEST_ROWS 16u /* with fewer rows or queries there is no estimate */
 #define MOST_SINGLE 8u  /* pending single tokens whose queries are accumulated together */
 
 typedef struct sub_head_moments {
@@ -30,7 +29,7 @@ typedef struct kvant_learning {
     uint32_t n_rows, n_rows_before; /* rows in the sample: now, and before the last write */
     uint32_t *n_queries;            /* per kv head: queries that were ever put into the sample */
     uint32_t generation;            /* generation of the transform that the moments belong to */
-    uint32_t due;                   /* how many keys the next matrix needs */
+    kvant_learn_schedule schedule;  /* what was made from the moments, and what is due */
     uint32_t n_single;              /* single tokens that were written */
     uint32_t n_pending_tokens;      /* tokens in `pending_queries` */
     uint32_t pending_heads;         /* query heads per token in `pending_queries` */
@@ -38,7 +37,6 @@ typedef struct kvant_learning {
      * yet. */
     float *pending_queries;
     int32_t pending_positions[MOST_SINGLE]; /* the positions of these tokens */
-    bool done;                              /* enough rows were seen */
     float *rows;    /* SAMPLE_ROWS x width, then `pending` of all sub-heads; NULL unless open */
     float *queries; /* the sample: SAMPLE_QUERIES x head_dim per kv head */
     float *sums;    /* other arrays of sub-heads, then origin; NULL before and after learning */
@@ -47,8 +45,6 @@ typedef struct kvant_learning {
     sub_head_moments *sub_heads;
     kvant_rope_state
         *rope; /* RoPE of the keys; NULL: not known, and the members below are not used */
-    /* By position bucket: the run of buckets whose transform was made from these moments. */
-    kvant_bucket_span spans[KVANT_MOST_BUCKETS];
     uint32_t
         lineage; /* lineage: all transforms that were made from these moments have this number */
     int32_t row_positions[SAMPLE_ROWS]; /* positions of the sampled rows */

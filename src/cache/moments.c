@@ -174,10 +174,8 @@ static void forget_queries(const kvant_learning *l, sub_head_moments *u)
 
 static void begin_lineage(kvant_learning *l)
 {
-    memset(l->spans, 0, sizeof l->spans);
+    kvant_learn_begin(&l->schedule, false);
     l->lineage++;
-    l->due = 0;
-    l->done = false;
 }
 
 static void forget_keys(kvant_learning *l)

@@ -21,11 +21,7 @@
 void kvant_queries_assume(const kvant_tensor *tensor)
 {
     kvant_learning *l = tensor->learning;
-    uint32_t random = 1;
-    for (size_t i = 0; i < SAMPLE_QUERIES * kvant_tensor_width(tensor); i++) {
-        random = 1664525 * random + 1013904223;
-        l->queries[i] = random >> 31 ? -1.0f : 1.0f;
-    }
+    kvant_learn_assume_queries(l->queries, SAMPLE_QUERIES * kvant_tensor_width(tensor));
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
         l->n_queries[head] = SAMPLE_QUERIES;
 }
@@ -34,8 +30,8 @@ void kvant_queries_assume_moments(const kvant_learning *l)
 {
     for (uint32_t sub_head = 0; sub_head < l->n_sub_heads; sub_head++) {
         for (uint32_t j = 0; j < l->part; j++)
-            l->sub_heads[sub_head].queries[kvant_lower_position(l->part, j, j)] = FEWEST_ROWS;
-        l->sub_heads[sub_head].n_queries = FEWEST_ROWS;
+            l->sub_heads[sub_head].queries[kvant_lower_position(l->part, j, j)] = KVANT_LEARN_SAMPLES;
+        l->sub_heads[sub_head].n_queries = KVANT_LEARN_SAMPLES;
     }
 }
 
@@ -128,8 +124,7 @@ int kvant_tensor_wants_queries(const kvant_tensor *tensor, size_t n_tokens)
     if (!tensor || !tensor->learning || kvant_learns_values(tensor) || !n_tokens ||
         may_be_skipped(tensor->learning, n_tokens))
         return false;
-    return tensor->device ? !tensor->learning->done && n_tokens >= KVANT_LEARN_ROWS
-                          : !tensor->learning->done || n_tokens >= KVANT_LEARN_ROWS;
+    return kvant_learn_wants_queries(&tensor->learning->schedule, !tensor->device, n_tokens);
 }
 
 /* Single tokens */
@@ -202,7 +197,7 @@ kvant_status kvant_tensor_note_queries(kvant_tensor *tensor, const kvant_queries
         return KVANT_OK;
     KVANT_FORWARD(kvant_learning_reserve(tensor));
     const uint32_t most =
-        tensor->learning->done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
+        tensor->learning->schedule.done || q.n_tokens < 8 * MOST_TOKENS ? FEW_TOKENS : MOST_TOKENS;
     query_job job = job_of(tensor, &q, most);
     sample_queries(&job);
     if (q.n_tokens == 1 && make_pending(&job, n_threads))

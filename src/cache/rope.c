@@ -205,6 +205,8 @@ kvant_status kvant_tensor_set_rope(kvant_tensor *tensor, const kvant_rope *rope)
         kvant_learning_reset(tensor);
         kvant_free(l->rope);
         l->rope = rope_state;
+        l->schedule.n_buckets = rope_state ? rope_state->n_buckets : 0;
+        l->schedule.most = rope_state ? rope_state->n_position_transforms : 0;
     } else {
         kvant_free(rope_state);
     }

@@ -5,15 +5,7 @@
 
 #include "tensor.h"
 
-/* Position buckets. The first is [0, 1024), the second begins at 1024, and each further bucket is
- * twice as long as the bucket before it. A run of buckets (`kvant_bucket_span`) can share a
- * transform. Each bucket of a run counts as much as each other bucket, however long it is. */
-#define KVANT_FIRST_BUCKET 1024u
-#define KVANT_MOST_BUCKETS 22u /* buckets of 2^31 positions */
-
-typedef struct kvant_bucket_span {
-    uint8_t first, end; /* buckets first to end - 1; end 0: none */
-} kvant_bucket_span;
+#include "../store/learn.h"
 
 /* Two channels of a sub-head (key_transform.h) that RoPE rotates together. Channels that RoPE does
  * not rotate form pairs of frequency 0. */
@@ -42,6 +34,7 @@ kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim);
 /* How many position buckets n_positions positions have. */
 uint32_t kvant_rope_buckets(uint64_t n_positions);
 
+/* The position bucket (learn.h of src/store) that has a position. */
 uint32_t kvant_rope_bucket(const kvant_rope_state *rope_state, int32_t position);
 
 /* edges[0] = the first position of a bucket, edges[1] = the position after its last one. */

@@ -4,13 +4,8 @@
 #include "learning.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "../base/parallel.h"
-
-/* The squared lengths of a sample's rows, sorted, have a median gap. In ordinary text it is more
- * than this part of the median length; in a text that repeats a few tokens it is less. */
-#define FEWEST_GAP 5e-4
 
 static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
 {
@@ -244,9 +239,9 @@ bool kvant_sample_has_enough(const kvant_tensor *tensor)
 {
     const kvant_learning *l = tensor->learning;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        if (sampled_queries(l, head) < FEWEST_ROWS)
+        if (sampled_queries(l, head) < KVANT_LEARN_SAMPLES)
             return false;
-    return l->n_rows >= FEWEST_ROWS;
+    return l->n_rows >= KVANT_LEARN_SAMPLES;
 }
 
 static bool is_there(const kvant_tensor *tensor, uint32_t transform_id)
@@ -284,25 +279,14 @@ bool kvant_learning_relative_errors(kvant_tensor *tensor, uint32_t n_threads,
     return true;
 }
 
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* RoPE rotates a token's key but keeps its length, so equal lengths show repeated tokens. */
 bool kvant_learning_is_monotonous(const kvant_tensor *tensor)
 {
     const kvant_learning *l = tensor->learning;
-    double lengths[SAMPLE_ROWS], gaps[SAMPLE_ROWS];
-    if (!l || l->n_rows < FEWEST_ROWS)
+    double lengths[SAMPLE_ROWS];
+    if (!l)
         return false;
     const uint32_t width = (uint32_t)kvant_tensor_width(tensor), n = l->n_rows;
     for (uint32_t i = 0; i < n; i++)
         lengths[i] = squares(l->rows + (size_t)i * width, width);
-    qsort(lengths, n, sizeof *lengths, compare);
-    for (uint32_t i = 0; i + 1 < n; i++)
-        gaps[i] = lengths[i + 1] - lengths[i];
-    qsort(gaps, n - 1, sizeof *gaps, compare);
-    return gaps[n / 2] < FEWEST_GAP * lengths[n / 2];
+    return kvant_learn_lengths_are_alike(lengths, n);
 }

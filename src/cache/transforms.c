@@ -15,27 +15,11 @@
  * range of 2^16 between channels. */
 #define SMALLEST_SCALE 0.00390625f
 
-/* Rows get a new transform when the squared error of an old one is more than this many times the
- * squared error of a new one. With a smaller limit, ordinary text uses up the transforms of a
- * tensor, and queries are transformed for each of them. With a larger one, text of another kind is
- * stored with a larger error. */
-#define MOST_EXCESS 1.5f
-/* Statistics alone do not know W, which is worth more than factors per channel. So the limit for
- * transforms with W is this many times higher when the sample cannot decide. */
-#define MATRIX_EXCESS 2
-/* The limit below position NEAR_POSITIONS, if RoPE is known. There a transform from another text
- * errs 0.8 to 1.1 times as much. */
-#define NEAR_POSITIONS 512
-#define NEAR_EXCESS 1.25
-/* The limit from that position on. A transform that was rotated there is not as good for a few rows
- * as a transform made from these rows. */
-#define RANGE_EXCESS 2.0
 #define TRANSFORMS 4u /* the most transforms of a tensor without matrices */
 
-/* At most this many rows of a batch are added to the statistics, spread evenly over it. */
-#define MOST_ROWS 512u
-
 /* Row statistics */
+
+/* Some rows of a large batch are added, spread evenly over it. */
 
 kvant_status kvant_transforms_reserve(kvant_tensor *tensor)
 {
@@ -90,7 +74,7 @@ void kvant_transforms_set_memory(kvant_tensor *tensor, float *memory)
 static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, const float *rows,
                      size_t stride, size_t n)
 {
-    size_t taken = n < MOST_ROWS ? n : MOST_ROWS;
+    size_t taken = n < KVANT_LEARN_BATCH_ROWS ? n : KVANT_LEARN_BATCH_ROWS;
     if (tensor->device) {
         tensor->device->note(tensor, statistics, rows, stride, n, taken);
         statistics->n += (uint32_t)taken;
@@ -396,6 +380,17 @@ static const kvant_statistics *fetch(kvant_tensor *tensor, const kvant_statistic
     return &tensor->fetched;
 }
 
+static double most_error(const kvant_tensor *tensor, bool sampled)
+{
+    const kvant_learn_estimate estimate = {
+        .sampled = sampled,
+        .unsampled_matrix = tensor->device && tensor->transforms[tensor->newest].key_transform,
+        .knows_rope = kvant_learning_knows_rope(tensor),
+        .position = tensor->learning ? kvant_sample_position(tensor->learning) : -1
+    };
+    return kvant_learn_most_error(&estimate);
+}
+
 /* all: the rows of the batch; NULL: the rows of several short writes. */
 static kvant_choice select_transform(kvant_tensor *tensor, const kvant_statistics *pending,
                                      const kvant_new_rows *all, uint32_t n_threads)
@@ -403,17 +398,13 @@ static kvant_choice select_transform(kvant_tensor *tensor, const kvant_statistic
     kvant_choice choice = { .selected = true, .transform_id = tensor->newest };
     const kvant_statistics *seen = fetch(tensor, pending);
     const kvant_tensor_transform *own = learn(tensor, seen);
-    double relative_errors[KVANT_MAX_TRANSFORMS], least = INFINITY, most = MOST_EXCESS;
+    double relative_errors[KVANT_MAX_TRANSFORMS], least = INFINITY;
     bool bucket_added = false;
     kvant_learning_spread(tensor, n_threads);
-    if (!kvant_learning_relative_errors(tensor, n_threads, relative_errors)) {
+    const bool sampled = kvant_learning_relative_errors(tensor, n_threads, relative_errors);
+    if (!sampled)
         find_relative_errors(tensor, seen, own, relative_errors);
-        most *=
-            tensor->transforms[tensor->newest].key_transform && tensor->device ? MATRIX_EXCESS : 1;
-    } else if (tensor->learning->rope) {
-        most =
-            kvant_sample_position(tensor->learning) < NEAR_POSITIONS ? NEAR_EXCESS : RANGE_EXCESS;
-    }
+    const double most = most_error(tensor, sampled);
     for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS; v++) {
         choice.rejected[v] = tensor->transforms[v].alive && !(relative_errors[v] <= most);
         if (relative_errors[v] < least) {

@@ -4,6 +4,8 @@
 
 #include "tensor.h"
 
+#include "../store/learn.h"
+
 /* The result of judging a batch. */
 typedef struct kvant_choice {
     bool selected; /* false: blocks keep their transform, and new blocks use their sequence's */
@@ -14,11 +16,6 @@ typedef struct kvant_choice {
         rejected[KVANT_MAX_TRANSFORMS]; /* rejected: rows with this transform would err much more */
     kvant_status status;                /* KVANT_ERR_MEMORY: there is no choice */
 } kvant_choice;
-
-/* How many rows a transform is made from. Their mean removes nearly all of the constant part of
- * keys. A batch with at least this many rows is judged without earlier rows, because those may be
- * of another kind. */
-#define KVANT_LEARN_ROWS 64u
 
 /* n >= 1 finite rows of a write, row i at rows + i * stride for slots[i]. */
 typedef struct kvant_new_rows {

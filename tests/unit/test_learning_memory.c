@@ -35,7 +35,7 @@ static void it_is_counted_until_it_is_given_back(void **state)
         assert_in_range(told(&f).working_bytes, SAMPLED + sums_bytes(learning),
                         told(&f).working_most);
         put_all(&f, t, 192, 4096, BATCH, 0); /* positions of all position buckets */
-        assert_true(learning->done);
+        assert_true(learning->schedule.done);
         assert_null(learning->sums);
         assert_null(learning->rows);
         assert_null(f.tensor->recent.sum);
@@ -61,7 +61,7 @@ static void buckets_of_a_caller_keep_the_moments(void **state)
     kvant_codec *codecs[N_KV_HEADS];
     (void)state;
     put_all(&f, t, 0, 4096, BATCH, 0);
-    assert_true(f.tensor->learning->done);
+    assert_true(f.tensor->learning->schedule.done);
     assert_non_null(f.tensor->learning->sums);
     assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, 1),
                      KVANT_OK);

@@ -248,8 +248,8 @@ static void one_transform_serves_all_positions(void **state)
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t bucket = 0; bucket < 4; bucket++) {
-        assert_int_equal(f.tensor->learning->spans[bucket].first, 0);
-        assert_int_equal(f.tensor->learning->spans[bucket].end, 4);
+        assert_int_equal(f.tensor->learning->schedule.spans[bucket].first, 0);
+        assert_int_equal(f.tensor->learning->schedule.spans[bucket].end, 4);
     }
     assert_true(error_near(&f, t, 4096, MOST, 0) < 0.9 * error_near(&plain, t, 4096, MOST, 0));
     drop(&f);
