@@ -72,8 +72,7 @@ bool kvant_learning_wants_rows(const kvant_tensor *tensor, const kvant_new_rows 
 {
     const kvant_learning *l = tensor->learning;
     return l && kvant_learn_takes_rows(
-                    &l->schedule,
-                    bucket_of_rows(l, kvant_row_position(tensor, rows, rows->n / 2)));
+                    &l->schedule, bucket_of_rows(l, kvant_row_position(tensor, rows, rows->n / 2)));
 }
 
 /* Without a sample, the second moments decide, if the choice was made from them, too. */
@@ -124,10 +123,9 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
                                   n_unused))
         return KVANT_OK;
     const kvant_status status = solve(tensor, span, n_threads);
-    const bool better =
-        status == KVANT_OK &&
-        (choice->transform_id == KVANT_CANDIDATE ||
-         relative_cost(tensor, choice->transform_id, n_threads) < KVANT_LEARN_WORTH);
+    const bool better = status == KVANT_OK && (choice->transform_id == KVANT_CANDIDATE ||
+                                               relative_cost(tensor, choice->transform_id,
+                                                             n_threads) < KVANT_LEARN_WORTH);
     if (better)
         choice->transform_id = KVANT_CANDIDATE;
     if (better || !again)

@@ -14,7 +14,7 @@
  * newest ones. */
 #define SAMPLE_ROWS 64u
 #define SAMPLE_QUERIES 32u
-#define MOST_SINGLE 8u  /* pending single tokens whose queries are accumulated together */
+#define MOST_SINGLE 8u /* pending single tokens whose queries are accumulated together */
 
 typedef struct sub_head_moments {
     uint32_t n_keys, n_queries, n_pending;

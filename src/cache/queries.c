@@ -30,7 +30,8 @@ void kvant_queries_assume_moments(const kvant_learning *l)
 {
     for (uint32_t sub_head = 0; sub_head < l->n_sub_heads; sub_head++) {
         for (uint32_t j = 0; j < l->part; j++)
-            l->sub_heads[sub_head].queries[kvant_lower_position(l->part, j, j)] = KVANT_LEARN_SAMPLES;
+            l->sub_heads[sub_head].queries[kvant_lower_position(l->part, j, j)] =
+                KVANT_LEARN_SAMPLES;
         l->sub_heads[sub_head].n_queries = KVANT_LEARN_SAMPLES;
     }
 }

@@ -178,9 +178,8 @@ bool kvant_learn_wants_queries(const kvant_learn_schedule *schedule, bool single
 bool kvant_learn_makes_matrix(kvant_learn_schedule *schedule, int bucket, uint32_t n, bool plain,
                               uint32_t n_unused)
 {
-    const uint32_t later = kvant_learn_was_tried(schedule, bucket)
-                               ? kvant_learn_buckets_left(schedule)
-                               : 0;
+    const uint32_t later =
+        kvant_learn_was_tried(schedule, bucket) ? kvant_learn_buckets_left(schedule) : 0;
     schedule->due = 4 * n < SECOND_ROWS ? SECOND_ROWS : 4 * n < MOST_ROWS ? 4 * n : MOST_ROWS;
     schedule->done = n >= MOST_ROWS || n_unused < 2;
     return n_unused >= (plain ? 1 : 2 + later);
@@ -305,19 +304,19 @@ kvant_lesson_action kvant_lesson_next(kvant_lesson *lesson, const kvant_lesson_s
 /* In a small room learning begins when half is full, because a prompt's next batch may fill the
  * room. In a large room it begins when a third is full, because shorter conversations never need a
  * transform. */
-bool kvant_lesson_room_begins(const kvant_lesson_room *room, size_t n)
+bool kvant_lesson_in_place_begins(size_t room, size_t n)
 {
-    const size_t half = room->room / 2,
+    const size_t half = room / 2,
                  enough = KVANT_LEARN_LESSON_ROWS < half ? KVANT_LEARN_LESSON_ROWS : half;
-    return n >= (room->room / 3 > enough ? room->room / 3 : enough);
+    return n >= (room / 3 > enough ? room / 3 : enough);
 }
 
 /* Rows between two of these stages, in which threads finish. 1024 tokens take seconds when they are
  * generated one by one. A GPU reads the batches of a prompt much faster, so then threads have 2048
  * rows. If the room ends before that, the cache waits for them. */
-static size_t rows_between(const kvant_lesson_room *room, bool short_step)
+static size_t rows_between(const kvant_lesson_in_place *lesson, size_t room, bool short_step)
 {
-    const size_t quarter = (room->room - room->begun) / 4;
+    const size_t quarter = (room - lesson->begun) / 4;
     if (!short_step)
         return 2 * KVANT_LEARN_LESSON_ROWS;
     return quarter < KVANT_LEARN_LESSON_ROWS ? quarter : KVANT_LEARN_LESSON_ROWS;
@@ -326,19 +325,22 @@ static size_t rows_between(const kvant_lesson_room *room, bool short_step)
 /* A prompt is over long before its transforms are learned. On an H200 with 16 cores they took
  * 0.35 s. The 2400 tokens of a prompt took 0.2 s. So the tokens after a prompt do not wait at once.
  * They wait after as many steps as take longer than learning, or when the room ends. */
-bool kvant_lesson_room_is_due(kvant_lesson_room *room, size_t n, size_t n_tensors, bool short_step)
+bool kvant_lesson_in_place_is_due(kvant_lesson_in_place *lesson, size_t room, size_t n,
+                                  size_t n_tensors, bool short_step)
 {
-    if (room->begun == 0)
-        room->begun = n;
-    room->n_short_steps += short_step;
-    if (room->n_ready > 0)
+    if (lesson->begun == 0)
+        lesson->begun = n;
+    lesson->n_short_steps += short_step;
+    if (lesson->n_ready > 0)
         return true;
-    if (n < room->begun + rows_between(room, short_step))
+    if (n < lesson->begun + rows_between(lesson, room, short_step))
         return false;
-    return !short_step || room->n_short_steps >= ALONE_STEPS || n + 2 * n_tensors >= room->room;
+    return !short_step || lesson->n_short_steps >= ALONE_STEPS || n + 2 * n_tensors >= room;
 }
 
-bool kvant_lesson_room_goes_on(const kvant_lesson_room *room, size_t n, bool short_step)
+bool kvant_lesson_in_place_goes_on(const kvant_lesson_in_place *lesson, size_t room, size_t n,
+                                   bool short_step)
 {
-    return room->requested_at == 0 || n >= room->requested_at + rows_between(room, short_step);
+    return lesson->requested_at == 0 ||
+           n >= lesson->requested_at + rows_between(lesson, room, short_step);
 }

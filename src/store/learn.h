@@ -47,10 +47,10 @@ void kvant_learn_assume_queries(float *x, size_t n);
 
 /* How an error was estimated. */
 typedef struct kvant_learn_estimate {
-    bool sampled;           /* from rows and queries; false: from statistics of rows alone */
-    bool unsampled_matrix;  /* the newest transform has W, and the device keeps rows to itself */
-    bool knows_rope;        /* rows have positions */
-    int32_t position;       /* of the rows, or below 0 */
+    bool sampled;          /* from rows and queries; false: from statistics of rows alone */
+    bool unsampled_matrix; /* the newest transform has W, and the device keeps rows to itself */
+    bool knows_rope;       /* rows have positions */
+    int32_t position;      /* of the rows, or below 0 */
 } kvant_learn_estimate;
 
 /* Rows get a new transform, and their blocks are encoded again, when the squared error of an old
@@ -200,23 +200,22 @@ kvant_lesson_action kvant_lesson_next(kvant_lesson *lesson, const kvant_lesson_s
 
 /* The first lesson, from f16 in place */
 
-typedef struct kvant_lesson_room {
-    size_t room;          /* cells that fit; 0: the cache is never in place */
+typedef struct kvant_lesson_in_place {
     size_t begun;         /* rows when the threads began; 0: they did not begin */
     size_t n_short_steps; /* steps of few tokens since then */
     size_t n_ready;       /* tensors whose transforms are in force */
     /* rows when threads began to learn a further bucket's transform; 0: never */
     size_t requested_at;
-} kvant_lesson_room;
+} kvant_lesson_in_place;
 
-/* Whether threads begin when there are n rows. */
-bool kvant_lesson_room_begins(const kvant_lesson_room *room, size_t n);
+/* Whether threads begin when n of `room` rows are there. */
+bool kvant_lesson_in_place_begins(size_t room, size_t n);
 
-/* Whether the transforms of some tensors come in force when there are n rows, of n_tensors. The
+/* Whether the transforms of some of n_tensors come in force when n of `room` rows are there. The
  * call counts steps, from the step on in which threads begin. */
-bool kvant_lesson_room_is_due(kvant_lesson_room *room, size_t n, size_t n_tensors,
-                              bool short_step);
+bool kvant_lesson_in_place_is_due(kvant_lesson_in_place *lesson, size_t room, size_t n,
+                                  size_t n_tensors, bool short_step);
 
-/* Whether threads learn the transform of a further bucket when there are n rows, once all tensors
- * are ready. */
-bool kvant_lesson_room_goes_on(const kvant_lesson_room *room, size_t n, bool short_step);
+/* Whether threads learn the transform of a further bucket, once all tensors are ready. */
+bool kvant_lesson_in_place_goes_on(const kvant_lesson_in_place *lesson, size_t room, size_t n,
+                                   bool short_step);

@@ -17,13 +17,13 @@ for header in "$root"/include/kvant/*.h; do
     c++ -std=c++17 $warnings -I"$root/include" -c "$work/alone.cpp" -o "$work/alone.o"
     echo "$name: C11 and C++17"
 done
-# The plug-in is linked to the static library and shares one header of it: the plan of exact pages
-# has no public interface, because it is policy and may change.
+# The plug-in is linked to the static library and shares two headers of it: the plan of exact pages
+# and the decisions about learning have no public interface, because they are policy and may change.
 folders='src|base|blocks|math|page|kernels|codec|cache|cuda|device|index|attention'
 folders="$folders|calibration|settings|store"
 if grep -rnE "#include *\"[^\"]*($folders)/" \
     "$root/tools" "$root/integrations" --include='*.c' --include='*.h' |
-    grep -v 'integrations/llama.cpp/.*"[./]*src/store/plan.h"'; then
+    grep -vE 'integrations/llama.cpp/.*"[./]*src/store/(plan|learn).h"'; then
     echo "tools/ and integrations/ may include public headers only" >&2
     exit 1
 fi

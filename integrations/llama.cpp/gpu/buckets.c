@@ -4,7 +4,7 @@
  * transform (first_matrix.c) is for the first bucket; if learning begins at later positions, it is
  * a compromise for all positions (learner.c). Later buckets get their own transforms from the same
  * second moments (kvant_tensor_make_bucket_codecs). Threads learn a transform when its bucket is
- * reached. It comes in force 1024 rows later, when they are done, so results do not depend on time.
+ * reached (src/store/learn.h decides when), and it comes in force 1024 rows later.
  * A block has the transform and the centre (centers.c) of its first row's position for all of its
  * rows, and keeps them until all of these rows are overwritten.
  *
@@ -17,44 +17,8 @@
 
 #include "../log.h"
 
-/* Rows of a position bucket that are stored before its transform is in force. Threads need this
- * time; with more, more rows have the transform of the bucket before. */
-#define LATE 1024
-
-/* The first position of each bucket. Every further bucket costs memory and another transform of the
- * queries. Below 8192 a bucket spans more than a doubling of the position. */
-static const int32_t begins[KVP_PLAIN + 1] = { 0,     KVP_FIRST_BUCKET, 8192,  16384, 32768,
-                                               65536, 131072,           262144 };
 _Static_assert(2 * KVP_MOST_BUCKETS <= KVANT_CUDA_MOST_MATRICES,
                "attention takes all of them, centres are twice as many");
-
-kvp_gpu_bucket kvp_gpu_bucket_at(uint32_t number)
-{
-    return (kvp_gpu_bucket){ .id = number,
-                             .first = begins[number],
-                             .last = begins[number + 1] - 1,
-                             .from = number > 0 ? begins[number] + LATE : 0 };
-}
-
-/* The position bucket whose transform a row gets. */
-static uint32_t bucket_of(int32_t position)
-{
-    uint32_t bucket = 0;
-
-    while (bucket + 1 < KVP_PLAIN && position >= begins[bucket + 1] + LATE)
-        bucket++;
-    return bucket;
-}
-
-/* The same, or the last bucket before it that has a transform. */
-static uint32_t made_bucket_of(const kvp_gpu_buckets *buckets, int32_t position)
-{
-    uint32_t number = bucket_of(position);
-
-    while (!(buckets->made >> number & 1))
-        number--;
-    return number;
-}
 
 static int32_t last_position(const kvp_gpu_step *step)
 {
@@ -68,82 +32,68 @@ static int32_t last_position(const kvp_gpu_step *step)
 /* Matrices */
 
 /* Whether the transform of a bucket can be learned now, and was not yet. */
-static bool may_request(const kvp_gpu_cache *cache, uint32_t number)
+static bool may_request(const kvp_gpu_cache *cache, uint32_t id)
 {
-    const kvp_gpu_buckets *buckets = &cache->buckets;
-
-    return buckets->requested == 0 && !buckets->ended && !cache->lacks_key_transform &&
-           !(buckets->made >> number & 1);
+    return !cache->lacks_key_transform && kvant_lesson_may_request(&cache->buckets.lessons, id);
 }
 
 /* Lets threads learn the transform of a bucket, unless first transforms come in force in the graph
  * at hand. With `hurries`, a prompt will need it soon. */
-static void request(kvp_gpu_cache *cache, uint32_t number, bool hurries)
+static void request(kvp_gpu_cache *cache, uint32_t id, bool hurries)
 {
-    kvp_gpu_buckets *buckets = &cache->buckets;
-    const kvp_gpu_bucket bucket = kvp_gpu_bucket_at(number);
+    const kvant_lesson_bucket bucket = kvant_lesson_bucket_at(id);
     bool any = false;
 
-    if (!may_request(cache, number) || (cache->late.any && !cache->late.seals))
+    if (!may_request(cache, id) || (cache->late.any && !cache->late.seals))
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
         any = kvp_gpu_learner_request(cache->tensors[i]->cells, &bucket, hurries) || any;
-    buckets->requested = any ? bucket.id : 0;
-    buckets->ended = !any;
-    buckets->since = 0;
+    kvant_lesson_requested(&cache->buckets.lessons, id, any);
 }
 
 /* Puts the transforms that threads learned in force, in all layers or in none. */
 static void use_requested(kvp_gpu_cache *cache)
 {
-    kvp_gpu_buckets *buckets = &cache->buckets;
+    kvant_lesson_buckets *lessons = &cache->buckets.lessons;
     bool all = true;
 
     for (size_t i = 0; i < cache->n_tensors; i++)
         all = kvp_gpu_learner_answer(cache->tensors[i]->cells) && all;
-    if (all)
-        buckets->made |= 1u << buckets->requested;
-    else
+    if (!all)
         kvp_note("%s: keys from position %d on use the matrices of the keys before them",
-                 cache->gpu->name, begins[buckets->requested]);
-    buckets->ended = !(buckets->made >> buckets->requested & 1);
-    buckets->requested = 0;
+                 cache->gpu->name, kvant_lesson_bucket_at(lessons->requested).first);
+    kvant_lesson_answered(lessons, all);
 }
 
 void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries)
 {
-    uint32_t next = 0;
+    uint32_t next;
 
-    if (cache->buckets.requested > 0)
+    if (cache->buckets.lessons.requested > 0)
         use_requested(cache);
-    while (cache->buckets.made >> next & 1)
-        next++;
-    if (next <= bucket_of(last + LATE))
+    next = kvant_lesson_next_bucket(&cache->buckets.lessons);
+    if (next <= kvant_lesson_bucket_after(last))
         request(cache, next, hurries);
-}
-
-/* The bucket whose transform is due after rows up to this position. */
-static uint32_t bucket_after(int32_t last)
-{
-    return last >= 0 ? bucket_of(last + LATE) : 0;
 }
 
 void kvp_gpu_buckets_begin_layer(const kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
-    const uint32_t number = bucket_after(cells->cache->buckets.position);
-    const kvp_gpu_bucket bucket = kvp_gpu_bucket_at(number);
+    const kvant_lesson_bucket bucket =
+        kvant_lesson_bucket_at(kvant_lesson_bucket_after(cells->cache->buckets.lessons.position));
 
-    if (may_request(cells->cache, number) && kvp_gpu_learner_request(cells, &bucket, true))
+    if (may_request(cells->cache, bucket.id) && kvp_gpu_learner_request(cells, &bucket, true))
         kvp_note("%s: layer %u learns its transform for positions from %d on", cells->gpu->name,
-                 kv->shape.layer, begins[number]);
+                 kv->shape.layer, bucket.first);
 }
 
 /* The layers had enough rows for it before, so its transform comes in force with the next rows. */
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache)
 {
-    request(cache, bucket_after(cache->buckets.position), true);
-    cache->buckets.since = LATE;
+    kvant_lesson_buckets *lessons = &cache->buckets.lessons;
+
+    request(cache, kvant_lesson_bucket_after(lessons->position), true);
+    lessons->since = KVANT_LESSON_LATE;
 }
 
 /* Blocks */
@@ -224,12 +174,12 @@ static uint32_t transform_of_new_block(const kvp_gpu_cache *cache, size_t block,
 {
     const kvp_gpu_buckets *buckets = &cache->buckets;
     const int32_t by = shift_of_new_blocks(cache, block);
-    const uint32_t bucket = made_bucket_of(buckets, position - by);
+    const uint32_t bucket = kvant_lesson_bucket_of(&buckets->lessons, position - by);
 
     for (uint32_t id = KVP_MOST_BUCKETS; id < KVP_MOST_TRANSFORMS && by != 0; id++)
         if (buckets->lineages[id].by == by && buckets->lineages[id].bucket == bucket)
             return id;
-    return made_bucket_of(buckets, position);
+    return kvant_lesson_bucket_of(&buckets->lessons, position);
 }
 
 /* Gives the transform and the centre of a row's position to blocks that had no rows, or whose rows
@@ -282,21 +232,16 @@ bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 
     if ((!cache->learns_key_transform && !buckets->moved) || kvp_gpu_buckets_saw(cache, step))
         return true; /* keys that learn nothing have one transform, or none, until they move */
-    last = buckets->position = last_position(step);
-    if (buckets->requested > 0 && buckets->since >= LATE && bucket_of(last) >= buckets->requested)
+    last = buckets->lessons.position = last_position(step);
+    if (kvant_lesson_takes_answer(&buckets->lessons, last))
         use_requested(cache);
-    request(cache, bucket_after(last), !kvp_gpu_is_short_step(step));
+    request(cache, kvant_lesson_bucket_after(last), !kvp_gpu_is_short_step(step));
     if (!note_last(buckets, step))
         return false;
-    buckets->since += step->n;
+    buckets->lessons.since += step->n;
     assign(cache, step);
     list_runs(cache, step);
     return true;
-}
-
-bool kvp_gpu_in_first_bucket(const kvp_gpu_cache *cache)
-{
-    return bucket_of(cache->buckets.position) == 0;
 }
 
 /* Attention */
@@ -360,7 +305,7 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream)
     uint8_t *numbers = buckets->host;
     bool ok;
 
-    if (buckets->made == 1 && !buckets->centers.used && !buckets->moved && !buckets->plain)
+    if (buckets->lessons.made == 1 && !buckets->centers.used && !buckets->moved && !buckets->plain)
         return true;
     if (buckets->centers.used && !kvp_gpu_centers_upload(cache, stream))
         return false;
@@ -451,10 +396,7 @@ void kvp_gpu_buckets_forget(kvp_gpu_cache *cache)
     for (uint32_t id = 0; id < KVP_MOST_TRANSFORMS; id++)
         buckets->lineages[id] = (kvp_gpu_lineage){ id < KVP_MOST_BUCKETS ? id : 0, 0 };
     buckets->moved = buckets->plain = false;
-    buckets->made = 1;
-    buckets->position = -1;
-    buckets->requested = 0;
-    buckets->ended = false;
+    kvant_lesson_buckets_begin(&buckets->lessons);
     buckets->n = 1;
     buckets->used[0] = 0;
     kvp_gpu_centers_forget(cache);

@@ -76,12 +76,10 @@ typedef struct kvp_gpu_cache {
     size_t n_first;
     bool learns_key_transform,
         lacks_key_transform; /* keys have transform=first; of which some have no matrix yet */
-    /* State of the first matrices (first_matrix.c). The member `begun` says that threads make them.
-     * The member `tried` says that it was tried since a page was given up last. With
-     * `keeps_queries`, queries of the step at hand are kept. With `teaches`, the graph of the step
-     * begins the lessons. */
-    bool begun, tried, keeps_queries, teaches;
-    uint32_t n_short_steps; /* steps of few tokens since the threads began */
+    /* State of the first matrices (first_matrix.c). With `keeps_queries`, queries of the step at
+     * hand are kept. With `teaches`, the graph of the step begins the lessons. */
+    kvant_lesson lesson;
+    bool keeps_queries, teaches;
     /* layers whose matrices come in force in the graph at hand (first_matrix.c); false between two
      * graphs */
     struct kvp_gpu_late {

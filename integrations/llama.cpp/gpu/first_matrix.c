@@ -24,10 +24,6 @@
 #include "../ggml_api.h"
 #include "../log.h"
 
-/* Threads have at least 24 steps of few tokens. With an 8B shape on an H200 with 16 CPUs, threads
- * that a prompt began need 0.12 s. The prompt and 24 tokens take 0.15 s. */
-#define LEAST_STEPS 24u
-
 /* Beginning */
 
 /* Begins to learn for a layer. Without memory the layer has no key transform. */
@@ -46,10 +42,8 @@ static void begin_layer(kvp_gpu_cells *cells, bool hurries)
  * alike. */
 static void begin(kvp_gpu_cache *cache, bool hurries)
 {
-    cache->tried = true;
-    cache->n_short_steps = 0;
-    cache->begun = kvp_gpu_lessons_begin(cache);
-    for (size_t i = 0; i < cache->n_tensors && cache->begun; i++)
+    cache->lesson = (kvant_lesson){ .begun = kvp_gpu_lessons_begin(cache), .tried = true };
+    for (size_t i = 0; i < cache->n_tensors && cache->lesson.begun; i++)
         begin_layer(cache->tensors[i]->cells, hurries);
     kvp_gpu_batch_done(cache->gpu);
 }
@@ -58,12 +52,9 @@ void kvp_gpu_first_teach(kvp_gpu_cells *cells)
 {
     kvp_gpu_cache *cache = cells->cache;
 
-    if (!cache->tried) {
-        cache->n_short_steps = 0;
-        cache->begun = kvp_gpu_lessons_begin(cache);
-    }
-    cache->tried = true;
-    if (cache->begun)
+    if (!cache->lesson.tried)
+        cache->lesson = (kvant_lesson){ .begun = kvp_gpu_lessons_begin(cache), .tried = true };
+    if (cache->lesson.begun)
         begin_layer(cells, true);
 }
 
@@ -75,23 +66,6 @@ static uint32_t count_pages(const kvp_gpu_cache *cache)
     for (uint32_t page = 0; page < cache->n_pages; page++)
         n += kvant_plan_block(cache->plan, page) >= 0;
     return n;
-}
-
-/* Whether two thirds of the pages have blocks. Threads are done before all pages have. A step of
- * many tokens, whose graph begins the threads, counts with the blocks that it will have. */
-static bool is_ripe(const kvp_gpu_cache *cache, bool with_step)
-{
-    const uint32_t n = with_step ? count_pages(cache) : kvp_gpu_list_pages(cache).n;
-
-    return n * 3 >= cache->n_pages * 2;
-}
-
-/* Tokens that come one by one join the threads when all pages have blocks. The token that needs
- * another page has to seal rows. A token that had to do both would take longer than three
- * others. */
-static bool is_full(const kvp_gpu_cache *cache)
-{
-    return count_pages(cache) == cache->n_pages;
 }
 
 /* In force */
@@ -222,7 +196,8 @@ static bool is_of_use(const kvp_gpu_cells *cells)
 static void end(kvp_gpu_cells *cells)
 {
     const kvp_gpu_cache *cache = cells->cache;
-    const bool more = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS > KVP_FIRST_BUCKET;
+    const bool more =
+        cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS > KVANT_LESSON_FIRST_BUCKET;
 
     if (cells->key_transform_size <= cells->head_dim || !more)
         kvp_gpu_learner_free(cells);
@@ -287,7 +262,7 @@ static void end_join(kvp_gpu_cache *cache)
     kvp_gpu_first_matrix_end(cache);
     kvp_gpu_batch_done(cache->gpu);
     kvp_gpu_release(&cache->kept_queries.keys);
-    cache->begun = false;
+    cache->lesson.begun = false;
 }
 
 static bool join(kvp_gpu_cache *cache)
@@ -382,7 +357,7 @@ static bool seal_plain(kvp_gpu_cells *cells, const kvp_gpu_page_list *list, size
 
     if (!kvp_gpu_lacks_key_transform(cells) || !kvp_gpu_is_learning(cells) || n == 0)
         return true;
-    if (n < KVP_LEARN_ROWS) {
+    if (n < KVANT_LEARN_ROWS) {
         cells->learned = true;
         return true;
     }
@@ -414,10 +389,10 @@ bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache)
     kvp_gpu_first_matrix_end(cache); /* a graph may have learned the transforms since */
     if (!cache->lacks_key_transform)
         return true;
-    if (!cache->begun)
+    if (!cache->lesson.begun)
         begin(cache, true);
-    cache->tried = false;
-    return cache->begun ? join(cache) : seal_all_plain(cache);
+    cache->lesson.tried = false;
+    return cache->lesson.begun ? join(cache) : seal_all_plain(cache);
 }
 
 /* Whether a step that is sealed at once learns the transforms in its graph, because it has more
@@ -426,7 +401,7 @@ static bool makes_its_own(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     const kvp_gpu_page_list list = kvp_gpu_list_pages(cache);
 
-    return !cache->begun && step->n > kvp_gpu_count_rows(cache, &list, false);
+    return !cache->lesson.begun && step->n > kvp_gpu_count_rows(cache, &list, false);
 }
 
 /* Whether no block that is opened has rows, which would have to be decoded first. */
@@ -439,29 +414,49 @@ static bool opens_empty(const kvp_gpu_cache *cache, const kvant_plan_changes *ch
     return n == 0;
 }
 
+static kvant_lesson_step lesson_step(const kvp_gpu_cache *cache, const kvp_gpu_step *step,
+                                     const kvant_plan_changes *changes, bool kept)
+{
+    const bool counts_step =
+        step->n >= KVP_KEPT_TOKENS || cache->lesson.begun || cache->lesson.tried;
+
+    return (kvant_lesson_step){ .n = step->n,
+                                .stays_exact = kept,
+                                .seals = changes->n_seal > 0,
+                                .opens_empty = opens_empty(cache, changes),
+                                .brings_more = !kept && makes_its_own(cache, step),
+                                .n_used =
+                                    counts_step ? count_pages(cache) : kvp_gpu_list_pages(cache).n,
+                                .n_pages = cache->n_pages };
+}
+
+static bool carry_out(kvp_gpu_cache *cache, kvant_lesson_action action)
+{
+    switch (action) {
+    case KVANT_LESSON_BEGIN: begin(cache, false); return true;
+    case KVANT_LESSON_TEACH: cache->teaches = true; return true;
+    case KVANT_LESSON_JOIN: return join(cache);
+    case KVANT_LESSON_JOIN_LATE: return join_late(cache);
+    case KVANT_LESSON_SETTLE: return kvp_gpu_first_matrix_settle(cache);
+    case KVANT_LESSON_NONE: break;
+    }
+    return true;
+}
+
 bool kvp_gpu_first_matrix_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step,
                                   const kvant_plan_changes *changes, bool kept)
 {
-    const bool many = step->n >= KVP_KEPT_TOKENS;
-    bool ok = true;
+    kvant_lesson_step decided;
+    bool ok;
 
     if (!cache->lacks_key_transform || cache->in_place || kvp_gpu_buckets_saw(cache, step))
         return true;
     cache->teaches = false;
     kvp_gpu_first_matrix_end(cache);
-    if (kept && cache->begun && many && changes->n_seal > 0 && opens_empty(cache, changes))
-        ok = join_late(cache);
-    else if (!kept || changes->n_seal > 0)
-        ok = (!kept && makes_its_own(cache, step)) || kvp_gpu_first_matrix_settle(cache);
-    else if (cache->begun && !many && ++cache->n_short_steps >= LEAST_STEPS && is_full(cache))
-        ok = join(cache);
-    else if (!cache->begun && !cache->tried && is_ripe(cache, many)) {
-        if (many)
-            cache->teaches = true;
-        else
-            begin(cache, false);
-    }
-    cache->keeps_queries = cache->lacks_key_transform && !cache->begun && many;
+    decided = lesson_step(cache, step, changes, kept);
+    ok = carry_out(cache, kvant_lesson_next(&cache->lesson, &decided));
+    cache->keeps_queries =
+        cache->lacks_key_transform && !cache->lesson.begun && step->n >= KVP_KEPT_TOKENS;
     return ok;
 }
 
@@ -469,7 +464,7 @@ void kvp_gpu_first_matrix_mark(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     const bool seals = !cache->keeps || !cache->all_pending;
 
-    if (cache->lacks_key_transform && seals && step->n >= KVP_LEARN_ROWS &&
+    if (cache->lacks_key_transform && seals && step->n >= KVANT_LEARN_ROWS &&
         !kvp_gpu_buckets_saw(cache, step))
         mark_plain(cache);
 }
@@ -500,7 +495,8 @@ static const abi_tensor *attention_of(const abi_graph *graph, const abi_tensor *
 static bool fetch_lesson(kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_learner_input *lesson)
 {
     const abi_tensor *keys = node->src[0];
-    const size_t all = (size_t)keys->ne[1], n = all < KVP_ENOUGH_ROWS ? all : KVP_ENOUGH_ROWS,
+    const size_t all = (size_t)keys->ne[1],
+                 n = all < KVANT_LEARN_LESSON_ROWS ? all : KVANT_LEARN_LESSON_ROWS,
                  row = (size_t)keys->ne[0] * sizeof(float);
     abi_tensor copy = { 0 };
     kvp_gpu_step step = { 0 };
@@ -528,8 +524,8 @@ static bool look(kvp_gpu_backend *b, const abi_tensor *values)
     if (!b->looked)
         b->monotonous = values != NULL &&
                         kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) &&
-                        kvp_gpu_rows_are_alike(copy.data, copy.nb[1] / sizeof(float),
-                                               (size_t)copy.ne[1], (size_t)copy.ne[0]);
+                        kvant_learn_values_are_alike(copy.data, copy.nb[1] / sizeof(float),
+                                                     (size_t)copy.ne[1], (size_t)copy.ne[0]);
     b->looked = true;
     return !b->monotonous;
 }
@@ -542,7 +538,7 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
     kvp_gpu_learner_input lesson = { 0 };
     bool ok;
 
-    if (node->src[0]->ne[1] < (int64_t)KVP_LEARN_ROWS || cells->learner == NULL ||
+    if (node->src[0]->ne[1] < (int64_t)KVANT_LEARN_ROWS || cells->learner == NULL ||
         cells->learner->begun || !look(b, values))
         return true;
     attention = attention_of(b->graph, node);

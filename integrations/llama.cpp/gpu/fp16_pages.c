@@ -343,8 +343,8 @@ void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
     cache->n_first = 0;
     kvp_gpu_buckets_forget(cache);
     cache->lacks_key_transform = cache->learns_key_transform;
-    cache->begun = cache->tried = cache->keeps_queries = cache->teaches = cache->late.any =
-        cache->late.seals = false;
+    cache->lesson = (kvant_lesson){ 0 };
+    cache->keeps_queries = cache->teaches = cache->late.any = cache->late.seals = false;
     cache->shift.failed = cache->shift.due = false;
     kvp_gpu_queries_forget(cache);
 }

@@ -313,10 +313,8 @@ static bool make_ready(kvp_gpu_cache *cache)
     if (in_place_state->planned)
         return true;
     kvp_gpu_cache_forget(cache);
-    buckets->made = former.made;
-    buckets->requested = former.requested;
-    buckets->since = former.since;
-    buckets->ended = former.ended;
+    buckets->lessons = former.lessons;
+    buckets->lessons.position = -1; /* no step is known */
     buckets->centers.used = former.centers.used;
     return false;
 }

@@ -155,7 +155,7 @@ bool kvp_gpu_center_held(kvp_gpu_cells *cells, kvp_gpu_held_rows *held)
 
     if (held->list.n > 0)
         ok = kvp_gpu_decode_held(cells, held) && (rows = fetch_held(cells, held, &n)) != NULL;
-    if (ok && n >= KVP_LEARN_ROWS)
+    if (ok && n >= KVANT_LEARN_ROWS)
         ok = kvp_gpu_learn_from(cells, rows, n) && kvp_gpu_store_held(cells, held);
     free(rows);
     return ok;

@@ -88,8 +88,8 @@ void kvp_gpu_in_place_forget(kvp_gpu_cache *cache)
         in_place_state->positions[i] = KVP_NO_ROW;
     in_place_state->n = 0;
     in_place_state->n_prompts = 0;
-    in_place_state->begun = in_place_state->n_short_steps = in_place_state->n_ready =
-        in_place_state->n_plain = in_place_state->requested_at = 0;
+    in_place_state->lesson = (kvant_lesson_in_place){ 0 };
+    in_place_state->n_plain = 0;
     in_place_state->learns = in_place_state->teaches = in_place_state->planned =
         in_place_state->short_of_memory = false;
 }

@@ -22,19 +22,15 @@
 enum { KVP_NO_ROW = -1, KVP_ROW_SOMEWHERE = -2 };
 
 struct kvp_gpu_in_place {
-    size_t room;          /* cells that fit, a multiple of 256; 0: the cache is never in place */
-    bool whole;           /* all cells fit, so nothing is ever compressed */
-    size_t n;             /* the last cell with a row, plus one */
-    int32_t *positions;   /* by cell: the position of its row, or one of the two values above */
-    uint32_t n_prompts;   /* batches that were long enough to keep queries of */
-    bool learns;          /* threads are learning first key transforms from these rows */
-    bool teaches;         /* the graph at hand begins these threads, layer by layer */
-    size_t begun;         /* n when the threads began; 0: they did not begin */
-    size_t n_short_steps; /* steps of few tokens since then */
-    size_t n_ready;       /* tensors whose transforms are in force */
-    size_t n_plain;       /* tensors that have no centre because none could be learned */
-    /* n when threads began to learn a further position bucket's transform; 0: never */
-    size_t requested_at;
+    size_t room; /* cells that fit, a multiple of 256; 0: the cache is never in place */
+    kvant_lesson_in_place lesson;
+    bool whole;            /* all cells fit, so nothing is ever compressed */
+    size_t n;              /* the last cell with a row, plus one */
+    int32_t *positions;    /* by cell: the position of its row, or one of the two values above */
+    uint32_t n_prompts;    /* batches that were long enough to keep queries of */
+    bool learns;           /* threads are learning first key transforms from these rows */
+    bool teaches;          /* the graph at hand begins these threads, layer by layer */
+    size_t n_plain;        /* tensors that have no centre because none could be learned */
     bool planned;          /* blocks have transforms and pages, and some layers are compressed */
     bool short_of_memory;  /* a hand-over lacked memory when it was not yet necessary */
     kvp_gpu_memory beside; /* room for a tensor's rows while they are stored */

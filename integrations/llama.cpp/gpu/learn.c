@@ -253,7 +253,7 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
     /* with -sm tensor a batch is several graphs, and later layers do not have its rows yet */
     const bool again =
         cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
-    const bool enough = cache->n_first >= KVP_LEARN_ROWS && !again;
+    const bool enough = cache->n_first >= KVANT_LEARN_ROWS && !again;
     bool ok = !enough || kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows");
 
     cache->learning = false;
@@ -264,7 +264,7 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
     }
     if (!cache->learning)
         cache->n_first = 0;
-    return ok && (!cache->learning || n >= KVP_LEARN_ROWS || note_first(cache, batch, n));
+    return ok && (!cache->learning || n >= KVANT_LEARN_ROWS || note_first(cache, batch, n));
 }
 
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows)
@@ -273,7 +273,7 @@ bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const flo
 
     if (!kvp_gpu_is_learning(own))
         return true;
-    if (n >= KVP_LEARN_ROWS)
+    if (n >= KVANT_LEARN_ROWS)
         return learn_now(kv, rows, n);
     if (kvp_gpu_learns_alone(own))
         return note_first(own->cache, cells, n);

@@ -14,8 +14,7 @@
 #include "../log.h"
 #include "../rope.h"
 
-#define MOST_AT_ONCE 7   /* layers: more disturb a GPU's caller that decodes tokens */
-#define LESSON_ROWS 512u /* rows that the tensor learns from at a time */
+#define MOST_AT_ONCE 7 /* layers: more disturb a GPU's caller that decodes tokens */
 
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
 static sem_t at_once, hurried; /* permits to learn; lessons that hurry have permits of their own */
@@ -88,12 +87,12 @@ void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_learner *l = cells->learner;
-    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvp_gpu_bucket_at(1).from;
+    const uint32_t all = kvp_kv_n_positions(kv), first = (uint32_t)kvant_lesson_bucket_at(1).from;
 
     if (l == NULL || l->rope_is_set)
         return;
     l->rope_is_set = true;
-    l->begins = kvp_gpu_in_first_bucket(cells->cache);
+    l->begins = kvant_lesson_in_first_bucket(&cells->cache->buckets.lessons);
     if (!kvp_rope_read(kv, rows, &l->rope, l->frequencies)) {
         l->rope.size = 0;
         kvp_note("%s: its RoPE is not known, so matrices are learned without it", kv->name);
@@ -118,7 +117,7 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
                                    .codecs = codecs,
                                    .n_kv_heads = cells->n_kv_heads,
                                    .n_sequences = 1,
-                                   .n_blocks = LESSON_ROWS / KVANT_PAGE_TOKENS + 1 };
+                                   .n_blocks = KVANT_LEARN_BATCH_ROWS / KVANT_PAGE_TOKENS + 1 };
     char spec[64];
     size_t bytes = 0;
     bool ok;
@@ -155,12 +154,7 @@ static bool copy_out(const kvp_gpu_cells *cells, float *to, const void *from, si
 /* Makes queries whose directions are equally distributed, for layers without kept queries. */
 static void assume_queries(const kvp_gpu_cells *cells, float *queries, int32_t *positions)
 {
-    uint32_t random = 1;
-
-    for (size_t i = 0; i < KVP_KEPT_TOKENS * kvp_gpu_width(cells); i++) {
-        random = 1664525 * random + 1013904223;
-        queries[i] = random >> 31 ? -1.0f : 1.0f;
-    }
+    kvant_learn_assume_queries(queries, KVP_KEPT_TOKENS * kvp_gpu_width(cells));
     for (uint32_t i = 0; i < KVP_KEPT_TOKENS; i++)
         positions[i] = (int32_t)i;
 }
@@ -206,7 +200,7 @@ static void learn_rows(const kvp_gpu_cells *cells, size_t first, size_t n)
     const kvp_gpu_learner *l = cells->learner;
     const size_t width = kvp_gpu_width(cells);
     const int32_t *positions = l->lesson.positions != NULL ? l->lesson.positions + first : NULL;
-    int64_t slots[LESSON_ROWS], at = KVANT_PAGE_TOKENS;
+    int64_t slots[KVANT_LEARN_BATCH_ROWS], at = KVANT_PAGE_TOKENS;
 
     for (size_t i = 0; i < n; i++)
         slots[i] = positions != NULL && positions[i] >= 0 &&
@@ -308,7 +302,7 @@ static void bring_made(kvp_gpu_cells *cells)
 static bool make_first(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
-    const size_t n = l->lesson.n, parts = (n + LESSON_ROWS - 1) / LESSON_ROWS;
+    const size_t n = l->lesson.n, parts = (n + KVANT_LEARN_BATCH_ROWS - 1) / KVANT_LEARN_BATCH_ROWS;
 
     if (atomic_load(&l->dropped))
         return true;
@@ -401,7 +395,7 @@ static void *make_bucket(void *context)
     return NULL;
 }
 
-bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket, bool hurries)
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries)
 {
     kvp_gpu_learner *l = cells->learner;
 

@@ -39,7 +39,6 @@ size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *l
  * NULL with a message, or without memory. learning_layer: which of the layers that learn matrices
  * these cells are, or how many there are. */
 float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list, bool known);
-bool kvp_gpu_rows_are_alike(const float *rows, size_t stride, size_t n, size_t width);
 size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells);
 
 /* held.c. hold lists the rows of a cache's exact pages, for all of its layers. decode copies a
@@ -85,7 +84,7 @@ typedef struct kvp_gpu_learner {
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
     bool making, making_hurries;
-    kvp_gpu_bucket bucket; /* the position bucket that it learns for */
+    kvant_lesson_bucket bucket; /* the position bucket that it learns for */
     bool made_bucket;
 } kvp_gpu_learner;
 
@@ -103,7 +102,7 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
  * once for a bucket. With `hurries`, somebody will wait for it soon. False: there is nothing to
  * learn it from. `kvp_gpu_learner_answer` waits for the thread. It returns false when the thread
  * failed, and true when no thread was started. */
-bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvp_gpu_bucket *bucket, bool hurries);
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
 
 #endif /* KVP_CUDA_LEARNER_H */

@@ -8,9 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SIGNS 128u           /* of a value, which tell tokens apart */
-#define LEAST_DIFFERENT 192u /* tokens of 1024. Text has at least twice as many */
-
 /* Exact pages, in the order of their blocks */
 
 kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache)
@@ -99,33 +96,6 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 
 /* Tokens that are too much alike */
 
-static int compare(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-/* The first layer makes a token's value of the token alone, or nearly so. So its signs tell tokens
- * apart. */
-bool kvp_gpu_rows_are_alike(const float *rows, size_t stride, size_t n, size_t width)
-{
-    uint64_t *hashes = malloc((n + 1) * sizeof(*hashes));
-    size_t different = 0;
-
-    for (size_t i = 0; i < n && hashes != NULL; i++) {
-        hashes[i] = 0xcbf29ce484222325u;
-        for (size_t j = 0; j < width && j < SIGNS; j++)
-            hashes[i] = (hashes[i] ^ (uint64_t)(rows[i * stride + j] < 0)) * 0x100000001b3u;
-    }
-    if (hashes != NULL)
-        qsort(hashes, n, sizeof(*hashes), compare);
-    for (size_t i = 0; i < n && hashes != NULL; i++)
-        different += i == 0 || hashes[i] != hashes[i - 1];
-    free(hashes);
-    return different * 1024 < n * LEAST_DIFFERENT;
-}
-
 /* NULL: another cache has them, and nobody looks. */
 static const kvp_gpu_cells *first_values(const kvp_gpu_cache *cache)
 {
@@ -140,8 +110,8 @@ static bool pages_are_alike(const kvp_gpu_cache *cache, const kvp_gpu_page_list 
 {
     const kvp_gpu_cells *values = first_values(cache);
     float *rows = values != NULL ? kvp_gpu_fetch_learned(values, list, known) : NULL;
-    const bool alike = rows != NULL && kvp_gpu_rows_are_alike(rows, kvp_gpu_width(values), n,
-                                                              kvp_gpu_width(values));
+    const bool alike = rows != NULL && kvant_learn_values_are_alike(rows, kvp_gpu_width(values), n,
+                                                                    kvp_gpu_width(values));
 
     free(rows);
     return alike;
@@ -230,7 +200,7 @@ bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache)
     const bool known = kvp_gpu_count_rows(cache, &list, true) > 0;
     const size_t n = kvp_gpu_count_rows(cache, &list, known);
 
-    if (n < KVP_LEARN_ROWS || pages_are_alike(cache, &list, known, n))
+    if (n < KVANT_LEARN_ROWS || pages_are_alike(cache, &list, known, n))
         return false;
     have_copies(cache, &list);
     return true;

@@ -173,7 +173,7 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
         return false;
     if (seals ? !kvp_gpu_is_learning(cells) : !kvp_gpu_learns_alone(cells))
         return true;
-    if (rows->ne[1] >= KVP_LEARN_ROWS)
+    if (rows->ne[1] >= KVANT_LEARN_ROWS)
         return kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float),
                              (size_t)rows->ne[1], b->gpu->stream);
     cells->learned = cells->learned || !kvp_gpu_learns_alone(cells);

@@ -10,16 +10,16 @@
 #include "gpu.h"
 
 /* The number of further position buckets for which a cache of this shape learns key transforms. A
- * cache of at most KVP_FIRST_BUCKET cells ends learning with its first key transform
+ * cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first key transform
  * (first_matrix.c). */
 static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
 
-    if (shape->n_cells <= KVP_FIRST_BUCKET)
+    if (shape->n_cells <= KVANT_LESSON_FIRST_BUCKET)
         return 0;
     for (uint32_t bucket = 1; bucket < KVP_PLAIN; bucket++)
-        n += (uint32_t)kvp_gpu_bucket_at(bucket).first < n_positions;
+        n += (uint32_t)kvant_lesson_bucket_at(bucket).first < n_positions;
     return n;
 }
 

@@ -167,7 +167,7 @@ static bool fits(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 static bool stays_exact(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
     return (cache->lacks_key_transform && fits(cache, step)) ||
-           (cache->learning && step->n < KVP_LEARN_ROWS);
+           (cache->learning && step->n < KVANT_LEARN_ROWS);
 }
 
 static bool has_pages(const kvp_gpu_cache *cache, const kvp_gpu_step *step)

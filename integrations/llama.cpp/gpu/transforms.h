@@ -3,14 +3,7 @@
 #ifndef KVP_GPU_TRANSFORMS_H
 #define KVP_GPU_TRANSFORMS_H
 
-#include "../../../src/store/plan.h"
 #include "types.h"
-
-/* A position bucket (buckets.c). Rows use its key transform from position `from` on. */
-typedef struct kvp_gpu_bucket {
-    uint32_t id;
-    int32_t first, last, from;
-} kvp_gpu_bucket;
 
 /* The id of a transform stands for all steps that the keys of a block went through before they were
  * coded. Ids below KVP_MOST_BUCKETS are the key transforms of position buckets. All other ids
@@ -51,16 +44,10 @@ typedef struct kvp_gpu_buckets {
     kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
     bool moved;                                    /* some ids belong to keys that moved */
     bool plain;                                    /* some blocks have the id KVP_PLAIN */
-    /* a bit for each position bucket that has a key transform; bit 0 is always set */
-    uint32_t made;
-    /* the position bucket whose key transform threads are learning; 0: none */
-    uint32_t requested;
-    size_t since;                      /* rows that were stored since then */
-    bool ended;                        /* no further key transform can be learned */
-    bool changed;                      /* the ids of blocks with rows have changed */
-    int32_t position;                  /* the last position of the last step */
-    uint8_t used[KVP_MOST_TRANSFORMS]; /* ids of all blocks with rows */
-    uint32_t n;                        /* number of ids in `used` */
+    kvant_lesson_buckets lessons;                  /* which position buckets have transforms */
+    bool changed;                                  /* the ids of blocks with rows have changed */
+    uint8_t used[KVP_MOST_TRANSFORMS];             /* ids of all blocks with rows */
+    uint32_t n;                                    /* number of ids in `used` */
     /* by block, for attention: index in `used`; behind these, numbers of centres */
     kvp_gpu_memory numbers;
     uint8_t *host; /* room for these */
@@ -104,18 +91,15 @@ typedef struct kvp_gpu_kept_queries {
     size_t n_layers;     /* that keys has room for */
 } kvp_gpu_kept_queries;
 
-/* The fewest rows from which a centre and a scale are learned.
- *
- * learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVP_LEARN_ROWS. It waits
+/* learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVANT_LEARN_ROWS. It waits
  * for the stream. */
-#define KVP_LEARN_ROWS 64u
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
 
 /* Called before a batch. Notes the batch's cells if there are too few rows so far, or learns from
  * the cells that were noted before. The lock is held. */
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
-/* Learns from n rows in the computer's memory, at least KVP_LEARN_ROWS, of a cache that noted no
+/* Learns from n rows in the computer's memory, at least KVANT_LEARN_ROWS, of a cache that noted no
  * cells. False without a message. */
 bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 
@@ -196,9 +180,6 @@ typedef struct kvp_gpu_matrix {
 } kvp_gpu_matrix;
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
 
-/* buckets.c. The position bucket with this number. */
-kvp_gpu_bucket kvp_gpu_bucket_at(uint32_t number);
-
 /* centers.c. The lock is held for all of these functions.
  *
  * `kvp_gpu_centers_set_rope` notes how RoPE rotates a layer's keys, before the layer has a key
@@ -273,9 +254,6 @@ void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_free(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_copy(kvp_gpu_cache *cache, uint32_t first, uint32_t to,
                           uint32_t n); /* copies the transforms of n blocks */
-
-/* Whether rows of the last step are in the first position bucket. */
-bool kvp_gpu_in_first_bucket(const kvp_gpu_cache *cache);
 
 /* The number of runs of the current batch. */
 size_t kvp_gpu_runs(const kvp_gpu_cells *keys);

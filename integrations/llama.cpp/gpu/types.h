@@ -9,6 +9,8 @@
 
 #include <kvant/cuda_kernels.h>
 
+#include "../../../src/store/learn.h"
+#include "../../../src/store/plan.h"
 #include "../abi.h"
 #include "../kv_tensor.h"
 #include "driver.h"
@@ -35,25 +37,20 @@ struct kvp_gpu_learner_input; /* learner.h */
 /* A step of at most 16 tokens may be captured as one CUDA graph. Longer steps are mostly parts of
  * prompts, whose graphs are not computed again. */
 #define KVP_SHORT_STEP_TOKENS 16u
-/* Rows from which a first key transform is learned. More rows are not looked at, because learning
- * from them would take longer. */
-#define KVP_ENOUGH_ROWS 1024u
-#define KVP_KEPT_TOKENS 64u /* tokens of a prompt's batch whose queries are kept */
-#define KVP_KEPT_BATCHES 4u /* batches whose queries are kept at a time */
+#define KVP_KEPT_TOKENS KVANT_LEARN_QUERY_TOKENS /* of a prompt's batch: their queries are kept */
+#define KVP_KEPT_BATCHES 4u                      /* batches whose queries are kept at a time */
 
 /* Blocks of codecs whose groups have several tokens that are sealed at a time (groups.c). A step of
  * 2048 tokens in a row needs 33. For 8 kv heads of 128 numbers, 40 staging pages take 5 MiB. A step
  * with more blocks takes more passes over its rows. */
 #define KVP_MOST_STAGED 40u
 
-/* Position buckets with their own key transform, the last one without an end. The id behind them is
- * KVP_PLAIN, for keys that were sealed before their layer had a key transform. The first bucket
- * ends at 2048: queries of shorter contexts pass through one key transform only. */
-#define KVP_PLAIN 7u
+/* The id behind the ids of position buckets is for keys that were sealed before their layer had a
+ * key transform. */
+#define KVP_PLAIN KVANT_LESSON_BUCKETS
 #define KVP_MOST_BUCKETS (KVP_PLAIN + 1)
 #define KVP_MOST_TRANSFORMS KVANT_CUDA_MOST_MATRICES
 #define KVP_MOST_MOVED (KVP_MOST_TRANSFORMS - KVP_MOST_BUCKETS)
-#define KVP_FIRST_BUCKET 2048u
 
 /* How many of n blocks are sealed at a time. */
 static inline uint32_t kvp_gpu_most_staged(uint32_t n)
