@@ -48,8 +48,8 @@ static bool is_sound(const kvp_state_header *header, const uint8_t *at)
         header->check != kvp_state_check(header, at + sizeof *header))
         return false;
     memcpy(&checksum, at + header->bytes - sizeof checksum, sizeof checksum);
-    return checksum == kvp_fnv1a_words(KVP_FNV_START, at + lists,
-                                       (size_t)(header->bytes - lists - sizeof checksum));
+    return checksum == kvant_fnv1a_words(KVANT_FNV_START, at + lists,
+                                         (size_t)(header->bytes - lists - sizeof checksum));
 }
 
 /* Counts the run that begins at a place with the right magic. Returns its bytes. */

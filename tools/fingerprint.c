@@ -4,21 +4,17 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PRIME 0x100000001b3u
-
 uint64_t fingerprint_bytes(uint64_t fingerprint, const void *bytes, size_t n)
 {
-    const unsigned char *p = bytes;
-    for (size_t i = 0; i < n; i++)
-        fingerprint = (fingerprint ^ p[i]) * PRIME;
-    return fingerprint;
+    return kvant_fnv1a(fingerprint, bytes, n);
 }
 
 uint64_t fingerprint_number(uint64_t fingerprint, uint64_t number)
 {
+    unsigned char bytes[8]; /* the same on every machine */
     for (int i = 0; i < 8; i++)
-        fingerprint = (fingerprint ^ (number >> 8 * i & 255)) * PRIME;
-    return fingerprint;
+        bytes[i] = (unsigned char)(number >> 8 * i);
+    return kvant_fnv1a(fingerprint, bytes, sizeof bytes);
 }
 
 uint64_t fingerprint_string(uint64_t fingerprint, const char *text)
@@ -29,13 +25,9 @@ uint64_t fingerprint_string(uint64_t fingerprint, const char *text)
 
 uint64_t fingerprint_words(uint64_t fingerprint, const void *bytes, size_t n)
 {
-    const unsigned char *p = bytes;
-    for (; n >= sizeof(uint64_t); p += sizeof(uint64_t), n -= sizeof(uint64_t)) {
-        uint64_t word;
-        memcpy(&word, p, sizeof word);
-        fingerprint = (fingerprint ^ word) * PRIME;
-    }
-    return fingerprint_bytes(fingerprint, p, n);
+    const size_t whole = n / 8 * 8;
+    fingerprint = kvant_fnv1a_words(fingerprint, bytes, whole);
+    return kvant_fnv1a(fingerprint, (const unsigned char *)bytes + whole, n - whole);
 }
 
 uint64_t fingerprint_whole_file(const char *path)

@@ -5,7 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FINGERPRINT_START 0xcbf29ce484222325u
+#include "../src/base/fnv.h"
+
+#define FINGERPRINT_START KVANT_FNV_START
 
 /* Continue a fingerprint by n bytes, or by the 8 bytes of a number. */
 uint64_t fingerprint_bytes(uint64_t fingerprint, const void *bytes, size_t n);

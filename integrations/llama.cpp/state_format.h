@@ -5,7 +5,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
+
+#include "../../src/base/fnv.h"
 
 /* The first number is an fp16 NaN. A llama.cpp without kvant takes the bytes for fp16 rows, and
  * every token that sees the first row then gets NaN instead of nonsense. */
@@ -42,40 +43,15 @@ static inline uint64_t kvp_state_list_bytes(uint32_t n_blocks, uint32_t n_runs)
            (uint64_t)n_runs * sizeof(kvp_state_run);
 }
 
-/* FNV-1a of 64 bits; hash is KVP_FNV_START in the beginning. */
-#define KVP_FNV_START 0xcbf29ce484222325u /* as FNV-1a defines it */
-
-static inline uint64_t kvp_fnv1a(uint64_t hash, const void *bytes, size_t n)
-{
-    const unsigned char *at = (const unsigned char *)bytes;
-
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ at[i]) * 0x100000001b3u;
-    return hash;
-}
-
-/* The same with words of 8 bytes, for the checksum that ends a record. n is a multiple of 8. */
-static inline uint64_t kvp_fnv1a_words(uint64_t hash, const void *bytes, size_t n)
-{
-    const unsigned char *at = (const unsigned char *)bytes;
-    uint64_t word;
-
-    for (size_t i = 0; i < n; i += sizeof(word)) {
-        memcpy(&word, at + i, sizeof(word));
-        hash = (hash ^ word) * 0x100000001b3u;
-    }
-    return hash;
-}
-
 /* The number in `check` for a header and its lists. */
 static inline uint64_t kvp_state_check(const kvp_state_header *header, const void *lists)
 {
     kvp_state_header plain = *header;
 
     plain.check = 0;
-    return kvp_fnv1a(kvp_fnv1a(KVP_FNV_START, &plain, sizeof(plain)), lists,
-                     (size_t)kvp_state_list_bytes(header->n_blocks, header->n_runs) -
-                         sizeof(plain));
+    return kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, &plain, sizeof(plain)), lists,
+                       (size_t)kvp_state_list_bytes(header->n_blocks, header->n_runs) -
+                           sizeof(plain));
 }
 
 #endif /* KVP_STATE_FORMAT_H */
