@@ -97,8 +97,6 @@ kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const
                               .by_graph = true };
     kvant_status status;
 
-    if (n > KVP_MOST_CELLS)
-        return KVANT_ERR_ARGUMENT;
     for (size_t i = 0; i < n; i++)
         slots[i] = kvp_kv_slot(kv, cells[i]);
     status = kvp_kv_store(&batch);

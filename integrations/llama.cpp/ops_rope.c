@@ -19,6 +19,7 @@
 
 /* Rows of one round trip through the CPU back end. */
 #define BATCH_CELLS 256
+_Static_assert(BATCH_CELLS <= KVP_MOST_CELLS, "kvp_kv_write_rows writes them at once");
 
 static bool have_cpu_backend(void)
 {

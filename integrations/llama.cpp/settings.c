@@ -18,10 +18,6 @@
 
 /* Schemes, which live as long as the process */
 
-/* Bytes of a key. Paths are far shorter in practice. A longer key is cut, and schemes whose keys
- * are equal up to there count as one. */
-#define MAX_KEY 8192u
-
 struct entry {
     struct entry *next;
     kvant_scheme *scheme;
@@ -31,71 +27,69 @@ struct entry {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct entry *entries;
 
-static void add_text(char *key, const char *text)
+/* An entry with the key of these params, and without a scheme. A file counts with its path, size and
+ * time of change. A file that cannot be seen cannot be read either, and its loader says why. NULL:
+ * out of memory. */
+static struct entry *new_entry(const kvant_scheme_params *params)
 {
-    size_t used = strlen(key);
+    char settings[96] = "", calibration[96] = "", numbers[64];
+    const char *parts[] = {
+        params->preset,   params->k,   params->v,           settings,
+        params->settings, calibration, params->calibration, params->protect_codec,
+        numbers
+    };
+    const size_t n = sizeof(parts) / sizeof(parts[0]);
+    size_t bytes = 1, used = 0;
+    struct entry *entry;
 
-    snprintf(key + used, MAX_KEY - used, "%s\n", text != NULL ? text : "\t");
-}
-
-/* Adds a file's path, size and time of change to the key. A file that cannot be seen cannot be read
- * either, and its loader says why. */
-static void add_file(char *key, const char *path)
-{
-    char state[96] = "";
-
-    add_text(key, path);
-    if (path != NULL)
-        kvp_host_file_state(path, state, sizeof(state));
-    add_text(key, state);
-}
-
-static void write_key(const kvant_scheme_params *params, char *key)
-{
-    size_t used;
-
-    key[0] = '\0';
-    add_text(key, params->preset);
-    add_text(key, params->k);
-    add_text(key, params->v);
-    add_text(key, params->protect_codec);
-    add_file(key, params->settings);
-    add_file(key, params->calibration);
-    used = strlen(key);
-    snprintf(key + used, MAX_KEY - used, "%" PRIu32 " %" PRIu64, params->protect, params->seed);
-}
-
-static kvant_scheme *create_scheme(const kvant_scheme_params *params, const char *key)
-{
-    struct entry *entry = malloc(sizeof(*entry) + strlen(key) + 1);
-
-    if (entry == NULL)
-        return NULL;
-    strcpy(entry->key, key);
-    if (kvant_scheme_create(params, &entry->scheme) != KVANT_OK) {
-        free(entry);
-        return NULL;
+    if (params->settings != NULL)
+        kvp_host_file_state(params->settings, settings, sizeof(settings));
+    if (params->calibration != NULL)
+        kvp_host_file_state(params->calibration, calibration, sizeof(calibration));
+    snprintf(numbers, sizeof(numbers), "%" PRIu32 " %" PRIu64, params->protect, params->seed);
+    for (size_t i = 0; i < n; i++) {
+        parts[i] = parts[i] != NULL ? parts[i] : "\t";
+        bytes += strlen(parts[i]) + 1;
     }
-    entry->next = entries;
-    entries = entry;
-    return entry->scheme;
+    entry = malloc(sizeof(*entry) + bytes);
+    for (size_t i = 0; i < n && entry != NULL; i++)
+        used += (size_t)snprintf(entry->key + used, bytes - used, "%s\n", parts[i]);
+    return entry;
 }
 
-/* The scheme for these params, or NULL with the reason in kvant_error_message(). Thread-safe. */
-static kvant_scheme *get_scheme(const kvant_scheme_params *params)
+static const struct entry *find_entry(const char *key)
 {
-    char key[MAX_KEY];
-    kvant_scheme *scheme = NULL;
+    const struct entry *e = entries;
 
-    write_key(params, key);
+    while (e != NULL && strcmp(e->key, key) != 0)
+        e = e->next;
+    return e;
+}
+
+/* *scheme = the scheme for these params, or NULL with the reason in kvant_error_message(), except
+ * with KVANT_ERR_MEMORY. Thread-safe. */
+static kvant_status get_scheme(const kvant_scheme_params *params, kvant_scheme **scheme)
+{
+    struct entry *entry = new_entry(params);
+    const struct entry *found;
+    kvant_status status = entry != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+
+    *scheme = NULL;
+    if (status != KVANT_OK)
+        return status;
     pthread_mutex_lock(&lock);
-    for (const struct entry *e = entries; e != NULL && scheme == NULL; e = e->next)
-        if (strcmp(e->key, key) == 0)
-            scheme = e->scheme;
-    if (scheme == NULL)
-        scheme = create_scheme(params, key);
+    found = find_entry(entry->key);
+    if (found == NULL)
+        status = kvant_scheme_create(params, &entry->scheme);
+    if (found == NULL && status == KVANT_OK) {
+        entry->next = entries;
+        found = entries = entry;
+        entry = NULL;
+    }
+    *scheme = found != NULL ? found->scheme : NULL;
     pthread_mutex_unlock(&lock);
-    return scheme;
+    free(entry);
+    return status;
 }
 
 /* Variables */
@@ -261,9 +255,9 @@ static void make_latents(kvp_settings *settings, const kvant_scheme_params *para
     if (info.k == NULL || !kvp_mla_spec(info.k, latents, sizeof(latents)) ||
         !kvp_mla_rope_spec(info.k, rope, sizeof(rope)))
         return;
-    settings->latents = get_scheme(&of);
+    get_scheme(&of, &settings->latents);
     of.k = of.v = rope;
-    settings->rope = get_scheme(&of);
+    get_scheme(&of, &settings->rope);
 }
 
 static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
@@ -311,6 +305,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
 {
     kvant_scheme_params params;
     uint64_t head_dim, exact, verbose, quiet;
+    kvant_status status;
     bool codes;
 
     if (!read_params(&params, err, errlen) ||
@@ -319,19 +314,22 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
-    *settings = (kvp_settings){ .scheme = get_scheme(&params),
-                                .head_dim = (uint32_t)head_dim,
+    *settings = (kvp_settings){ .head_dim = (uint32_t)head_dim,
                                 .exact = (uint32_t)exact,
                                 .wants_exact = given("KVANT_EXACT") != NULL && exact > 0,
                                 .saves_codes = codes,
                                 .verbose = verbose != 0,
                                 .quiet = quiet != 0 };
-    if (settings->scheme != NULL && check_head_dim(settings)) {
+    status = get_scheme(&params, &settings->scheme);
+    if (status == KVANT_OK && check_head_dim(settings)) {
         make_latents(settings, &params);
         write_label(settings);
         return true;
     }
-    report_reason(err, errlen);
+    if (status == KVANT_ERR_MEMORY)
+        snprintf(err, errlen, "out of memory for the settings of the cache");
+    else
+        report_reason(err, errlen);
     return false;
 }
 
@@ -363,7 +361,7 @@ void kvp_settings_find_calibration(kvp_settings *settings)
     if (info.calibration_path != NULL) {
         params.model = NULL;
         params.calibration = info.calibration_path;
-        found = get_scheme(&params);
+        get_scheme(&params, &found);
     }
     if (found != NULL) {
         settings->scheme = found;
