@@ -181,8 +181,8 @@ typedef struct kvant_lesson_step {
     bool stays_exact;        /* all of its rows go to exact pages only */
     bool seals, opens_empty; /* it seals blocks; no block that it opens has rows */
     bool brings_more;        /* it has more rows than the exact pages, and is encoded at once */
-    /* Exact pages that have blocks: with this step's for a step of KVANT_LEARN_QUERY_TOKENS, or once
-     * threads have begun; otherwise without. */
+    /* Exact pages that have blocks: with this step's blocks for a prompt's step, or once the lesson
+     * was tried; otherwise without. */
     uint32_t n_used;
     uint32_t n_pages;
 } kvant_lesson_step;

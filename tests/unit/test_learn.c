@@ -42,8 +42,8 @@ static void limits_depend_on_the_estimate(void **state)
     static const struct {
         kvant_learn_estimate estimate;
         double most;
-    } cases[] = { { { false, false, true, 0 }, 1.5 }, { { false, true, true, 0 }, 3.0 },
-                  { { true, true, false, 0 }, 1.5 },  { { true, false, true, -1 }, 1.25 },
+    } cases[] = { { { false, false, true, 0 }, 1.5 },   { { false, true, true, 0 }, 3.0 },
+                  { { true, true, false, 0 }, 1.5 },    { { true, false, true, -1 }, 1.25 },
                   { { true, false, true, 511 }, 1.25 }, { { true, false, true, 512 }, 2.0 } };
     (void)state;
     for (size_t i = 0; i < COUNT(cases); i++)
@@ -54,8 +54,8 @@ static void limits_depend_on_the_estimate(void **state)
 
 static void matrices_are_due_after_four_times_the_rows(void **state)
 {
-    static const uint32_t due[][2] = { { 16, 256 }, { 64, 256 }, { 65, 260 }, { 239, 956 },
-                                       { 240, 960 }, { 1000, 960 } };
+    static const uint32_t due[][2] = { { 16, 256 },  { 64, 256 },  { 65, 260 },
+                                       { 239, 956 }, { 240, 960 }, { 1000, 960 } };
     kvant_learn_schedule s = { 0 };
     (void)state;
     for (size_t i = 0; i < COUNT(due); i++) {
@@ -88,8 +88,7 @@ static void buckets_are_shared_out(void **state)
             const int bucket = rand() % (int)s.n_buckets;
             if (kvant_learn_was_tried(&s, bucket))
                 continue;
-            const kvant_bucket_span span =
-                kvant_learn_next_span(&s, bucket, (uint32_t)rand() % 12);
+            const kvant_bucket_span span = kvant_learn_next_span(&s, bucket, (uint32_t)rand() % 12);
             assert_true(span.end > span.first && span.end <= s.n_buckets);
             assert_true(span.first == bucket || (s.most == 1 && span.first == 0));
             kvant_learn_made_span(&s, span, s.most == 1 || rand() % 4);
@@ -218,8 +217,9 @@ static void rows_that_are_sealed_need_transforms(void **state)
 
 static void stages_in_place_follow_the_rows(void **state)
 {
-    static const size_t begins[][2] = { { 256, 128 }, { 2048, 1024 }, { 3072, 1024 },
-                                        { 8192, 2730 }, { 32768, 10922 } };
+    static const size_t begins[][2] = {
+        { 256, 128 }, { 2048, 1024 }, { 3072, 1024 }, { 8192, 2730 }, { 32768, 10922 }
+    };
     (void)state;
     for (size_t i = 0; i < COUNT(begins); i++) {
         const size_t room = begins[i][0], at = begins[i][1];
