@@ -391,6 +391,10 @@ static void notice_refusals(kvp_gpu_backend *b)
 {
     const kvant_status status = kvp_gpu_read_word(b->refused);
 
+    if (kvp_gpu_read_word(b->gpu->unsealed) != KVANT_OK)
+        kvp_error("%s: rows could not be compressed, because the length of a row is more than "
+                  "65504; answers that see them are wrong: set KVANT_K=f16 KVANT_V=f16",
+                  b->gpu->name);
     if (status == KVANT_OK || !kvp_gpu_enter(b->gpu))
         return;
     pthread_mutex_lock(&b->gpu->lock);

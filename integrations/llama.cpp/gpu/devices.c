@@ -453,7 +453,8 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
         kvp_cu.context_retain(&gpu->context, number) != 0 ||
         kvp_cu.context_set(gpu->context) != 0 ||
         kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 ||
-        (gpu->refused = kvp_gpu_new_word()) == NULL) {
+        (gpu->refused = kvp_gpu_new_word()) == NULL ||
+        (gpu->unsealed = kvp_gpu_new_word()) == NULL) {
         snprintf(err, errlen, "the driver does not open the GPU %s",
                  props.device_id != NULL ? props.device_id : "?");
         return false;

@@ -139,6 +139,9 @@ struct kvp_gpu {
     cu_stream copying;            /* for copies to the computer's memory while kernels run */
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */
+    /* says whether rows of exact pages could not be encoded, because a codec stores their length as
+     * fp16 */
+    atomic_uint *unsealed;
     /* a cache has memory that a hand-over needed, or rows of one that may have been refused */
     atomic_bool hands_over;
     pthread_mutex_t list_lock;

@@ -196,7 +196,8 @@ static bool seal(const kvp_kv *kv, const kvp_gpu_staging *s, uint32_t pass)
                                   .n_kv_heads = cells->n_kv_heads,
                                   .from = kvp_gpu_iota(cells->gpu),
                                   .to = blocks,
-                                  .tokens = blocks + s->n_blocks };
+                                  .tokens = blocks + s->n_blocks,
+                                  .refused = kvp_gpu_word(cells->gpu->unsealed) };
 
     *(kv->shape.role == KVANT_ROLE_K ? &args.k : &args.v) =
         (kvant_cuda_seal_pages){ cells->codec, staging_pages(cells), cells->pages };

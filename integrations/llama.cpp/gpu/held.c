@@ -92,7 +92,8 @@ static kvant_status store_run(const kvp_gpu_cells *cells, const kvp_gpu_held_row
     if (status != KVANT_OK)
         return status;
     return kvp_gpu_append(cells, KVANT_ROLE_K, &cells->open_pages, held->rows,
-                          (kvp_gpu_run){ first, n, run.transform }, held->slots, NULL);
+                          (kvp_gpu_run){ first, n, run.transform }, held->slots,
+                          cells->gpu->unsealed);
 }
 
 /* Without memory the rows are as they were. */

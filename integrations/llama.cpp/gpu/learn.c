@@ -201,7 +201,8 @@ static bool store_first(const kvp_kv *kv, const float *rows)
         }
         ok = kvp_gpu_upload(cells->gpu, room_slots, slots, n * sizeof(*slots)) &&
              kvp_gpu_append(cells, kv->shape.role, open ? &cells->open_pages : NULL, room,
-                            (kvp_gpu_run){ 0, n, 0 }, room_slots, NULL) == KVANT_OK &&
+                            (kvp_gpu_run){ 0, n, 0 }, room_slots,
+                            cells->gpu->unsealed) == KVANT_OK &&
              kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
     }
     free(slots);

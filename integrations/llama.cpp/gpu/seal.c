@@ -84,6 +84,7 @@ static bool encode_run(kvp_gpu_cache *cache, const kvp_open_page *pages, uint32_
                                         .n_tokens =
                                             ((n - 1) * cells->n_kv_heads + 1) * KVANT_PAGE_TOKENS,
                                         .n_kv_heads = cells->n_kv_heads,
+                                        .refused = kvp_gpu_word(cells->gpu->unsealed),
                                         .transformed = 1 };
         ok = cells->open_pages.base != NULL &&
              (heads == cells->n_kv_heads ||
@@ -183,7 +184,9 @@ static bool seal_listed(const kvp_gpu_cache *cache, const kvp_gpu_sealing *seali
     for (size_t i = 0; i < cache->n_tensors && ok && sealing->n > 0; i++) {
         const kvp_kv *kv = cache->tensors[i];
         const kvp_gpu_cells *cells = kv->cells;
-        kvant_cuda_seal_args args = { .size = sizeof(args), .n_kv_heads = cells->n_kv_heads };
+        kvant_cuda_seal_args args = { .size = sizeof(args),
+                                      .n_kv_heads = cells->n_kv_heads,
+                                      .refused = kvp_gpu_word(cells->gpu->unsealed) };
         if (cells->in_place || (layer != NULL && kv->shape.layer != layer->shape.layer))
             continue;
         add_pages(&args, kv);

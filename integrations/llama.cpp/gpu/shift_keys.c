@@ -307,7 +307,7 @@ static bool pass_layer(const resetting *r, const kvp_gpu_cells *cells, bool stor
         status = kvp_gpu_center_blocks(cells, open, (size_t)place, 1, false, rows + i * of_block);
         if (status == KVANT_OK)
             status = kvp_gpu_append(cells, KVANT_ROLE_K, open ? &cells->open_pages : NULL, rows,
-                                    run, r->slots, NULL);
+                                    run, r->slots, cells->gpu->unsealed);
     }
     return status == KVANT_OK;
 }
