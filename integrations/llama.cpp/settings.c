@@ -27,9 +27,9 @@ struct entry {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct entry *entries;
 
-/* An entry with the key of these params, and without a scheme. A file counts with its path, its size
- * and the time of its change. A file that cannot be seen cannot be read either, and its loader says
- * why. NULL: out of memory. */
+/* An entry with the key of these params, and without a scheme. The key has the path, the size and
+ * the time of change of each file. A file that cannot be seen cannot be read either, and its loader
+ * says why. NULL: out of memory. */
 static struct entry *new_entry(const kvant_scheme_params *params)
 {
     char settings[96] = "", calibration[96] = "", numbers[64];

@@ -29,7 +29,7 @@ typedef struct kvant_learning {
     uint32_t n_rows, n_rows_before; /* rows in the sample: now, and before the last write */
     uint32_t *n_queries;            /* per kv head: queries that were ever put into the sample */
     uint32_t generation;            /* generation of the transform that the moments belong to */
-    kvant_learn_schedule schedule;  /* what was made from the moments, and what is due */
+    kvant_learn_schedule schedule;  /* when a matrix is made from the moments */
     uint32_t n_single;              /* single tokens that were written */
     uint32_t n_pending_tokens;      /* tokens in `pending_queries` */
     uint32_t pending_heads;         /* query heads per token in `pending_queries` */

@@ -53,8 +53,8 @@ typedef struct kvant_learn_estimate {
     int32_t position;      /* of the rows, or below 0 */
 } kvant_learn_estimate;
 
-/* Rows get a new transform, and their blocks are encoded again, when the squared error of an old
- * transform is more than this many times the squared error of a new one. */
+/* A limit. If an old transform multiplies the squared error of a new transform by more than this,
+ * rows get the new one, and their blocks are encoded again. */
 double kvant_learn_most_error(const kvant_learn_estimate *estimate);
 
 /* Matrices of a cache that judges */
@@ -69,9 +69,9 @@ typedef struct kvant_bucket_span {
     uint8_t first, end; /* buckets first to end - 1; end 0: none */
 } kvant_bucket_span;
 
-/* What was made from the second moments of rows of one kind. In the calls below, `bucket` is the
- * bucket that rows have reached; below 0: it is not known. `n_unused`: transforms that may still be
- * made. */
+/* Transforms that were made from the second moments of rows of one kind, and when the next one is
+ * due. In the calls below, `bucket` is the bucket that rows have reached; below 0: it is not known.
+ * `n_unused`: transforms that may still be made. */
 typedef struct kvant_learn_schedule {
     uint32_t n_buckets; /* 0: RoPE is not known */
     uint32_t most;      /* transforms for positions, at most; 0: as many as there are buckets */
