@@ -155,23 +155,20 @@ bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rop
     return n > 0;
 }
 
-bool kvp_rope_set(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
-                  uint32_t n_positions, uint32_t n_position_transforms, bool block_centers)
+/* Tells the tensor how RoPE rotates its keys, if the graph shows it. */
+static void set_rope(const kvp_kv *kv, const abi_tensor *rows, uint32_t n_positions)
 {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     kvant_rope rope;
-    bool told = kvp_rope_read(kv, rows, &rope, frequencies);
+    const bool known = kvp_rope_read(kv, rows, &rope, frequencies);
 
     rope.n_positions = n_positions;
-    rope.n_position_transforms = n_position_transforms;
-    rope.block_centers = block_centers;
-    told = told && kvant_tensor_set_rope(tensor, &rope) == KVANT_OK;
-    if (told)
+    rope.block_centers = true;
+    if (known && kvant_tensor_set_rope(kv->tensor, &rope) == KVANT_OK)
         kvp_note("%s: RoPE rotates %u channels, the slowest channel by %g per position", kv->name,
                  rope.n_dims, (double)frequencies[rope.n_dims / 2 - 1]);
     else
         kvp_note("%s: its RoPE is not known, so matrices are learned without it", kv->name);
-    return told;
 }
 
 const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
@@ -184,7 +181,7 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
         !kvant_tensor_wants_queries(kv->tensor, KVANT_PAGE_TOKENS))
         return NULL; /* such a tensor never learns */
     if (!kv->roped)
-        kvp_rope_set(kv, kv->tensor, rows, most, 0, true);
+        set_rope(kv, rows, most);
     kv->roped = true;
     node = kvp_rope_of(rows, kv->head_dim);
     if (node == NULL || node->src[1]->ne[0] != rows->ne[1] ||

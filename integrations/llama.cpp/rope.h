@@ -34,11 +34,6 @@ bool kvp_rope_is_same(const kvant_rope *a, const kvant_rope *b);
 bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rope,
                        float *frequencies);
 
-/* Passes the RoPE of its keys to a tensor; the remaining arguments are members of kvant_rope. False
- * when there is no RoPE, and then nothing was passed. */
-bool kvp_rope_set(const kvp_kv *kv, kvant_tensor *tensor, const abi_tensor *rows,
-                  uint32_t n_positions, uint32_t n_position_transforms, bool block_centers);
-
 /* The positions of new keys in the computer's memory, or NULL when they are not known. The first
  * call for a tensor also passes the RoPE to it. */
 const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows);
