@@ -32,7 +32,7 @@ enum {
     ABI_TYPE_BF16 = 30
 };
 enum { ABI_STATUS_ALLOC_FAILED = -2, ABI_STATUS_FAILED = -1, ABI_STATUS_SUCCESS = 0 };
-enum { ABI_DEVICE_CPU = 0, ABI_DEVICE_GPU = 1, ABI_DEVICE_ACCEL = 3 };
+enum { ABI_DEVICE_CPU = 0, ABI_DEVICE_GPU = 1, ABI_DEVICE_IGPU = 2, ABI_DEVICE_ACCEL = 3 };
 enum { ABI_TENSOR_FLAG_COMPUTE = 16, ABI_USAGE_COMPUTE = 2 };
 
 typedef struct abi_buffer abi_buffer;
@@ -166,7 +166,8 @@ typedef struct abi_backend_iface {
     int32_t (*graph_compute)(abi_backend *backend, abi_graph *graph);
     void (*event_record)(abi_backend *backend, abi_event *event);
     void (*event_wait)(abi_backend *backend, abi_event *event);
-    void (*graph_optimize)(void);
+    /* newer versions of ggml pass parameters; older functions ignore them */
+    void (*graph_optimize)(abi_backend *backend, abi_graph *graph, void *params);
 } abi_backend_iface;
 
 /* Created by the device, freed by iface.free. */

@@ -297,22 +297,31 @@ static abi_buffer *create_latents(abi_buft *self, size_t size)
     return buffer;
 }
 
-static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
+abi_buffer *kvp_buffer_alloc(abi_buft *of, size_t cache, size_t other, size_t *plain)
 {
     const size_t latents = kvp_requests_latents();
     size_t keys;
     const kvp_buffer_kind what = kvp_requests_finish(&keys);
 
+    *plain = 0;
     if (what == KVP_BUFFER_CACHE)
-        return kvp_buffer_refused(size) ? NULL : buffer_create(self, NULL, NULL, size);
+        return kvp_buffer_refused(cache) ? NULL : buffer_create(of, NULL, NULL, cache);
     if (latents > 0)
-        return create_latents(self, latents);
+        return create_latents(of, latents);
     if (kvp_kv_refused())
         return NULL;
     if (what == KVP_BUFFER_KEYS)
         kvp_kv_note_keys_only();
-    size = what == KVP_BUFFER_KEYS ? keys : size;
-    return buffer_create(kvp_api.cpu_buffer_type(), NULL, NULL, size);
+    *plain = what == KVP_BUFFER_KEYS ? keys : other;
+    return NULL;
+}
+
+static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
+{
+    size_t plain;
+    abi_buffer *buffer = kvp_buffer_alloc(self, size, size, &plain);
+
+    return plain > 0 ? buffer_create(kvp_api.cpu_buffer_type(), NULL, NULL, plain) : buffer;
 }
 
 static size_t buft_get_alignment(abi_buft *self)
@@ -342,22 +351,31 @@ static size_t step_bytes(const abi_tensor *tensor)
 
 /* Only when llama.cpp plans (--fit) does it ask for the size of keys without values after it built
  * the graph. All other tensors of keys without values get their memory by kvp_requests_finish. */
-static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
+size_t kvp_buffer_request(const abi_tensor *tensor, size_t plain)
 {
-    const size_t bytes = kvp_api.nbytes(tensor);
-    const size_t padded = padded_to_page(bytes);
+    size_t latents, bytes;
 
-    size_t latents;
-
-    (void)self;
-    if (!kvp_requests_note(tensor, padded))
-        return bytes;
+    if (!kvp_requests_note(tensor, plain))
+        return 0;
     latents = latent_bytes(tensor);
     if (latents > 0)
         kvp_requests_note_latents(padded_to_page(latents));
     if (latents > 0 && (kvp_kv_plans_keys_only() || kvp_requests_place_latents()))
         return latents;
-    return kvp_kv_plans_keys_only() ? bytes : kvp_buffer_bytes(tensor, false) + step_bytes(tensor);
+    if (kvp_kv_plans_keys_only())
+        return 0;
+    bytes = kvp_buffer_bytes(tensor, false) + step_bytes(tensor);
+    kvp_requests_note_cache(padded_to_page(bytes));
+    return bytes;
+}
+
+static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
+{
+    const size_t plain = kvp_api.nbytes(tensor);
+    const size_t bytes = kvp_buffer_request(tensor, padded_to_page(plain));
+
+    (void)self;
+    return bytes > 0 ? bytes : plain;
 }
 
 size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)
@@ -402,6 +420,12 @@ void kvp_buft_setup(int api, abi_device *device)
                        .is_host = buft_is_host },
             .device = device,
         };
+}
+
+void kvp_buft_label(abi_any_buft *label)
+{
+    *label = buft;
+    kvp_buft_add((abi_buft *)label);
 }
 
 abi_buft *kvp_buft(void)

@@ -8,7 +8,7 @@
 
 static _Thread_local struct {
     bool keys, values;
-    size_t plain, latents;
+    size_t plain, latents, cache;
     uint32_t n_keys, n_values, n_latents;
     /* the layers of the keys and of the values whose sizes were asked for last */
     unsigned long layer[2];
@@ -39,6 +39,16 @@ void kvp_requests_note_latents(size_t bytes)
 {
     requests.latents += bytes;
     requests.n_latents++;
+}
+
+void kvp_requests_note_cache(size_t bytes)
+{
+    requests.cache += bytes;
+}
+
+size_t kvp_requests_cache(void)
+{
+    return requests.cache;
 }
 
 size_t kvp_requests_latents(void)

@@ -38,6 +38,10 @@ size_t kvp_requests_latents(void);
 bool kvp_requests_place_latents(void);
 void kvp_requests_placed(void);
 
+/* Adds up the bytes that the tensors of the next buffer take as a compressed cache. */
+void kvp_requests_note_cache(size_t bytes);
+size_t kvp_requests_cache(void);
+
 /* Returns what the buffer that is being allocated is for, and begins the record again. *plain: the
  * bytes that its tensors take uncompressed. */
 kvp_buffer_kind kvp_requests_finish(size_t *plain);

@@ -59,6 +59,7 @@ static struct kind accel_kind = {
                       kvp_block_attention } },
 };
 static abi_device cache_device, accel_device, dormant_device;
+static const char *cache_device_id;
 
 static const struct operation *operation_of(const struct kind *kind, const abi_tensor *node)
 {
@@ -101,10 +102,8 @@ void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
     return compute->workspace;
 }
 
-static void backend_free(abi_backend *backend)
+void kvp_compute_free(kvp_compute *compute)
 {
-    kvp_compute *compute = backend->context;
-
     free_workspace(compute);
     free(compute->masks);
     free(compute->table);
@@ -113,7 +112,18 @@ static void backend_free(abi_backend *backend)
     if (compute->cpu != NULL)
         kvp_api.backend_free(compute->cpu);
     free(compute);
+}
+
+static void backend_free(abi_backend *backend)
+{
+    kvp_compute_free(backend->context);
     free(backend);
+}
+
+void kvp_compute_set_n_threads(kvp_compute *compute, int n_threads)
+{
+    compute->n_threads =
+        kvp_host_threads_update(&compute->host_threads, n_threads > 0 ? (uint32_t)n_threads : 1);
 }
 
 void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
@@ -121,8 +131,7 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
     kvp_compute *compute = backend->context;
 
     kvp_kv_context_check(compute->layers);
-    compute->n_threads =
-        kvp_host_threads_update(&compute->host_threads, n_threads > 0 ? (uint32_t)n_threads : 1);
+    kvp_compute_set_n_threads(compute, n_threads);
 }
 
 static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_tensor *node)
@@ -174,57 +183,84 @@ static void compute_nodes(void *user)
     }
 }
 
-static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
+static int32_t compute_graph(const struct kind *kind, kvp_compute *compute, abi_graph *graph)
 {
-    kvp_compute *compute = backend->context;
-    struct job job = { backend->device->context, compute, graph, ABI_STATUS_SUCCESS };
+    struct job job = { kind, compute, graph, ABI_STATUS_SUCCESS };
 
-    kvp_invalid_graph_begins();
     kvp_host_threads_compute(&compute->host_threads, compute_nodes, &job);
     return job.status;
 }
 
-static abi_backend *backend_create(abi_device *device, bool fp32)
+int32_t kvp_compute_cache_graph(kvp_compute *compute, abi_graph *graph)
 {
-    static const abi_backend_iface iface = { .get_name = backend_get_name,
-                                             .free = backend_free,
-                                             .graph_compute = backend_graph_compute };
-    abi_backend *backend = calloc(1, sizeof(*backend));
-    kvp_compute *compute = calloc(1, sizeof(*compute));
+    return compute_graph(&cache_kind, compute, graph);
+}
+
+static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
+{
+    kvp_invalid_graph_begins();
+    return compute_graph(backend->device->context, backend->context, graph);
+}
+
+/* NULL without memory, or with a message. */
+static kvp_compute *compute_create(bool fp32)
+{
+    kvp_compute *compute = NULL;
     char err[256] = "";
     bool lend;
 
     if (!kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err)))
         kvp_error("%s", err);
-    if (err[0] != '\0' || backend == NULL || compute == NULL) {
-        free(backend);
-        free(compute);
+    else
+        compute = calloc(1, sizeof(*compute));
+    if (compute == NULL)
         return NULL;
-    }
     if (lend)
         kvp_host_threads_use(&compute->host_threads);
     compute->n_threads = DEFAULT_N_THREADS;
     compute->fp32 = fp32;
-    compute->layers = device == &cache_device ? kvp_kv_context() : NULL;
-    *backend = (abi_backend){ .guid = &((struct kind *)device->context)->guid,
-                              .iface = iface,
-                              .device = device,
-                              .context = compute };
-    return backend;
+    return compute;
 }
 
 /* llama.cpp creates a context's back ends before its caches. */
-static abi_backend *cache_init_backend(abi_device *self, const char *params)
+kvp_compute *kvp_compute_create_for_cache(void)
 {
+    kvp_compute *compute = NULL;
     char err[768] = "";
     bool fp32;
 
+    if (!kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
+        !kvp_kv_new_context(err, sizeof(err)))
+        kvp_error("%s", err);
+    else
+        compute = compute_create(fp32);
+    if (compute != NULL)
+        compute->layers = kvp_kv_context();
+    return compute;
+}
+
+/* compute: NULL fails; freed with the back end, or at once without memory. */
+static abi_backend *backend_create(abi_device *device, kvp_compute *compute)
+{
+    static const abi_backend_iface iface = { .get_name = backend_get_name,
+                                             .free = backend_free,
+                                             .graph_compute = backend_graph_compute };
+    abi_backend *backend = compute != NULL ? calloc(1, sizeof(*backend)) : NULL;
+
+    if (backend != NULL)
+        *backend = (abi_backend){ .guid = &((struct kind *)device->context)->guid,
+                                  .iface = iface,
+                                  .device = device,
+                                  .context = compute };
+    else if (compute != NULL)
+        kvp_compute_free(compute);
+    return backend;
+}
+
+static abi_backend *cache_init_backend(abi_device *self, const char *params)
+{
     (void)params;
-    if (kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) &&
-        kvp_kv_new_context(err, sizeof(err)))
-        return backend_create(self, fp32);
-    kvp_error("%s", err);
-    return NULL;
+    return backend_create(self, kvp_compute_create_for_cache());
 }
 
 static abi_backend *accel_init_backend(abi_device *self, const char *params)
@@ -238,7 +274,7 @@ static abi_backend *accel_init_backend(abi_device *self, const char *params)
         kvp_error("%s", err);
     if (wanted)
         kvp_report("context");
-    return backend_create(wanted ? &accel_device : &dormant_device, false);
+    return backend_create(wanted ? &accel_device : &dormant_device, compute_create(false));
 }
 
 /* Devices */
@@ -271,6 +307,7 @@ static void device_get_props(abi_device *self, abi_device_props *props)
     *props = (abi_device_props){ .name = device_get_name(self),
                                  .description = device_get_description(self),
                                  .type = device_get_type(self),
+                                 .device_id = self == &cache_device ? cache_device_id : NULL,
                                  .caps = { .mmap_support = true } };
     device_get_memory(self, &props->memory_free, &props->memory_total);
 }
@@ -280,18 +317,24 @@ static abi_buft *device_get_buffer_type(abi_device *self)
     return self == &cache_device ? kvp_buft() : kvp_api.cpu_buffer_type();
 }
 
-static bool device_supports_op(abi_device *self, const abi_tensor *op)
+static bool has_operation(const struct kind *kind, const abi_tensor *op)
 {
-    const struct kind *kind = self->context;
     const struct operation *operation = operation_of(kind, op);
 
-    if (self == &dormant_device)
-        return false;
-    if (self == &cache_device)
-        kvp_note_other_cache(op);
-    if (operation != NULL ? operation->supported(op) : kind->views && kvp_is_cache_view(op))
-        return true;
-    return self == &cache_device && kvp_is_unserved(op);
+    return operation != NULL ? operation->supported(op) : kind->views && kvp_is_cache_view(op);
+}
+
+bool kvp_cache_supports(const abi_tensor *op)
+{
+    return has_operation(&cache_kind, op) || kvp_is_unserved(op);
+}
+
+static bool device_supports_op(abi_device *self, const abi_tensor *op)
+{
+    if (self != &cache_device)
+        return self == &accel_device && has_operation(self->context, op);
+    kvp_note_other_cache(op);
+    return kvp_cache_supports(op);
 }
 
 /* Host memory is read in place, so queries, new rows and masks are not copied. */
@@ -323,6 +366,12 @@ abi_device *kvp_device_setup(int api, abi_reg *reg)
     cache_device = device_of(&cache_kind, reg, cache_init_backend);
     kvp_buft_setup(api, &cache_device);
     return &cache_device;
+}
+
+void kvp_device_hide_behind(const char *id, int32_t type)
+{
+    cache_device_id = id;
+    cache_kind.type = type;
 }
 
 abi_device *kvp_accel_setup(abi_reg *reg)

@@ -66,6 +66,8 @@ static bool lookup_all(void *library, kvp_ggml *api)
         { "ggml_backend_buffer_free", &api->buffer_free, true },
         { "ggml_backend_buffer_get_size", &api->buffer_size, true },
         { "ggml_backend_dev_by_type", &api->dev_by_type, false },
+        { "ggml_backend_dev_count", &api->dev_count, false },
+        { "ggml_backend_dev_get", &api->dev_get, false },
         { "ggml_backend_dev_init", &api->dev_init, false },
         { "ggml_backend_dev_backend_reg", &api->dev_backend_reg, false },
         { "ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false },

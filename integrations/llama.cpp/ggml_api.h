@@ -62,6 +62,8 @@ typedef struct kvp_ggml {
 
     /* These live in the registry library; NULL when the process does not export them. */
     abi_device *(*dev_by_type)(int32_t type);
+    size_t (*dev_count)(void);
+    abi_device *(*dev_get)(size_t index);
     abi_backend *(*dev_init)(abi_device *device, const char *params);
     abi_reg *(*dev_backend_reg)(abi_device *device);
     void *(*reg_get_proc_address)(abi_reg *reg, const char *name);

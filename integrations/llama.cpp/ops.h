@@ -28,6 +28,9 @@ typedef struct kvp_compute {
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
     kvp_host_threads host_threads;
     struct kvp_layers *layers; /* the layers of the context, or NULL */
+    /* reads a graph's positions from another device; NULL without memory, or where there is none */
+    const int32_t *(*read_positions)(void *reader, const abi_tensor *positions);
+    void *reader;
 } kvp_compute;
 
 /* A workspace of at least `bytes` bytes, or NULL. Earlier contents are lost (device.c). */

@@ -90,20 +90,6 @@ static bool same_cells(const abi_tensor *a, const abi_tensor *b)
                0;
 }
 
-/* The positions of new keys, for the trace. NULL where they are not known, or not in the computer's
- * memory. */
-static const int32_t *positions_of(const abi_tensor *rows, uint32_t head_dim)
-{
-    const abi_tensor *rope = kvp_rope_of(rows, head_dim);
-    const abi_tensor *positions = rope != NULL ? rope->src[1] : NULL;
-
-    if (positions == NULL || positions->ne[0] != rows->ne[1] ||
-        kvp_root(positions)->buffer == NULL ||
-        !kvp_api.buft_is_host(kvp_root(positions)->buffer->buft))
-        return NULL;
-    return positions->data;
-}
-
 static void trace_rows(kvp_compute *compute, const abi_tensor *node)
 {
     const abi_tensor *rows = node->src[0];
@@ -111,7 +97,8 @@ static void trace_rows(kvp_compute *compute, const abi_tensor *node)
     const int64_t *cells = cells_of(compute, node);
 
     if (cells != NULL)
-        kvp_trace_rows(kv, cells, (size_t)rows->ne[1], positions_of(rows, kv->head_dim));
+        kvp_trace_rows(kv, cells, (size_t)rows->ne[1],
+                       kvp_rope_read_positions(compute, rows, kv->head_dim));
 }
 
 /* When the next node writes the values of the same tokens, only notes the keys' node; the next call
@@ -137,9 +124,10 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
     compute->keys = NULL;
     for (size_t i = 0; i < 2; i++)
         if (nodes[i] != NULL)
-            rows[n++] = (kvp_rows){ kvp_kv_of(nodes[i]), nodes[i]->src[0]->data,
-                                    nodes[i]->src[0]->nb[1] / sizeof(float),
-                                    kvp_rope_positions(kvp_kv_of(nodes[i]), nodes[i]->src[0]) };
+            rows[n++] =
+                (kvp_rows){ kvp_kv_of(nodes[i]), nodes[i]->src[0]->data,
+                            nodes[i]->src[0]->nb[1] / sizeof(float),
+                            kvp_rope_positions(compute, kvp_kv_of(nodes[i]), nodes[i]->src[0]) };
     cells = cells_of(compute, node);
     if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;

@@ -15,6 +15,7 @@
 #include "ggml_api.h"
 #include "kv_fill.h"
 #include "log.h"
+#include "offload.h"
 #include "settings.h"
 #include "trace.h"
 
@@ -110,7 +111,7 @@ static abi_reg *set_up(const void *caller)
     char err[768] = "";
     kvp_settings settings;
     kvant_scheme_info info = { .size = sizeof(info) };
-    bool accel, fp32, lend, gpu;
+    bool accel, fp32, lend, gpu, takes_gpus;
 
     if (!kvp_ggml_load(caller))
         return NULL;
@@ -119,6 +120,7 @@ static abi_reg *set_up(const void *caller)
         !kvp_settings_read_switch("KVANT_ACCEL", false, &accel, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_GPU", kvp_api.gpus, &gpu, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_GPU", true, &takes_gpus, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
@@ -138,8 +140,10 @@ static abi_reg *set_up(const void *caller)
     load_other_backend();
     if (gpu)
         find_gpus(accel);
-    else if (!kvp_api.gpus && getenv("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
-             kvp_api.reg_by_name("CUDA") != NULL)
+    if (n_gpus == 0 && !accel && takes_gpus)
+        kvp_offload_setup();
+    if (!gpu && !kvp_api.gpus && getenv("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
+        kvp_api.reg_by_name("CUDA") != NULL)
         kvp_error("warning: kvant works in the computer's memory, because it was not tried on a "
                   "GPU with ggml %s, which is older than 0.21; KVANT_GPU=1 tries it",
                   kvp_api.version);

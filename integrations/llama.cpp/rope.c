@@ -171,9 +171,22 @@ static void set_rope(const kvp_kv *kv, const abi_tensor *rows, uint32_t n_positi
         kvp_note("%s: its RoPE is not known, so matrices are learned without it", kv->name);
 }
 
-const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
+const int32_t *kvp_rope_read_positions(const kvp_compute *compute, const abi_tensor *rows,
+                                       uint32_t head_dim)
 {
-    const abi_tensor *node;
+    const abi_tensor *node = kvp_rope_of(rows, head_dim);
+    const abi_tensor *positions = node != NULL ? node->src[1] : NULL;
+
+    if (positions == NULL || positions->ne[0] != rows->ne[1] || kvp_root(positions)->buffer == NULL)
+        return NULL;
+    if (kvp_api.buft_is_host(kvp_root(positions)->buffer->buft))
+        return positions->data;
+    return compute->read_positions != NULL ? compute->read_positions(compute->reader, positions)
+                                           : NULL;
+}
+
+const int32_t *kvp_rope_positions(const kvp_compute *compute, kvp_kv *kv, const abi_tensor *rows)
+{
     const int32_t *positions;
     const uint32_t most = kvp_kv_n_positions(kv);
 
@@ -183,14 +196,9 @@ const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows)
     if (!kv->roped)
         set_rope(kv, rows, most);
     kv->roped = true;
-    node = kvp_rope_of(rows, kv->head_dim);
-    if (node == NULL || node->src[1]->ne[0] != rows->ne[1] ||
-        kvp_root(node->src[1])->buffer == NULL ||
-        !kvp_api.buft_is_host(kvp_root(node->src[1])->buffer->buft))
-        return NULL;
-    positions = node->src[1]->data;
-    for (int64_t i = 0; i < rows->ne[1];
-         i++) /* the memory of an input may have been given to another node */
+    positions = kvp_rope_read_positions(compute, rows, kv->head_dim);
+    for (int64_t i = 0; positions != NULL && i < rows->ne[1]; i++)
+        /* the memory of an input may have been given to another node */
         if (positions[i] < 0 || (uint32_t)positions[i] >= most)
             return NULL;
     return positions;

@@ -11,6 +11,7 @@
 #include <kvant/tensor.h>
 
 #include "kv_tensor.h"
+#include "ops.h"
 
 /* The ROPE node whose result is the rows of a SET_ROWS node, as whole heads in their order; NULL
  * when there is none. */
@@ -34,8 +35,13 @@ bool kvp_rope_is_same(const kvant_rope *a, const kvant_rope *b);
 bool kvp_rope_of_shift(const kvp_kv *kv, const abi_tensor *node, kvant_rope *rope,
                        float *frequencies);
 
-/* The positions of new keys in the computer's memory, or NULL when they are not known. The first
- * call for a tensor also passes the RoPE to it. */
-const int32_t *kvp_rope_positions(kvp_kv *kv, const abi_tensor *rows);
+/* The positions of the rows of a SET_ROWS node, in the computer's memory; NULL when they are not
+ * known. */
+const int32_t *kvp_rope_read_positions(const kvp_compute *compute, const abi_tensor *rows,
+                                       uint32_t head_dim);
+
+/* The same for new keys whose tensor learns from positions, else NULL. The first call for a tensor
+ * also passes the RoPE to it. */
+const int32_t *kvp_rope_positions(const kvp_compute *compute, kvp_kv *kv, const abi_tensor *rows);
 
 #endif /* KVP_ROPE_H */

@@ -1,0 +1,20 @@
+/* offload_graph.h - back ends of offload.h. Each is the device's own, with a few functions
+ * replaced. */
+#ifndef KVP_OFFLOAD_GRAPH_H
+#define KVP_OFFLOAD_GRAPH_H
+
+#include <stdbool.h>
+
+#include "abi.h"
+
+/* Whether a node touches a cache of kvant's. */
+bool kvp_offload_uses_cache(const abi_tensor *node);
+
+/* Creates a back end by the device's own function `init`. NULL on failure. */
+abi_backend *kvp_offload_backend(abi_device *device,
+                                 abi_backend *(*init)(abi_device *device, const char *params),
+                                 const char *params);
+
+void kvp_offload_set_n_threads(abi_backend *backend, int n_threads);
+
+#endif /* KVP_OFFLOAD_GRAPH_H */
