@@ -3,8 +3,8 @@
  * A llama.cpp program always loads GGML_BACKEND_PATH when its back ends are separate files. When
  * they are linked in, it does so only for --device and the like, so exec adds --device. A device of
  * the GPU type is given the cache only with -ngl, and computes attention only as flash attention.
- * In the computer's memory the device takes no weights: exec_offload.c gives them to a GPU where
- * the program lists one. */
+ * In the computer's memory the device takes no weights: exec_offload.c names the GPUs instead where
+ * the program lists some. */
 #define _GNU_SOURCE
 #include "args.h"
 #include "choices.h"
@@ -71,8 +71,8 @@ static const arg_spec spec = {
              "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
              "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
              "OLLAMA_FLASH_ATTENTION, unless these are set. With a GPU that is not CUDA's, llama* "
-             "also get\n"
-             "-ts and -ot, so that weights stay on it.",
+             "get\n"
+             "--device GPU instead, and -ts where weights of layers stay on the CPU.",
     ARG_OPTIONS(options),
     .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the "
              "program opens\n"
@@ -176,7 +176,7 @@ static bool drafts_elsewhere(const program *p)
 {
     const char *devices = program_value(p, &option_draft_device, NULL);
     const char *layers = program_value(p, &option_draft_layers, NULL);
-    return (devices != NULL && !gpu_names_kvant(devices)) ||
+    return (devices != NULL && strstr(devices, PLUGIN_DEVICE) == NULL) ||
            (layers != NULL && strcmp(layers, "0") == 0);
 }
 
@@ -220,23 +220,25 @@ static bool check_program_options(const program *p, bool accel)
 
 /* Whether the options leave all layers out. The plug-in sees how many layers another -ngl leaves
  * out, and reports that. */
-static bool leaves_all_out(const program *p)
+static bool leaves_all_out(const program *p, const gpu_plan *plan)
 {
     const char *layers = program_value(p, &option_layers, NULL);
-    return program_keeps_cache(p) || (layers != NULL && strcmp(layers, "0") == 0);
+    return (program_keeps_cache(p) && !gpu_plan_drops_keeping(plan, p)) ||
+           (layers != NULL && strcmp(layers, "0") == 0 && !plan->splits);
 }
 
 /* Warns when the options leave the whole cache uncompressed, because llama.cpp does not. */
 static void warn_of_uncompressed(const program *p, const device_list *list, const gpu_plan *plan)
 {
+    const bool keeps = program_keeps_cache(p) && !gpu_plan_drops_keeping(plan, p);
     complain("exec: warning: with %s no layer has kvant's cache, so all of it stays uncompressed",
-             program_keeps_cache(p) ? "-nkvo" : "-ngl 0");
-    if (gpu_is_left_out(list))
-        gpu_hint_flags(p, list, plan);
-    else if (list->known && list->n_gpus == 0)
+             keeps ? "-nkvo" : "-ngl 0");
+    if (list->known && list->n_gpus == 0 && !plan->on_gpu)
         hint("leave it out: weights stay on the CPU in any case");
     else
-        hint("leave it out");
+        hint("leave it out%s", keeps ? ", and unset LLAMA_ARG_KV_OFFLOAD and "
+                                       "LLAMA_ARG_NO_KV_OFFLOAD"
+                                     : "");
 }
 
 /* Whether the program's folder has ggml's CUDA back end, as builds do whose back ends are files. */
@@ -257,14 +259,14 @@ static needed_flag *needed_flags(const program *p, bool accel, const device_list
     return accel && !gpu ? needed_by_accel : needed;
 }
 
-/* Whether --device KVANT must not be added. Either the plan already names the devices, or no
- * layer's cache would be kvant's, and the device KVANT alone would only keep the weights from a
- * GPU. */
+/* Whether a flag must not be added. The plan already names the devices, and llama.cpp finds how
+ * many layers fit them. Where no layer's cache would be kvant's, the device KVANT alone would only
+ * keep the weights from a GPU. */
 static bool is_useless(const needed_flag *flag, const program *p, const device_list *list,
                        const gpu_plan *plan)
 {
-    return flag->option == &option_device &&
-           (plan->adds || (gpu_is_left_out(list) && leaves_all_out(p)));
+    return (plan->on_gpu && flag->option != &option_attention) ||
+           (flag->option == &option_device && gpu_is_left_out(list) && leaves_all_out(p, plan));
 }
 
 /* Copies words of the program, from the first to the one before the last; returns their number. */
@@ -294,7 +296,7 @@ static char **build_arguments(const program *p, needed_flag *flags, const device
         n++;
     }
     n += copy_words(p, plan, 0, head, out + n);
-    for (size_t i = 0; plan->adds && i < plan->n_words; i++)
+    for (size_t i = 0; i < plan->n_words; i++)
         out[n++] = plan->words[i];
     for (size_t i = 0; flags != NULL && i < MAX_NEEDED && flags[i].option != NULL; i++)
         if (program_value(p, flags[i].option, NULL) == NULL &&
@@ -307,22 +309,10 @@ static char **build_arguments(const program *p, needed_flag *flags, const device
 }
 
 /* The user's choice of devices without kvant's; NULL: it is another choice, or none. */
-static const char *other_device(const program *p)
+static const char *other_device(const program *p, const device_list *list)
 {
     const char *given = program_value(p, &option_device, NULL);
-    return given == NULL || gpu_names_kvant(given) ? NULL : given;
-}
-
-static void warn_of_device(const program *p, const device_list *list, const gpu_plan *plan)
-{
-    const char *given = other_device(p);
-    if (given == NULL)
-        return;
-    complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
-    if (gpu_is_left_out(list) && strcmp(given, "none") != 0)
-        gpu_hint_flags(p, list, plan);
-    else
-        hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");
+    return given == NULL || gpu_names_kvant(given, list) ? NULL : given;
 }
 
 /* Tells the user, before the program starts, what the flags cost. */
@@ -334,8 +324,12 @@ static void report_notes(const exec_options *o, const program *p, const device_l
             gpu_report_accel(p, list);
         return;
     }
-    warn_of_device(p, list, plan);
-    if (leaves_all_out(p) && !plan->adds)
+    if (other_device(p, list) != NULL) {
+        complain("exec: the device is set to '%s', so the cache will not be kvant's",
+                 other_device(p, list));
+        hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");
+    }
+    if (leaves_all_out(p, plan))
         warn_of_uncompressed(p, list, plan);
     else if (!o->quiet)
         gpu_report_unused(p, list, plan);
@@ -471,26 +465,28 @@ static int set_plugin(const exec_options *o)
 
 /* Whether exec watches the program, to say why its cache does not become kvant's. exec has already
  * said it if the user chose another device. A list or a text needs no cache. */
-static bool is_watched(const exec_options *o, const program *p, bool is_llama)
+static bool is_watched(const exec_options *o, const program *p, const device_list *list,
+                       bool is_llama)
 {
     const char *quiet = getenv(PLUGIN_ENV_QUIET);
     if (quiet != NULL && strcmp(quiet, "1") == 0)
         return false;
-    return !is_llama || !(program_only_prints(p) || (!o->accel && other_device(p) != NULL));
+    return !is_llama || !(program_only_prints(p) || (!o->accel && other_device(p, list) != NULL));
 }
 
 /* Returns only when the program could not be started. */
 static int become(const exec_options *o, const program *p, bool is_llama)
 {
     device_list list = { .known = false };
-    bool watched = is_watched(o, p, is_llama);
-    gpu_plan plan = { .adds = false };
+    gpu_plan plan = { .on_gpu = false };
     if (is_llama && !program_only_prints(p)) {
         devices_query(p, &list);
         if (!o->accel)
             gpu_plan_make(p, &list, &plan);
         report_notes(o, p, &list, &plan);
-    } else if (!is_llama) {
+    }
+    bool watched = is_watched(o, p, &list, is_llama);
+    if (!is_llama) {
         const char *linked = watched ? static_program(p) : NULL;
         if (!set_variables(o->accel))
             return EXIT_RUNTIME;
@@ -502,7 +498,7 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     }
     needed_flag *flags = is_llama ? needed_flags(p, o->accel, &list) : NULL;
     char **words = build_arguments(p, flags, &list, &plan);
-    if (words == NULL || !gpu_plan_set_variables(&plan, p, &list)) {
+    if (words == NULL) {
         complain("exec: out of memory");
         return EXIT_RUNTIME;
     }

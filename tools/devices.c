@@ -1,5 +1,6 @@
 /* devices.c - see devices.h. A line of the list is
- * "  NAME: DESCRIPTION (8192 MiB, 8000 MiB free)". */
+ * "  NAME: DESCRIPTION (8192 MiB, 8000 MiB free)". The plug-in adds " [kvant]" or
+ * " [kvant, integrated]" to the description of a GPU whose caches it keeps. */
 #define _GNU_SOURCE
 #include "devices.h"
 
@@ -89,6 +90,15 @@ void devices_query(const program *p, device_list *list)
     close(ends[0]);
 }
 
+static bool cut_end(char *text, const char *end)
+{
+    const size_t n = strlen(text), bytes = strlen(end);
+    if (n < bytes || strcmp(text + n - bytes, end) != 0)
+        return false;
+    text[n - bytes] = 0;
+    return true;
+}
+
 /* One line as a device; false when the line is none. */
 static bool read_device(char *line, device *d)
 {
@@ -105,8 +115,10 @@ static bool read_device(char *line, device *d)
     *colon = 0;
     snprintf(d->name, sizeof d->name, "%s", line);
     snprintf(d->description, sizeof d->description, "%s", colon + 2);
-    for (size_t n = strlen(d->description); n > 0 && d->description[n - 1] == ' '; n--)
-        d->description[n - 1] = 0;
+    while (cut_end(d->description, " "))
+        ;
+    d->is_integrated = cut_end(d->description, " [kvant, integrated]");
+    d->keeps_caches = d->is_integrated || cut_end(d->description, " [kvant]");
     return true;
 }
 
@@ -135,6 +147,16 @@ static bool is_cuda_card(const device_list *list, const device *d)
     return has_number(d->name, "CUDA") && list->n_gpus > 0;
 }
 
+/* Leaves out GPUs that llama.cpp leaves out. */
+static void remove_integrated(device_list *list)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < list->n_others; i++)
+        if (!list->others[i].is_integrated)
+            list->others[n++] = list->others[i];
+    list->n_others = n > 0 ? n : list->n_others;
+}
+
 void devices_read(char *text, device_list *list)
 {
     device all[2 * MAX_DEVICES];
@@ -161,4 +183,5 @@ void devices_read(char *text, device_list *list)
         if (!own && !cuda && list->n_others < MAX_DEVICES)
             list->others[list->n_others++] = all[i];
     }
+    remove_integrated(list);
 }

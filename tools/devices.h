@@ -8,7 +8,9 @@
 typedef struct device {
     char name[64];
     char description[128];
-    uint64_t free_mib; /* 0: not known */
+    uint64_t free_mib;  /* 0: not known */
+    bool keeps_caches;  /* the plug-in keeps its caches in the computer's memory */
+    bool is_integrated; /* llama.cpp uses it only without another GPU */
 } device;
 
 enum { MAX_DEVICES = 16 };

@@ -3,7 +3,6 @@
 #include "exec_gpu.h"
 
 #include "command.h"
-#include "gguf_file.h"
 #include "plugin.h"
 
 #include <stdarg.h>
@@ -12,12 +11,14 @@
 
 static const program_option option_type_k = { { "-ctk", "--cache-type-k", NULL },
                                               { "LLAMA_ARG_CACHE_TYPE_K", NULL } };
+static const program_option option_mode = { { "-sm", "--split-mode", NULL },
+                                            { "LLAMA_ARG_SPLIT_MODE", NULL } };
 static const program_option option_type_v = { { "-ctv", "--cache-type-v", NULL },
                                               { "LLAMA_ARG_CACHE_TYPE_V", NULL } };
 
 /* Words that grow; what does not fit is cut. */
 typedef struct words {
-    char text[8 * GGUF_MAX_LAYERS];
+    char text[4096];
     size_t n;
 } words;
 
@@ -29,61 +30,6 @@ __attribute__((format(printf, 2, 3))) static void add(words *w, const char *form
     va_end(args);
     if (n > 0)
         w->n = w->n + (size_t)n < sizeof w->text ? w->n + (size_t)n : sizeof w->text - 1;
-}
-
-bool gpu_names_kvant(const char *devices)
-{
-    return strstr(devices, PLUGIN_DEVICE) != NULL;
-}
-
-/* How many layers' weights are on GPUs, where these are not all. */
-static void add_part(words *w, const gpu_plan *plan)
-{
-    if (plan->n_placed < plan->n_layers)
-        add(w, " of %u of %u layers", (unsigned)plan->n_placed, (unsigned)plan->n_layers);
-}
-
-static const char *part_reason(const gpu_plan *plan)
-{
-    return plan->n_placed < plan->n_wanted ? " (more do not fit its free memory)" : "";
-}
-
-/* The plan's words as they are typed, and what exec would change in the user's own. */
-static void add_flags(words *w, const program *p, const device_list *list, const gpu_plan *plan)
-{
-    const char *mode = gpu_user_mode(p), *tensors = gpu_user_tensors(p), *name = "";
-    for (size_t i = 0; i < plan->n_words; i += 2) {
-        if (strcmp(plan->words[i], "-ot") != 0)
-            add(w, "%s%s %s", i > 0 ? " " : "", plan->words[i], plan->words[i + 1]);
-        else if (tensors == NULL)
-            add(w, " -ot '%s'", plan->words[i + 1]);
-        else /* the first pattern that matches counts */
-            add(w, " -ot '%s%c%s'", tensors, program_is_bench(p) ? ';' : ',', plan->words[i + 1]);
-    }
-    if (program_value(p, &option_layers, &name) != NULL && name[0] == '-')
-        add(w, " -ngl 99");
-    if (mode != NULL && strcmp(mode, "layer") != 0)
-        add(w, " -sm layer");
-    if (gpu_has_vision(p))
-        add(w, " -mmdev %s", list->others[0].name);
-}
-
-void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *plan)
-{
-    words w = { .n = 0 };
-    if (plan->n_layers != 0 && plan->n_placed == 0 && plan->n_wanted > 0) {
-        hint("free memory of %s: no layer of this model fits into it now", list->others[0].name);
-        return;
-    }
-    add(&w, "weights");
-    add_part(&w, plan);
-    add(&w, " on the GPU%s, the compressed cache in the computer's memory: ", part_reason(plan));
-    add_flags(&w, p, list, plan);
-    if (plan->n_layers == 0 && !plan->keeps_output)
-        add(&w, ", where N is the model's number of layers");
-    if (program_keeps_cache(p))
-        add(&w, ", without -nkvo and LLAMA_ARG_NO_KV_OFFLOAD");
-    hint("%s", w.text);
 }
 
 static void add_names(words *w, const device *devices, size_t n)
@@ -115,57 +61,59 @@ static void report_other_gpus(const program *p, const device_list *list)
 /* Which device holds the weights and which the cache. */
 static void report_placed(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    words w = { .n = 0 }, gpus = { .n = 0 };
+    words gpus = { .n = 0 }, part = { .n = 0 };
+    const char *dropped = gpu_plan_drops_keeping(plan, p)
+                              ? "; -nkvo is left out, because it would take the cache from kvant"
+                              : "";
+    if (plan->n_words == 0)
+        return; /* the user chose the devices */
     for (size_t i = 0; i < plan->n_gpus; i++)
-        if (plan->on[i] > 0 || (i == 0 && plan->n_placed == 0))
+        if (!plan->splits || i == 0 || plan->on[i] > 0)
             add_names(&gpus, &list->others[i], 1);
     if (plan->keeps_output) {
-        add(&w,
-            "weights and the compressed cache in the computer's memory, because -ngl is 0; %s "
-            "computes long batches",
-            gpus.text);
-    } else {
-        add(&w, plan->n_wanted == 0 ? "the output's weights" : "weights");
-        if (plan->n_wanted > 0)
-            add_part(&w, plan);
-        add(&w,
-            " on %s%s, the compressed cache in the computer's memory, where kvant computes "
-            "attention",
-            gpus.text, part_reason(plan));
+        report_line("kvant: ",
+                    "weights and the compressed cache in the computer's memory, because -ngl is "
+                    "0; %s computes long batches%s. With --device " PLUGIN_DEVICE
+                    " the GPU is not used",
+                    gpus.text, dropped);
+        return;
     }
-    if (program_keeps_cache(p))
-        add(&w, "; -nkvo is left out, because it would take the cache from kvant");
-    if (gpu_has_draft(p))
-        add(&w, "; the draft model and its f16 cache on %s", list->others[0].name);
-    report_line("kvant: ", "%s. With --device " PLUGIN_DEVICE " %s", w.text,
-                plan->keeps_output ? "the GPU is not used" : "the weights stay there, too");
+    if (plan->splits)
+        add(&part, " of %u of %u layers", (unsigned)plan->n_placed, (unsigned)plan->n_layers);
+    report_line(
+        "kvant: ",
+        "weights%s on %s%s, the compressed cache in the computer's memory, where kvant "
+        "computes attention%s. With --device " PLUGIN_DEVICE " the weights stay there, too",
+        part.text, gpus.text,
+        plan->n_placed < plan->n_wanted && plan->splits ? " (more do not fit its free memory)" : "",
+        dropped);
 }
 
 void gpu_report_unused(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    const char *given = program_value(p, &option_device, NULL), *mode = gpu_user_mode(p);
+    const char *given = program_value(p, &option_device, NULL);
+    const char *mode = program_value(p, &option_mode, NULL);
     const bool one_gpu = mode != NULL && strcmp(mode, "none") == 0;
     words others = { .n = 0 };
     if (list->n_gpus > 0 && given == NULL && !one_gpu)
         report_other_gpus(p, list);
-    if (plan->adds)
+    if (plan->on_gpu)
         report_placed(p, list, plan);
-    if (plan->adds || !gpu_is_left_out(list) || (given != NULL && !gpu_names_kvant(given)))
+    if (plan->on_gpu || !gpu_is_left_out(list) ||
+        (given != NULL && strcmp(given, PLUGIN_DEVICE) != 0))
         return;
     add_names(&others, list->others, list->n_others);
-    if (given == NULL)
-        complain("exec: weights stay on the CPU: %s. Not used: %s", plan->problem, others.text);
-    else if (strcmp(given, PLUGIN_DEVICE) == 0)
+    if (given == NULL) {
+        complain("exec: weights stay on the CPU, because the plug-in does not keep the caches of "
+                 "the program's GPUs. Not used: %s",
+                 others.text);
+        hint("unset KVANT_GPU if it is 0");
+    } else {
         complain("exec: weights stay on the CPU, because --device " PLUGIN_DEVICE
                  " holds only the cache. Not used: %s",
                  others.text);
-    else if (gpu_user_split(p) == NULL || gpu_user_tensors(p) == NULL)
-        complain("exec: --device %s without -ts and -ot: weights stay on the CPU in layers with "
-                 "kvant's cache, and layers with weights on a GPU keep llama.cpp's cache",
-                 given);
-    else
-        return;
-    gpu_hint_flags(p, list, plan);
+        hint("leave --device and LLAMA_ARG_DEVICE out");
+    }
 }
 
 /* kvant's attention on CUDA's GPUs reads two types, of keys and values alike. */

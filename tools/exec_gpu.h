@@ -5,15 +5,9 @@
 
 #include "exec_offload.h"
 
-/* Whether a value of --device names a device of kvant's. */
-bool gpu_names_kvant(const char *devices);
-
-/* One line on stderr: which device holds weights and which the cache, where the plan adds flags;
- * else where a listed GPU stays unused, and why. */
+/* One line on stderr: which device holds weights and which the cache, where weights are on a
+ * GPU; else where a listed GPU stays unused, and why. */
 void gpu_report_unused(const program *p, const device_list *list, const gpu_plan *plan);
-
-/* One hint on stderr: the flags that leave weights on such a GPU and give the cache to kvant. */
-void gpu_hint_flags(const program *p, const device_list *list, const gpu_plan *plan);
 
 /* One line on stderr: whose attention --accel computes. */
 void gpu_report_accel(const program *p, const device_list *list);

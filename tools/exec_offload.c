@@ -1,8 +1,4 @@
-/* exec_offload.c - see exec_offload.h.
- *
- * The device KVANT holds a cache in the computer's memory and takes no weights. llama.cpp puts a
- * layer's cache where -ts puts the layer, and its weights where -ot says. So -ts gives all layers
- * to KVANT and the output to the GPU, and -ot brings the layers' weights to the GPU. */
+/* exec_offload.c - see exec_offload.h. */
 #define _POSIX_C_SOURCE 200809L
 #include "exec_offload.h"
 
@@ -20,38 +16,21 @@ const program_option option_device = { { "-dev", "--device", NULL }, { "LLAMA_AR
 const program_option option_layers = { { "-ngl", "--gpu-layers", "--n-gpu-layers", NULL },
                                        { "LLAMA_ARG_N_GPU_LAYERS", NULL } };
 const program_option option_model = { { "-m", "--model", NULL }, { "LLAMA_ARG_MODEL", NULL } };
-static const program_option option_split = { { "-ts", "--tensor-split", NULL },
-                                             { "LLAMA_ARG_TENSOR_SPLIT", NULL } };
-static const program_option option_tensors = { { "-ot", "--override-tensor", NULL },
-                                               { "LLAMA_ARG_OVERRIDE_TENSOR", NULL } };
-static const program_option option_mode = { { "-sm", "--split-mode", NULL },
-                                            { "LLAMA_ARG_SPLIT_MODE", NULL } };
-static const program_option option_vision = { { "-mm", "--mmproj", "-mmu", "--mmproj-url", NULL },
-                                              { "LLAMA_ARG_MMPROJ", "LLAMA_ARG_MMPROJ_URL",
-                                                NULL } };
-static const program_option option_vision_device = {
-    { "-mmdev", "--mmproj-device", "--no-mmproj-offload", NULL },
-    { "MTMD_BACKEND_DEVICE", "LLAMA_ARG_MMPROJ_OFFLOAD", NULL }
-};
+static const program_option option_no_offload = { { "-nkvo", "--no-kv-offload", NULL }, { NULL } };
+static const program_option option_vision = { { "-mm", "--mmproj", NULL },
+                                              { "LLAMA_ARG_MMPROJ", NULL } };
 static const program_option option_draft = { { "-md", "--model-draft", "--spec-draft-model", NULL },
                                              { "LLAMA_ARG_SPEC_DRAFT_MODEL",
                                                "LLAMA_ARG_MODEL_DRAFT", NULL } };
-static const program_option option_draft_repository = {
-    { "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", NULL },
-    { "LLAMA_ARG_SPEC_DRAFT_HF_REPO", "LLAMA_ARG_HFD_REPO", NULL }
-};
-static const program_option option_draft_device = {
-    { "-devd", "--device-draft", "--spec-draft-device", NULL }, { NULL }
-};
-static const program_option option_experts = {
-    { "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", NULL },
-    { "LLAMA_ARG_CPU_MOE", "LLAMA_ARG_N_CPU_MOE", NULL }
-};
-static const program_option option_dense = { { "-ncffn", "--n-cpu-ffn", NULL },
-                                             { "LLAMA_ARG_N_CPU_FFN", NULL } };
-static const program_option option_no_offload = { { "-nkvo", "--no-kv-offload", NULL }, { NULL } };
-static const program_option option_bench_fit = {
-    { "-fitt", "--fit-target", "-fitc", "--fit-ctx", NULL }, { NULL }
+/* The user's own choice of where weights are. exec adds no split to it. */
+static const program_option option_places[] = {
+    { { "-ts", "--tensor-split", NULL }, { "LLAMA_ARG_TENSOR_SPLIT", NULL } },
+    { { "-ot", "--override-tensor", NULL }, { "LLAMA_ARG_OVERRIDE_TENSOR", NULL } },
+    { { "-sm", "--split-mode", NULL }, { "LLAMA_ARG_SPLIT_MODE", NULL } },
+    { { "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", NULL },
+      { "LLAMA_ARG_CPU_MOE", "LLAMA_ARG_N_CPU_MOE", NULL } },
+    { { "-ncffn", "--n-cpu-ffn", NULL }, { "LLAMA_ARG_N_CPU_FFN", NULL } },
+    { { "-fitt", "--fit-target", "-fitc", "--fit-ctx", NULL }, { NULL } },
 };
 
 bool gpu_is_left_out(const device_list *list)
@@ -59,68 +38,69 @@ bool gpu_is_left_out(const device_list *list)
     return list->n_gpus == 0 && list->n_others > 0 && (list->has_kvant || !list->has_cuda);
 }
 
-bool gpu_has_vision(const program *p)
+/* The end of a device's name, where its number begins. */
+static size_t name_bytes(const device *d)
 {
-    return program_value(p, &option_vision, NULL) != NULL &&
-           program_value(p, &option_vision_device, NULL) == NULL;
-}
-
-bool gpu_has_draft(const program *p)
-{
-    return (program_value(p, &option_draft, NULL) != NULL ||
-            program_value(p, &option_draft_repository, NULL) != NULL) &&
-           program_value(p, &option_draft_device, NULL) == NULL;
-}
-
-const char *gpu_user_tensors(const program *p)
-{
-    return program_value(p, &option_tensors, NULL);
-}
-
-const char *gpu_user_split(const program *p)
-{
-    return program_value(p, &option_split, NULL);
-}
-
-const char *gpu_user_mode(const program *p)
-{
-    return program_value(p, &option_mode, NULL);
+    size_t n = 0;
+    while (d->name[n] != 0 && !isdigit((unsigned char)d->name[n]))
+        n++;
+    return n;
 }
 
 /* Two back ends can list the same card, as Vulkan0 and as ROCm0. One of them is enough. */
 static size_t count_gpus(const device_list *list)
 {
+    const size_t bytes = name_bytes(&list->others[0]);
     size_t n = 0;
-    while (n < list->n_others) {
-        const char *a = list->others[0].name, *b = list->others[n].name;
-        while (*a == *b && *a != 0 && !isdigit((unsigned char)*a))
-            a++, b++;
-        if ((*a != 0 && !isdigit((unsigned char)*a)) || (*b != 0 && !isdigit((unsigned char)*b)))
-            break;
+    while (n < list->n_others && name_bytes(&list->others[n]) == bytes &&
+           strncmp(list->others[n].name, list->others[0].name, bytes) == 0)
         n++;
-    }
     return n;
 }
 
-/* -ngl counts the output as a layer. */
-static void read_wanted(const program *p, gpu_plan *plan)
+/* Whether a list such as KVANT,Vulkan0 has the name. */
+static bool has_name(const char *devices, const char *name)
+{
+    const size_t n = strlen(name);
+    for (const char *at = devices; at != NULL; at = strpbrk(at, ",/;")) {
+        at += strspn(at, ",/;");
+        if (strncmp(at, name, n) == 0 && strchr(",/;", at[n]) != NULL)
+            return true;
+    }
+    return false;
+}
+
+bool gpu_names_kvant(const char *devices, const device_list *list)
+{
+    bool names = strstr(devices, PLUGIN_DEVICE) != NULL;
+    for (size_t i = 0; i < list->n_others && !names; i++)
+        names = list->others[i].keeps_caches && has_name(devices, list->others[i].name);
+    return names;
+}
+
+static int count_words(const program *p, const program_option *option)
+{
+    int n = 0;
+    for (int i = 1; i < p->argc; i++)
+        n += program_word_is(p->argv[i], option);
+    return n;
+}
+
+/* Reads how many layers are wanted on GPUs. -ngl counts the output as a layer. False for a list of
+ * numbers, for which llama-bench runs several times. */
+static bool read_wanted(const program *p, gpu_plan *plan)
 {
     const char *given = program_value(p, &option_layers, NULL);
     char *end = NULL;
     const unsigned long n = given != NULL ? strtoul(given, &end, 10) : 0;
     plan->n_wanted = plan->n_layers;
-    if (given == NULL || end == given || *end != 0 || given[0] == '-' || n > plan->n_layers)
-        return;
-    plan->keeps_output = n == 0;
-    plan->n_wanted = n > 0 ? (uint32_t)n - 1 : 0;
-}
-
-/* Whether the user says which weights stay on the CPU: what a layer takes of a GPU is not known
- * then, and the user's choice counts. */
-static bool weights_are_chosen(const program *p)
-{
-    return program_value(p, &option_experts, NULL) != NULL ||
-           program_value(p, &option_dense, NULL) != NULL;
+    if (given == NULL || end == given || given[0] == '-')
+        return true;
+    if (*end == 0 && n <= plan->n_layers) {
+        plan->keeps_output = n == 0;
+        plan->n_wanted = n > 0 ? (uint32_t)n - 1 : 0;
+    }
+    return *end == 0 && count_words(p, &option_layers) <= 1;
 }
 
 /* How many layers a GPU's free memory holds. Other models take some bytes of it, and a fifth stays
@@ -135,234 +115,128 @@ static uint32_t room(const device *gpu, uint64_t taken, const gguf_size *model)
     return fits >= model->n_layers ? model->n_layers : fits > 0 ? (uint32_t)fits : 0;
 }
 
-/* Bytes of the vision model and of the draft model where the first GPU holds them. */
+/* Bytes of the vision model and of the draft model, which the first GPU holds. */
 static uint64_t bytes_of_others(const program *p)
 {
-    const char *draft = gpu_has_draft(p) ? program_value(p, &option_draft, NULL) : NULL;
-    const char *vision = gpu_has_vision(p) ? program_value(p, &option_vision, NULL) : NULL;
+    const char *draft = program_value(p, &option_draft, NULL);
+    const char *vision = program_value(p, &option_vision, NULL);
     return (draft != NULL ? gguf_bytes(draft) : 0) + (vision != NULL ? gguf_bytes(vision) : 0);
 }
 
 /* The first GPUs are filled first, so that one is enough where the model fits it. */
-static void place_layers(const program *p, const device_list *list, gpu_plan *plan)
+static void place_layers(const program *p, const device_list *list, const gguf_size *size,
+                         gpu_plan *plan)
 {
-    const char *model = program_value(p, &option_model, NULL);
-    gguf_size size = { .n_layers = 0 };
-    const bool known = model != NULL && gguf_read_size(model, &size);
-    plan->n_gpus = count_gpus(list);
-    plan->n_layers = known ? size.n_layers : 0;
-    read_wanted(p, plan);
     for (size_t i = 0; i < plan->n_gpus && plan->n_placed < plan->n_wanted; i++) {
         const uint32_t left = plan->n_wanted - plan->n_placed;
-        const uint64_t taken = i == 0 ? bytes_of_others(p) : 0;
-        const uint32_t fit = weights_are_chosen(p) ? left : room(&list->others[i], taken, &size);
+        const uint32_t fit = room(&list->others[i], i == 0 ? bytes_of_others(p) : 0, size);
         plan->on[i] = fit < left ? fit : left;
         plan->n_placed += plan->on[i];
     }
 }
 
-/* Always true, so that a search for problems ends with it. */
-__attribute__((format(printf, 2, 3))) static bool refuse(gpu_plan *plan, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(plan->problem, sizeof plan->problem, format, args);
-    va_end(args);
-    return true;
-}
-
-static bool refuse_given(const program *p, const program_option *option, gpu_plan *plan)
-{
-    const char *name = NULL;
-    return program_value(p, option, &name) != NULL && refuse(plan, "%s is given", name);
-}
-
-static int count_words(const program *p, const program_option *option)
-{
-    int n = 0;
-    for (int i = 1; i < p->argc; i++)
-        n += program_word_is(p->argv[i], option);
-    return n;
-}
-
-/* llama-bench runs once for each value of a list, 10,20 or 0-30+10, and of a repeated option. */
-static bool is_list(const program *p, const program_option *option)
-{
-    const char *value = program_value(p, option, NULL);
-    return count_words(p, option) > 1 ||
-           (value != NULL && value[0] != 0 && strpbrk(value + 1, ",-") != NULL);
-}
-
-static bool has_problem_of_bench(const program *p, gpu_plan *plan)
-{
-    if (count_words(p, &option_model) > 1)
-        return refuse(plan, "llama-bench is given several models");
-    if (is_list(p, &option_layers) || is_list(p, &option_no_offload))
-        return refuse(plan, "llama-bench is given several values of %s",
-                      is_list(p, &option_layers) ? "-ngl" : "-nkvo");
-    return refuse_given(p, &option_bench_fit, plan) || refuse_given(p, &option_experts, plan);
-}
-
-/* llama.cpp takes the first pattern that matches a tensor, so the user's must come before ours.
- * They come after ours where another program starts llama.cpp. */
-static bool has_problem_of_weights(const program *p, gpu_plan *plan)
-{
-    return (plan->n_gpus > 1 || p->n_before > 0) &&
-           (refuse_given(p, &option_experts, plan) || refuse_given(p, &option_dense, plan));
-}
-
-static bool has_problem_of_model(const program *p, gpu_plan *plan)
+/* Whether weights of layers stay on the CPU, and how many is known. */
+static bool needs_split(const program *p, const device_list *list, gpu_plan *plan)
 {
     const char *model = program_value(p, &option_model, NULL);
-    if (plan->n_layers > 0 || plan->keeps_output)
+    gguf_size size = { .n_layers = 0 };
+    for (size_t i = 0; i < sizeof option_places / sizeof *option_places; i++)
+        if (program_value(p, &option_places[i], NULL) != NULL)
+            return false;
+    if (model == NULL || !gguf_read_size(model, &size) || count_words(p, &option_model) > 1)
         return false;
-    if (model == NULL)
-        return refuse(plan, "no -m names the model's file, which has the number of its layers");
-    return refuse(plan, "the number of layers cannot be read from %s", model);
+    plan->n_layers = size.n_layers;
+    if (!read_wanted(p, plan))
+        return false;
+    place_layers(p, list, &size, plan);
+    return plan->n_placed < plan->n_layers;
 }
 
-static bool has_problem(const program *p, const device_list *list, gpu_plan *plan)
+__attribute__((format(printf, 3, 4))) static void add(char *text, size_t bytes, const char *format,
+                                                      ...)
 {
-    const char *mode = program_value(p, &option_mode, NULL);
-    if (list->has_cuda)
-        return refuse(plan, "kvant does not work on NVIDIA GPUs here (run make cuda if "
-                            "libkvant_cuda.so is missing, or unset KVANT_GPU=0)");
-    if (refuse_given(p, &option_device, plan) || refuse_given(p, &option_split, plan) ||
-        refuse_given(p, &option_tensors, plan))
-        return true;
-    if (mode != NULL && strcmp(mode, "layer") != 0)
-        return refuse_given(p, &option_mode, plan);
-    if (program_is_bench(p) ? has_problem_of_bench(p, plan) : has_problem_of_weights(p, plan))
-        return true;
-    if (program_keeps_cache(p) && count_words(p, &option_no_offload) == 0)
-        return refuse(plan, "a variable keeps the cache from kvant: unset LLAMA_ARG_KV_OFFLOAD and "
-                            "LLAMA_ARG_NO_KV_OFFLOAD");
-    if (has_problem_of_model(p, plan))
-        return true;
-    return plan->n_wanted > 0 && plan->n_placed == 0 &&
-           refuse(plan, "%s has not enough free memory for them", list->others[0].name);
-}
-
-static void begin(gpu_plan *plan, const char *flag)
-{
-    plan->n_text += plan->n_words > 0; /* the end of the value before */
-    plan->words[plan->n_words++] = program_argument(flag);
-    plan->words[plan->n_words++] = plan->text + plan->n_text;
-}
-
-__attribute__((format(printf, 2, 3))) static void add(gpu_plan *plan, const char *format, ...)
-{
-    const size_t left = sizeof plan->text - plan->n_text;
+    const size_t n = strlen(text);
     va_list args;
     va_start(args, format);
-    const int n = vsnprintf(plan->text + plan->n_text, left, format, args);
+    vsnprintf(text + n, bytes - n, format, args);
     va_end(args);
-    if (n >= 0 && (size_t)n < left - 1)
-        plan->n_text += (size_t)n;
-    else
-        refuse(plan, "the flags are too long");
 }
 
-/* OpenCL's buffers have another name than its device. */
-static const char *buffer_name(const device *gpu)
+static void add_words(gpu_plan *plan, const char *flag, char *value)
 {
-    return strcmp(gpu->name, "GPUOpenCL") == 0 ? "OpenCL" : gpu->name;
+    plan->words[plan->n_words++] = program_argument(flag);
+    plan->words[plan->n_words++] = value;
 }
 
-/* 'blk\.(28|29)\.=Vulkan0', or 'blk\..*=Vulkan0' for all layers. */
-static void add_tensors(gpu_plan *plan, const device_list *list, char separator)
-{
-    uint32_t layer = plan->n_layers - plan->n_placed;
-    bool first = true;
-    for (size_t i = 0; i < plan->n_gpus; i++) {
-        if (plan->n_layers != 0 && plan->on[i] == 0)
-            continue;
-        if (!first)
-            add(plan, "%c", separator);
-        first = false;
-        if (plan->on[i] == plan->n_layers) {
-            add(plan, "blk\\..*=%s", buffer_name(&list->others[i]));
-            return;
-        }
-        for (uint32_t n = 0; n < plan->on[i]; n++)
-            add(plan, "%s%u", n == 0 ? "blk\\.(" : "|", (unsigned)layer++);
-        add(plan, ")\\.=%s", buffer_name(&list->others[i]));
-    }
-}
-
-/* How many of the GPUs are needed; one at least, for the output or for long batches. */
+/* How many of the GPUs get layers; one at least, for the output or for long batches. */
 static size_t used_gpus(const gpu_plan *plan)
 {
     size_t n = 1;
     for (size_t i = 1; i < plan->n_gpus; i++)
-        n = plan->on[i] > 0 ? i + 1 : n;
+        n = !plan->splits || plan->on[i] > 0 ? i + 1 : n;
     return n;
 }
 
-static void add_split(gpu_plan *plan, char between)
+/* Each device's number of layers. llama.cpp gives layers to devices in their order, the output
+ * last. Half a layer more or less keeps the borders off whole layers. */
+static void write_shares(gpu_plan *plan, char between, size_t n)
 {
-    begin(plan, "-ts");
+    const uint32_t first = plan->n_layers - plan->n_placed;
     if (plan->keeps_output)
-        add(plan, "1%c0", between);
-    else if (plan->n_layers == 0)
-        add(plan, "N-0.5%c1.5", between);
+        add(plan->shares, sizeof plan->shares, "1%c0", between);
     else
-        add(plan, "%u.5%c1.5", (unsigned)plan->n_layers - 1, between);
-    for (size_t i = 1; i < used_gpus(plan); i++)
-        add(plan, "%c0", between);
-}
-
-static void make_words(const program *p, const device_list *list, gpu_plan *plan)
-{
-    const char between = program_is_bench(p) ? '/' : ',';
-    const bool places = plan->n_placed > 0 || (plan->n_layers == 0 && !plan->keeps_output);
-    begin(plan, "--device");
-    add(plan, PLUGIN_DEVICE);
-    for (size_t i = 0; i < used_gpus(plan); i++)
-        add(plan, "%c%s", between, list->others[i].name);
-    add_split(plan, between);
-    if (places) {
-        begin(plan, "-ot");
-        add_tensors(plan, list, program_is_bench(p) ? ';' : ',');
-    }
-    /* The main model's -ts does not suit a draft model, which has fewer layers. */
-    if (gpu_has_draft(p)) {
-        begin(plan, "-devd");
-        add(plan, "%s", list->others[0].name);
-    }
-    /* A word -ngl gets its value in gpu_plan_word(). */
-    if (program_value(p, &option_layers, NULL) != NULL && count_words(p, &option_layers) == 0) {
-        begin(plan, "-ngl");
-        add(plan, "99");
-    }
+        add(plan->shares, sizeof plan->shares, "%u.5", (unsigned)first - 1);
+    for (size_t i = 0; i < n && !plan->keeps_output; i++)
+        add(plan->shares, sizeof plan->shares, "%c%u%s", between,
+            (unsigned)plan->on[i] + (i + 1 == n), i + 1 == n ? ".5" : "");
 }
 
 void gpu_plan_make(const program *p, const device_list *list, gpu_plan *plan)
 {
-    *plan = (gpu_plan){ .adds = false };
-    if (!gpu_is_left_out(list))
+    static char all[] = "99";
+    const char *given = program_value(p, &option_device, NULL);
+    const char between = program_is_bench(p) ? '/' : ',';
+    *plan = (gpu_plan){ .on_gpu = false };
+    if (!gpu_is_left_out(list) || !list->others[0].keeps_caches)
         return;
-    place_layers(p, list, plan);
-    const bool found = has_problem(p, list, plan);
-    make_words(p, list, plan);
-    plan->adds = !found && plan->problem[0] == 0;
+    plan->n_gpus = count_gpus(list);
+    plan->on_gpu = given == NULL || !has_name(given, PLUGIN_DEVICE);
+    if (given != NULL)
+        return;
+    plan->splits = needs_split(p, list, plan);
+    const size_t n = used_gpus(plan);
+    if (plan->splits)
+        add(plan->devices, sizeof plan->devices, PLUGIN_DEVICE);
+    for (size_t i = 0; i < n; i++)
+        add(plan->devices, sizeof plan->devices, "%.*s%s", i > 0 || plan->splits, &between,
+            list->others[i].name);
+    add_words(plan, "--device", plan->devices);
+    if (!plan->splits)
+        return;
+    write_shares(plan, between, n);
+    add_words(plan, "-ts", plan->shares);
+    if (count_words(p, &option_layers) == 0) /* a word -ngl gets its value in gpu_plan_word() */
+        add_words(plan, "-ngl", all);
 }
 
 char *gpu_plan_word(const gpu_plan *plan, const program *p, int i)
 {
     static char all[] = "99", no[] = "0";
     const char *before = i > 0 ? p->argv[i - 1] : "";
-    if (!plan->adds)
-        return p->argv[i];
-    if (program_word_is(before, &option_layers))
+    if (plan->splits && program_word_is(before, &option_layers))
         return all;
+    if (!plan->on_gpu)
+        return p->argv[i];
     if (program_is_bench(p)) /* its -nkvo has a value */
-        return program_word_is(before, &option_no_offload) ? no : p->argv[i];
+        return program_word_is(before, &option_no_offload) && strchr(p->argv[i], ',') == NULL
+                   ? no
+                   : p->argv[i];
     return i > 0 && program_word_is(p->argv[i], &option_no_offload) ? NULL : p->argv[i];
 }
 
-bool gpu_plan_set_variables(const gpu_plan *plan, const program *p, const device_list *list)
+bool gpu_plan_drops_keeping(const gpu_plan *plan, const program *p)
 {
-    return !plan->adds || !gpu_has_vision(p) ||
-           setenv(option_vision_device.variables[0], list->others[0].name, 1) == 0;
+    return plan->on_gpu && program_keeps_cache(p) && count_words(p, &option_no_offload) > 0 &&
+           (!program_is_bench(p) ||
+            strchr(program_value(p, &option_no_offload, NULL), ',') == NULL);
 }

@@ -6,6 +6,7 @@
  * accepts the label. */
 #include "offload.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "buffer.h"
@@ -20,9 +21,10 @@
 
 struct offload {
     abi_device *device;
-    abi_device_iface inner;  /* the device's own functions */
-    abi_buft *inner_buft;    /* the device's own buffer type */
+    abi_device_iface inner; /* the device's own functions */
+    abi_buft *inner_buft;   /* the device's own buffer type */
     abi_any_buft buft, label;
+    char description[160];
     void *(*get_proc_address)(abi_reg *reg, const char *name); /* of the device's registry */
 };
 
@@ -83,13 +85,13 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
 {
     struct offload *o = of_buft(buft);
     size_t plain;
-    abi_buffer *cache =
-        kvp_buffer_alloc((abi_buft *)&o->label, kvp_requests_cache(), size, &plain);
+    abi_buffer *cache = kvp_buffer_alloc((abi_buft *)&o->label, kvp_requests_cache(), size, &plain);
 
     if (plain == 0)
         return cache;
-    return kvp_api.api == 2 ? ((abi_buft_2 *)o->inner_buft)->iface.alloc_buffer(o->inner_buft, plain)
-                            : ((abi_buft_3 *)o->inner_buft)->iface.alloc_buffer(o->inner_buft, plain);
+    return kvp_api.api == 2
+               ? ((abi_buft_2 *)o->inner_buft)->iface.alloc_buffer(o->inner_buft, plain)
+               : ((abi_buft_3 *)o->inner_buft)->iface.alloc_buffer(o->inner_buft, plain);
 }
 
 static void derive_buft(struct offload *o)
@@ -116,6 +118,11 @@ static abi_buft *device_get_buffer_type(abi_device *device)
     return (abi_buft *)&of_device(device)->buft;
 }
 
+static const char *device_get_description(abi_device *device)
+{
+    return of_device(device)->description;
+}
+
 static const char *id_of(abi_device *device, const abi_device_props *props)
 {
     return props->device_id != NULL ? props->device_id : device->iface.get_name(device);
@@ -125,6 +132,7 @@ static const char *id_of(abi_device *device, const abi_device_props *props)
 static void device_get_props(abi_device *device, abi_device_props *props)
 {
     of_device(device)->inner.get_props(device, props);
+    props->description = of_device(device)->description;
     props->device_id = id_of(device, props);
 }
 
@@ -168,8 +176,13 @@ static void take_over(struct offload *o, abi_device *device)
     o->device = device;
     o->inner = device->iface;
     o->inner_buft = device->iface.get_buffer_type(device);
+    /* `kvant exec` reads it in the program's list of devices */
+    snprintf(o->description, sizeof(o->description), "%s [kvant%s]",
+             device->iface.get_description(device),
+             device->iface.get_type(device) == ABI_DEVICE_IGPU ? ", integrated" : "");
     derive_buft(o);
     n_offloads++;
+    device->iface.get_description = device_get_description;
     device->iface.get_buffer_type = device_get_buffer_type;
     device->iface.get_props = device_get_props;
     device->iface.init_backend = device_init_backend;

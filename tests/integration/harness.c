@@ -64,35 +64,15 @@ bool harness_has_vulkan(void)
     return getenv("KVANT_TEST_VULKAN") != NULL;
 }
 
-/* Places weights as the flags of `kvant exec` do: all layers, and so their caches, belong to KVANT.
- * Vulkan0 has the output and the layers' weights. */
-static void place_weights(struct llama_model_params *params, float *split,
-                          struct llama_model_tensor_buft_override *weights)
-{
-    const int n_layers = llama_model_n_layer(models[0]);
-
-    split[0] = (float)n_layers - 0.5F;
-    split[1] = 1.5F;
-    weights->pattern = "blk\\..*";
-    weights->buft = ggml_backend_dev_buffer_type(ggml_backend_dev_by_name("Vulkan0"));
-    params->tensor_split = split;
-    params->tensor_buft_overrides = weights;
-}
-
 /* Loads a model on one device or two. */
 static struct llama_model *load_model(const char *path, ggml_backend_dev_t device,
                                       ggml_backend_dev_t other, bool planned)
 {
     struct llama_model_params params = llama_model_default_params();
-    struct llama_model_tensor_buft_override weights[2] = { { NULL, NULL } };
-    float split[128] = { 0 };
     ggml_backend_dev_t devices[3] = { device, other, NULL };
 
-    assert_true(llama_max_devices() <= sizeof(split) / sizeof(*split));
     params.devices = devices;
     params.n_gpu_layers = 99;
-    if (harness_has_vulkan() && other != NULL)
-        place_weights(&params, split, weights);
     params.no_alloc = planned;
     if (other != NULL && getenv("KVANT_TEST_SPLIT") != NULL)
         params.split_mode = LLAMA_SPLIT_MODE_TENSOR;
@@ -156,10 +136,14 @@ int harness_load_plugin(void **state)
     return plugin != NULL ? 0 : -1;
 }
 
+static ggml_backend_dev_t first_device(void)
+{
+    return harness_has_vulkan() ? ggml_backend_dev_by_name("Vulkan0")
+                                : ggml_backend_reg_dev_get(plugin, 0);
+}
+
 static ggml_backend_dev_t second_gpu(void)
 {
-    if (harness_has_vulkan())
-        return ggml_backend_dev_by_name("Vulkan0");
     return harness_gpus() > 1 ? ggml_backend_reg_dev_get(plugin, 1) : NULL;
 }
 
@@ -168,7 +152,7 @@ int harness_load_models(const char *path)
     harness_stop(NULL);
     snprintf(models_path, sizeof(models_path), "%s", path);
     models[0] = load_model(path, NULL, NULL, false);
-    models[1] = load_model(path, ggml_backend_reg_dev_get(plugin, 0), second_gpu(), false);
+    models[1] = load_model(path, first_device(), second_gpu(), false);
     return models[0] != NULL && models[1] != NULL ? 0 : -1;
 }
 
@@ -276,7 +260,7 @@ void harness_plan(const harness_options *options)
 {
     struct llama_model *own = models[1];
 
-    models[1] = load_model(models_path, ggml_backend_reg_dev_get(plugin, 0), second_gpu(), true);
+    models[1] = load_model(models_path, first_device(), second_gpu(), true);
     assert_non_null(models[1]);
     llama_free(harness_context(options));
     llama_model_free(models[1]);
