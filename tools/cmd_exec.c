@@ -70,9 +70,9 @@ static const arg_spec spec = {
              "get variables only:\n"
              "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
              "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
-             "OLLAMA_FLASH_ATTENTION, unless these are set. With a GPU that is not CUDA's, llama* "
+             "OLLAMA_FLASH_ATTENTION, unless these are set. With GPUs that are not CUDA's, llama* "
              "get\n"
-             "--device GPU instead, and -ts where weights of layers stay on the CPU.",
+             "the GPUs' names instead of KVANT.",
     ARG_OPTIONS(options),
     .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the "
              "program opens\n"
@@ -260,8 +260,8 @@ static needed_flag *needed_flags(const program *p, bool accel, const device_list
 }
 
 /* Whether a flag must not be added. The plan already names the devices, and llama.cpp finds how
- * many layers fit them. Where no layer's cache would be kvant's, the device KVANT alone would only
- * keep the weights from a GPU. */
+ * many layers fit them. The device KVANT alone would keep the weights from a GPU, which is of no use
+ * if no layer's cache becomes kvant's. */
 static bool is_useless(const needed_flag *flag, const program *p, const device_list *list,
                        const gpu_plan *plan)
 {

@@ -37,14 +37,13 @@ abi_buffer *kvp_buffer_around(abi_buft *buft, const kvp_remote *remote, abi_buff
 /* Makes a further label of the same memory, for the caches of another device, and adds it. */
 void kvp_buft_label(abi_any_buft *label);
 
-/* Notes that ggml asked for a tensor's size, and returns the bytes that the tensor takes in the
- * computer's memory. 0: the tensor is not a cache's, or stays uncompressed. plain: as for
- * kvp_requests_note. */
+/* Notes that ggml asked for a tensor's size. Returns the bytes that a compressed cache tensor takes
+ * in the computer's memory, and 0 for all other tensors. plain: as for kvp_requests_note. */
 size_t kvp_buffer_request(const abi_tensor *tensor, size_t plain);
 
-/* Makes a buffer with the label `of` for the noted tensors, if they are a cache; cache: its bytes.
- * Else returns NULL, and *plain is the number of bytes that the caller has to allocate; other: the
- * bytes that ggml asks for. NULL with 0 bytes fails, after a message. */
+/* Makes a buffer for the noted tensors if they are a compressed cache. `of` is its label and `cache`
+ * its bytes. For other tensors it returns NULL, and the caller has to allocate *plain bytes; `other`
+ * are the bytes that ggml asked for. NULL with 0 bytes is a failure, after a message. */
 abi_buffer *kvp_buffer_alloc(abi_buft *of, size_t cache, size_t other, size_t *plain);
 
 /* Bytes to allocate for a cache tensor. When the tensor cannot be served, it is a size for which

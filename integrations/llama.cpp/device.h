@@ -23,8 +23,8 @@ void kvp_device_hide_behind(const char *id, int32_t type);
 /* For ggml_backend_set_n_threads, which llama.cpp looks up by name. */
 void kvp_backend_set_n_threads(abi_backend *backend, int n_threads);
 
-/* What KVANT's back end does, for back ends of other devices whose caches are in the computer's
- * memory (offload.h). `kvp_compute_create_for_cache` begins a llama.cpp context; NULL after a
+/* KVANT's back end without its table, for other devices whose caches are in the computer's memory
+ * (offload.h). `kvp_compute_create_for_cache` begins a llama.cpp context; NULL after a
  * message. `kvp_compute_cache_graph` computes nodes that touch such caches; all their other tensors
  * are in the computer's memory, too. `kvp_cache_supports` answers the scheduler for such a node. */
 kvp_compute *kvp_compute_create_for_cache(void);

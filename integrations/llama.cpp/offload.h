@@ -1,6 +1,6 @@
 /* offload.h - GPUs for which kvant has no kernels: Vulkan's, ROCm's, SYCL's and others.
  *
- * Such a GPU's own device keeps its name and its memory, and its own back end keeps the weights and
+ * The GPU's own device keeps its name and its memory, and its own back end has the weights and
  * computes. kvant replaces a few functions in the device's table. From then on, caches that
  * llama.cpp wants on the device are kvant's, in the computer's memory, and kvant computes the
  * operations on them on the CPU. So llama.cpp's options for the device work as without kvant.

@@ -16,8 +16,8 @@
  *                         comparisons
  *   KVANT_ACCEL           1: the device KVANT_ACCEL, which keeps             default 0
  *                         llama.cpp's own cache
- *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1; 0 with a
- *                         a CUDA back end                                    ggml before 0.21
+ *   KVANT_GPU             0: only the device KVANT has kvant's caches, in    default 1; 0 for
+ *                         the computer's memory                              CUDA before ggml 0.21
  *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is  default auto
  *                         llama.cpp's own f16 while it fits into the memory
  *                         that the compressed cache takes

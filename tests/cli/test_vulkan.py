@@ -1,4 +1,4 @@
-"""kvant exec with a llama.cpp that has Vulkan: weights on Vulkan0, all caches compressed.
+"""A llama.cpp that has Vulkan, with kvant exec and without: weights on Vulkan0, caches compressed.
 
 KVANT_VULKAN is a folder of llama.cpp's programs and libraries with Vulkan. The folder of
 `fetch.py vulkan` has a driver, too: Mesa's lavapipe computes on the CPU and stands for a GPU.
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unittest
 
-from testing import MODEL, run
+from testing import MODEL, PLUGIN, run
 
 FOLDER = pathlib.Path(os.environ.get("KVANT_VULKAN", ""))
 RUNTIME = FOLDER / "bin" if (FOLDER / "bin").is_dir() else FOLDER
@@ -116,10 +116,28 @@ class Vulkan(unittest.TestCase):
             self.assertEqual(set(sizes(said, "KV")), {"KVANT"})
             self.assertEqual(sizes(said, "model").get("Vulkan0", 0) > 6, on_gpu)
 
+    def test_without_exec_and_without_flags(self):
+        """The plug-in's path is enough. llama.cpp leaves out the device KVANT, and turns flash
+        attention on. With fewer layers on the GPU, the other layers keep llama.cpp's cache.
+        """
+        said = stock("llama-bench", *self.bench("llama"), GGML_BACKEND_PATH=PLUGIN).stderr
+        self.assertIn(" 4 of 4 layers", said)
+        self.assertNotIn("using device KVANT", said)
+        self.assertIn("Flash Attention enabled", said)
+        self.assertIn("splits = 2,", said)
+        self.assertEqual(set(sizes(said, "KV")), {"KVANT"})
+        self.assertGreater(sizes(said, "model")["Vulkan0"], 6)
+        words = self.bench("llama", "-ngl", "3", "-fa", "1")
+        said = stock("llama-bench", *words, GGML_BACKEND_PATH=PLUGIN).stderr
+        self.assertIn("warning: only 2 of 4 layers have a compressed cache", said)
+        self.assertEqual(set(sizes(said, "KV")), {"KVANT", "CPU"})
+        said = stock("llama-bench", *words, GGML_BACKEND_PATH=PLUGIN, KVANT_GPU="0").stderr
+        self.assertIn("using device KVANT", said)
+
     def test_splits_and_bytes_of_a_token(self):
-        """With -nkvo, llama.cpp copies its whole cache to the GPU. The plug-in gets a token's rows
-        and gives one row back. The program llama-bench has no option for a longer context, so -d
-        fills it.
+        """With -nkvo, llama.cpp copies its whole cache to the GPU. With kvant the scheduler sees no
+        other device, and hands only a token's inputs to the GPU. The program llama-bench has no
+        option for a longer context, so -d fills it.
         """
         handed = []
         for depth in ("0", "300"):
@@ -128,27 +146,37 @@ class Vulkan(unittest.TestCase):
             ours = splits(self.exec("llama-bench", *words, **debug).stderr)
             theirs = splits(stock("llama-bench", *words, "-nkvo", "1", "-fa", "1", **debug).stderr)
             self.assertGreater(len(theirs), 4)
-            self.assertLessEqual(len(ours), len(theirs))
+            self.assertEqual([device for device, _, _ in ours], ["CPU", "Vulkan0"])
             self.assertFalse([inputs for _, _, inputs in ours if "cache_" in inputs])
             self.assertTrue([inputs for _, _, inputs in theirs if "cache_k" in inputs])
             handed.append([sum(n for _, n, _ in graph) for graph in (ours, theirs)])
         self.assertLess(abs(handed[1][0] - handed[0][0]), 16 * 1024)  # only the mask of the cells
         self.assertGreater(handed[1][1], 1.8 * handed[0][1])  # 512 cells, not 256
 
-    def test_layers_of_the_model_are_counted(self):
-        """Without exec: the fourth layer's cache is llama.cpp's own, and the line says so."""
-        said = self.exec("llama-bench", *self.bench("llama", "-dev", "KVANT/Vulkan0", "-ts", "3/2"))
-        self.assertIn(" 3 of 4 layers", said.stderr)
-        self.assertIn("warning: only 3 of 4 layers have a compressed cache", said.stderr)
+    def test_two_gpus(self):
+        """Both names stand for the same driver. Each has its layers, and KVANT all caches."""
+        said = self.exec(
+            "llama-bench", *self.bench("llama", "-ts", "1/1"), GGML_VK_VISIBLE_DEVICES="0,0"
+        ).stderr
+        self.assertIn(" 4 of 4 layers", said)
+        for name in ("Vulkan0", "Vulkan1"):
+            self.assertGreater(sizes(said, "model")[name], 2)
+        self.assertEqual(set(sizes(said, "KV")), {"KVANT"})
 
     @unittest.skipUnless(MODEL, "needs a model")
     def test_the_model_answers(self):
-        """The driver compiles shaders for half a minute."""
-        words = "-no-cnv -n 2 --temp 0 -c 256 -v -p".split()
+        """The driver compiles shaders for half a minute. --fit counts no cache on the GPU, where
+        llama.cpp's own cache would take 180 MiB.
+        """
+        words = "-no-cnv -n 2 --temp 0 -c 8192 -v -p".split()
         done = self.exec("llama-completion", "-m", MODEL, *words, "The capital of France is")
         self.assertIn(" Paris", done.stdout)
         self.assertIn(" 30 of 30 layers", done.stderr)
         self.assertGreater(sizes(done.stderr, "model")["Vulkan0"], 90)
+        self.assertIn("successfully fit params to free device memory", done.stderr)
+        planned = re.search(r"Vulkan0 \(.*= +(\d+) \+ +(\d+) \+ +(\d+)\)", done.stderr)
+        self.assertGreater(int(planned[1]), 90)
+        self.assertEqual(int(planned[2]), 0)
 
 
 if __name__ == "__main__":

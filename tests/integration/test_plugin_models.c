@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L /* unsetenv */
 /* test_plugin_models.c - models whose caches are not plain, on the CPU and on the mock of a GPU:
  * sliding windows, a softcap, sinks, recurrent state, keys without values (tiny_models.py). Logits
  * may differ from llama.cpp's f16 cache as much as with llama.cpp's own cache of as many bits. */
@@ -314,6 +315,60 @@ static void bad_rows_of_latents(void **state)
 }
 
 /* An argument names the tests to run. */
+/* Logits of single tokens behind a prompt. A second context decodes each token first. */
+static float *logits_beside(const harness_options *options, const harness_options *other)
+{
+    struct llama_context *context = harness_context(options),
+                         *second = other != NULL ? harness_context(other) : NULL;
+    const size_t n = harness_n_vocab();
+    float *logits = malloc(n_logits() * sizeof(*logits));
+
+    for (int i = -1; i < N_STEPS; i++) {
+        const int pos = i < 0 ? 0 : N_PROMPT + i;
+        if (second != NULL)
+            decode(second, i < 0 ? N_PROMPT : 1, pos, 0);
+        decode(context, i < 0 ? N_PROMPT : 1, pos, 0);
+        if (i >= 0)
+            memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, -1), n * sizeof(*logits));
+    }
+    llama_free(context);
+    if (second != NULL)
+        llama_free(second);
+    return logits;
+}
+
+/* The same codecs have the same errors, wherever the weights are. The GPU rounds other sums than
+ * the CPU, which moves a code only where a number lies between two codes. So the logits of both
+ * differ by less than each differs from logits without compression. */
+static void weights_on_a_gpu_or_on_the_cpu(void **state)
+{
+    const harness_options plain = { .n_ctx = 512, .n_seq = 1 };
+    const harness_options ours = { .n_ctx = 512, .n_seq = 1, .spec = "int-4" };
+    const harness_options other = { .n_ctx = 512, .n_seq = 1, .spec = "int-8" };
+    float *gpu, *beside, *cpu, *stock;
+    double moved, error;
+
+    (void)state;
+    if (!harness_has_vulkan())
+        skip();
+    harness_load_tiny("llama");
+    stock = logits_beside(&plain, NULL);
+    gpu = logits_beside(&ours, NULL);
+    beside = logits_beside(&ours, &other);
+    assert_memory_equal(gpu, beside, n_logits() * sizeof(*gpu));
+    unsetenv("KVANT_TEST_VULKAN"); /* from now on the device is KVANT */
+    harness_load_tiny("llama");
+    cpu = logits_beside(&ours, NULL);
+    moved = harness_rms_difference(gpu, cpu, n_logits());
+    error = harness_rms_difference(cpu, stock, n_logits());
+    print_message("GPU and CPU differ by %.6f, from f16 by %.6f\n", moved, error);
+    assert_true(error > 0 && moved < 0.5 * error);
+    free(stock);
+    free(gpu);
+    free(beside);
+    free(cpu);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -326,6 +381,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(latents),
         cmocka_unit_test(latents_of_several_sequences_in_one_batch),
         cmocka_unit_test(bad_rows_of_latents),
+        cmocka_unit_test(weights_on_a_gpu_or_on_the_cpu),
     };
 
     choose_cases(argc, argv);
