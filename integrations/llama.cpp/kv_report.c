@@ -77,7 +77,7 @@ void kvp_layers_report(struct kvp_layers *layers)
     if (layers->n_here < n && layers->kinds.n_states == 0)
         kvp_error(
             "warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's "
-            "own: set -ngl 99 and only --device KVANT, or -ts so that KVANT has all layers",
+            "own: set -ngl 99, or start the program by kvant exec with -m model.gguf",
             layers->n_here, n, n - layers->n_here);
 }
 

@@ -22,6 +22,11 @@
  * row of nodes is cut. */
 #define MAX_NODES 8
 
+/* Memory that is 8 times as large as a copy and this together goes back to the system. So a long
+ * prompt's mask keeps no megabytes while single tokens follow. With a smaller number, the memory of
+ * a token's rows would be allocated again and again. */
+#define KEPT_COPY ((size_t)128 << 10)
+
 /* Host memory for the copy of a tensor. */
 struct copy {
     const abi_tensor *of;
@@ -96,7 +101,7 @@ static struct copy *new_copy(struct copies *copies, const abi_tensor *of, size_t
         copies->most = most;
     }
     copy = &copies->at[copies->n];
-    if (copy->at == NULL || copy->bytes < bytes) {
+    if (copy->at == NULL || copy->bytes < bytes || copy->bytes / 8 > bytes + KEPT_COPY) {
         free(copy->at);
         copy->at = malloc(bytes > 0 ? bytes : 1);
         copy->bytes = copy->at != NULL ? bytes : 0;
