@@ -83,8 +83,8 @@ class Vulkan(unittest.TestCase):
         subprocess.run([sys.executable, "-B", tiny, cls.folder], check=True)
 
     def exec(self, program, *words, options=(), **more):
-        done = run("exec", *options, "--", RUNTIME / program, *words, timeout=1500,
-                   **variables(), **more)  # fmt: skip
+        given = {**variables(), **more}
+        done = run("exec", *options, "--", RUNTIME / program, *words, timeout=1500, **given)
         self.assertEqual(done.returncode, OK, done.stderr)
         return done
 

@@ -205,6 +205,7 @@ static void constants_match(void **state)
     assert_int_equal(ABI_STATUS_SUCCESS, GGML_STATUS_SUCCESS);
     assert_int_equal(ABI_DEVICE_CPU, GGML_BACKEND_DEVICE_TYPE_CPU);
     assert_int_equal(ABI_DEVICE_GPU, GGML_BACKEND_DEVICE_TYPE_GPU);
+    assert_int_equal(ABI_DEVICE_IGPU, GGML_BACKEND_DEVICE_TYPE_IGPU);
     assert_int_equal(ABI_DEVICE_ACCEL, GGML_BACKEND_DEVICE_TYPE_ACCEL);
     /* the public header's numbers are equal to ggml's */
     assert_int_equal(KVANT_BLOCK_F32, GGML_TYPE_F32);

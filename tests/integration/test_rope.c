@@ -295,13 +295,14 @@ static void positions_of_the_batch(void **state)
     kvant_tensor *tensor = new_tensor("int-8:transform=first", &codec);
     kvp_kv kv = { .shape.role = KVANT_ROLE_K, .head_dim = DIM, .tensor = tensor };
     const int32_t beyond = MOST_POSITION + 1;
+    const kvp_compute compute = { .n_threads = 1 };
     graph g = build(&v);
 
     (void)state;
-    assert_memory_equal(kvp_rope_positions(&kv, (const abi_tensor *)g.rows), positions,
+    assert_memory_equal(kvp_rope_positions(&compute, &kv, (const abi_tensor *)g.rows), positions,
                         sizeof(positions));
     ggml_backend_tensor_set(g.positions, &beyond, 4, sizeof(beyond));
-    assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows));
+    assert_null(kvp_rope_positions(&compute, &kv, (const abi_tensor *)g.rows));
     assert_true(kv.roped);
     release(&g);
     delete_tensor(tensor, codec);
@@ -311,7 +312,7 @@ static void positions_of_the_batch(void **state)
                    .tensor = tensor = new_tensor("int-8", &codec) };
     g = build(&v);
     /* the positions would be of no use */
-    assert_null(kvp_rope_positions(&kv, (const abi_tensor *)g.rows));
+    assert_null(kvp_rope_positions(&compute, &kv, (const abi_tensor *)g.rows));
     release(&g);
     delete_tensor(tensor, codec);
 }
