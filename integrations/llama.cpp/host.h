@@ -1,7 +1,7 @@
 /* host.h - what the plug-in needs of an operating system: the libraries of its process, reserved
- * memory, the machine's memory, files and threads. host_linux.c has these functions for Linux;
- * another system is another file with the same functions. No other file of the plug-in includes a
- * header of a system or asks which system it is (tests/docs/test_os.py). */
+ * memory, the machine's memory, files and threads. host_linux.c and host_linux_imports.c have these
+ * functions for Linux; another system has other files with the same functions. No other file of the
+ * plug-in includes a header of a system or asks which system it is (tests/docs/test_os.py). */
 #ifndef KVP_HOST_H
 #define KVP_HOST_H
 
@@ -17,6 +17,22 @@ void *kvp_host_library_of(const void *code); /* that holds this address; NULL: u
 void *kvp_host_open_library(const char *file);
 void kvp_host_close_library(void *library);
 void *kvp_host_symbol(void *library, const char *name);
+
+/* A function that modules of the process import from a library, and the function that takes its
+ * place. */
+typedef struct kvp_import {
+    const char *name;
+    void *ours;
+    void *theirs; /* the library's; NULL: no module imports it */
+} kvp_import;
+
+/* `kvp_host_find_imports` fills in `theirs`. False with a reason when modules import different
+ * functions by one name, or import one in a way that cannot be replaced. `kvp_host_replace_imports`
+ * makes all modules that are loaded now call ours. False when the memory cannot be written; then
+ * nothing has changed. The library itself goes on calling its own functions, and so do modules that
+ * look a function up by its name. */
+bool kvp_host_find_imports(kvp_import *imports, size_t n, const char **why);
+bool kvp_host_replace_imports(kvp_import *imports, size_t n);
 
 /* The file of the NVIDIA driver's library. */
 #define KVP_HOST_CUDA_DRIVER "libcuda.so.1"
@@ -45,6 +61,14 @@ void kvp_host_memory(size_t *available, size_t *total);
 bool kvp_host_is_file(const char *path);
 FILE *kvp_host_open(const char *path); /* to read; a program that is started does not inherit it */
 uint64_t kvp_host_file_bytes(FILE *file);
+
+/* `kvp_host_create` begins a file that shall take the place of `path`, under another name, which it
+ * writes to `name`. A file of that name that a killed process left is overwritten. NULL when it
+ * cannot be created, or when another process writes it. `kvp_host_finish` flushes it, gives it its
+ * place in one step, and closes it; if `keep` is false or a write failed, it removes it. False
+ * unless the file is in its place. A path that is no regular file is written in place. */
+FILE *kvp_host_create(const char *path, char *name, size_t n);
+bool kvp_host_finish(FILE *file, const char *path, const char *name, bool keep);
 
 /* A text that differs when the file has changed: its size and its time of change. */
 void kvp_host_file_state(const char *path, char *text, size_t n);

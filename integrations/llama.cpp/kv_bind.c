@@ -15,6 +15,7 @@
 #include "buffer_requests.h"
 #include "kv_layers.h"
 #include "kv_steps.h"
+#include "llama_states.h"
 #include "log.h"
 
 /* More layers than any model has. A larger number in a tensor's name is refused before it
@@ -294,6 +295,7 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
         return NULL;
     }
     kv->settings = &kv->layers->settings;
+    kvp_states_count(kv->settings->saves_codes ? 1 : 0);
     if (layers_join(kv->layers, shape))
         return kv;
     kvp_kv_free(kv);
@@ -311,6 +313,7 @@ void kvp_kv_free(kvp_kv *kv)
 {
     if (kv == NULL)
         return;
+    kvp_states_count(kv->settings->saves_codes ? -1 : 0);
     if (kv->cells != NULL)
         kv->remote->destroy(kv);
     kvant_tensor_free(&kv->tensor);

@@ -15,6 +15,7 @@
 #include "ggml_api.h"
 #include "host.h"
 #include "kv_store.h"
+#include "llama_states.h"
 #include "log.h"
 #include "trace.h"
 
@@ -400,7 +401,7 @@ bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 
     if (!in_range(kv, "read", offset, size))
         return false;
-    if (read_codes(kv, offset, size, out))
+    if (read_codes(kv, offset, size, out) || kvp_saving_measures())
         return true;
     status = translate(kv, offset, size, &bytes);
     if (status != KVANT_OK)

@@ -14,6 +14,7 @@
 #include "device.h"
 #include "ggml_api.h"
 #include "kv_fill.h"
+#include "llama_states.h"
 #include "log.h"
 #include "offload.h"
 #include "settings.h"
@@ -105,6 +106,19 @@ static void load_other_backend(void)
                   path, kvp_api.version);
 }
 
+/* Takes llama.cpp's functions for states over, so that programs see the size of states of codes. */
+static void serve_states(bool saves_codes)
+{
+    const char *why = kvp_states_serve();
+
+    if (why == NULL)
+        return;
+    if (saves_codes)
+        kvp_error("warning: saved states keep the length of f16 rows, with zeros in it: %s", why);
+    else
+        kvp_note("states of codes would keep the length of f16 rows: %s", why);
+}
+
 /* NULL after a message with the reason. */
 static abi_reg *set_up(const void *caller)
 {
@@ -128,6 +142,8 @@ static abi_reg *set_up(const void *caller)
     kvp_log_set(settings.verbose, settings.quiet);
     kvp_trace_open();
     kvp_ggml_report();
+    if (!kvp_settings_leave_states())
+        serve_states(settings.saves_codes);
     kvant_scheme_get_info(settings.scheme, &info);
     if (info.settings != NULL)
         kvp_note("codecs of KVANT_CONFIG");

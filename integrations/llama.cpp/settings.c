@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "host.h"
+#include "llama_states.h"
 #include "log.h"
 #include "mla.h"
 
@@ -293,12 +294,20 @@ static bool read_exact(uint64_t *exact, char *err, size_t errlen)
 static bool read_states(bool *codes, char *err, size_t errlen)
 {
     const char *text = given("KVANT_STATES");
+    const bool is_auto = text != NULL && strcmp(text, "auto") == 0;
 
-    *codes = text != NULL && strcmp(text, "codes") == 0;
-    if (text == NULL || *codes || strcmp(text, "f16") == 0)
+    *codes = is_auto ? kvp_states_are_served() : text != NULL && strcmp(text, "codes") == 0;
+    if (text == NULL || is_auto || *codes || strcmp(text, "rows") == 0)
         return true;
-    snprintf(err, errlen, "KVANT_STATES=%s is neither codes nor f16", text);
+    snprintf(err, errlen, "KVANT_STATES=%s is none of auto, codes and rows", text);
     return false;
+}
+
+bool kvp_settings_leave_states(void)
+{
+    const char *text = given("KVANT_STATES");
+
+    return text != NULL && strcmp(text, "rows") == 0;
 }
 
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)

@@ -21,8 +21,10 @@
  *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is  default auto
  *                         llama.cpp's own f16 while it fits into the memory
  *                         that the compressed cache takes
- *   KVANT_STATES          codes: saved states hold codes and transforms      default f16
- *                         (state.h); f16: decoded rows
+ *   KVANT_STATES          codes: saved states hold codes and transforms      default: decoded
+ *                         (state.h); auto: where they are packed, too        rows, and codes can
+ *                         (llama_states.h); rows: decoded rows, and          be restored
+ *                         llama.cpp's functions are left alone
  *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
  *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1
  *   KVANT_STRICT_GGML     1: only with a ggml that all tests run with        default 0
@@ -66,6 +68,9 @@ typedef struct kvp_settings {
 /* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:
  * the variable, the fault and the valid values. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
+
+/* Whether llama.cpp's functions for states are left alone: KVANT_STATES=rows. */
+bool kvp_settings_leave_states(void);
 
 /* For a context whose model is loaded: loads the calibration next to the model file, if the preset
  * has none. */

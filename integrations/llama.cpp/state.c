@@ -9,6 +9,7 @@
 #include "host.h"
 #include "kv_store.h"
 #include "kv_tensor.h"
+#include "llama_states.h"
 #include "state_format.h"
 
 /* The places of the rows of a run of cells. The lists have room for a block and a run per cell. */
@@ -114,6 +115,18 @@ static void write_lists(const layout *l, size_t record, uint8_t *out)
     memcpy(out, &header, sizeof(header));
 }
 
+static bool write_run(const kvp_kv *kv, const layout *l, size_t record, size_t room, uint8_t *out)
+{
+    const size_t lists = list_bytes(l);
+
+    if (kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, out + lists, record) !=
+        KVANT_OK)
+        return false;
+    write_lists(l, record, out);
+    kvp_host_clear_foreign(out + lists + record, room - lists - record);
+    return true;
+}
+
 bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
 {
     const size_t room = n * kvp_kv_row_bytes(kv);
@@ -125,14 +138,11 @@ bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
         return false;
     done = find_rows(kv, cell, n, &l) &&
            kvant_tensor_record_size(kv->tensor, l.blocks, l.n_blocks, &record) == KVANT_OK &&
-           list_bytes(&l) + record < room &&
-           kvant_tensor_export_record(kv->tensor, l.blocks, l.n_blocks,
-                                      (uint8_t *)out + list_bytes(&l), record) == KVANT_OK;
-    if (done) {
-        write_lists(&l, record, out);
-        kvp_host_clear_foreign((uint8_t *)out + list_bytes(&l) + record,
-                               room - list_bytes(&l) - record);
-    }
+           list_bytes(&l) + record < room;
+    if (done && !kvp_saving_measures())
+        done = write_run(kv, &l, record, room, out);
+    if (done)
+        kvp_saving_note(out, list_bytes(&l) + record, room);
     layout_free(&l);
     return done;
 }
@@ -373,7 +383,8 @@ static void lose(kvp_kv *kv, const int64_t *cells, size_t n, const char *why)
 
     for (size_t i = 0; i < n; i++)
         kvp_invalid_set(&kv->invalid, (size_t)cells[i], 1, true);
-    kvp_invalid_report(&refusal);
+    if (!kvp_restoring_refuse(why))
+        kvp_invalid_report(&refusal);
 }
 
 static kvant_status restore_rows(restored *r)

@@ -1,5 +1,5 @@
-/* state_format.h - the head of saved rows that are codes (format.md, "Saved states"). state.c
- * writes and reads such rows; `kvant state` finds them in files. */
+/* state_format.h - the heads of saved rows that are codes, and of packed states (format.md, "Saved
+ * states"). state.c and pack.c write and read them; `kvant state` finds them in files. */
 #ifndef KVP_STATE_FORMAT_H
 #define KVP_STATE_FORMAT_H
 
@@ -35,6 +35,35 @@ typedef struct kvp_state_run {
     uint16_t zero;
 } kvp_state_run;
 _Static_assert(sizeof(kvp_state_run) == 8, "format.md");
+
+/* A packed state: this header, the runs, tokens, zeros up to a multiple of 8 bytes, and llama.cpp's
+ * state without the zeros of its runs. llama.cpp takes the magic for none of its own. */
+#define KVP_PACK_MAGIC "\xffKVPACK1"
+
+typedef struct kvp_pack_header {
+    char magic[KVP_STATE_MAGIC_BYTES];
+    uint64_t bytes;   /* of the whole packed state */
+    uint64_t nominal; /* of llama.cpp's state */
+    uint64_t check;   /* of all bytes, with 0 here */
+    uint32_t n_runs, n_tokens;
+    uint32_t all; /* 1: the state of all sequences; 0: of one */
+    uint32_t zero;
+} kvp_pack_header;
+_Static_assert(sizeof(kvp_pack_header) == 48, "format.md");
+
+/* `room` bytes of llama.cpp's state, of which the first `kept` ones are a head, lists and a record,
+ * and the others are zeros. */
+typedef struct kvp_pack_run {
+    uint64_t at, kept, room;
+} kvp_pack_run;
+_Static_assert(sizeof(kvp_pack_run) == 24, "format.md");
+
+/* Bytes of the header, the runs and the tokens. */
+static inline uint64_t kvp_pack_head_bytes(uint32_t n_runs, uint32_t n_tokens)
+{
+    return sizeof(kvp_pack_header) + (uint64_t)n_runs * sizeof(kvp_pack_run) +
+           ((uint64_t)n_tokens + 1) / 2 * 8;
+}
 
 /* Bytes of a header and of its lists. */
 static inline uint64_t kvp_state_list_bytes(uint32_t n_blocks, uint32_t n_runs)

@@ -1,6 +1,7 @@
 /* test_plugin_saved_codes.c - states whose rows are codes (KVANT_STATES=codes): exact restores into
- * any cells, memory, and states that are damaged or belong elsewhere. test_plugin_state.c has
- * states of fp16 rows. */
+ * any cells, memory, and states that are damaged or belong elsewhere. llama.cpp's functions are left
+ * alone, so states have their nominal size; test_plugin_packed.c has packed states, and
+ * test_plugin_state.c states of fp16 rows. */
 #define _GNU_SOURCE /* mincore, memmem */
 
 #include <setjmp.h>
@@ -13,97 +14,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "harness.h"
+#include "saved_fixture.h"
 
 #include "../../integrations/llama.cpp/state_format.h"
 
-enum { N_PROMPT = 450, N_SINGLE = 70, N_NEXT = 16, N_OTHER = 90, MOST = 2048 };
-
-static llama_token tokens[MOST];
-
 static int start(void **state)
 {
-    const int result = harness_start(state);
+    int result;
 
+    setenv("KVANT_STATES", "rows", 1); /* llama.cpp's functions are left alone */
+    result = harness_start(state);
     if (result == 0)
         harness_tokens(tokens, MOST);
     setenv("KVANT_STATES", "codes", 1);
     return result;
-}
-
-static size_t logits_bytes(void)
-{
-    return N_NEXT * harness_n_vocab() * sizeof(float);
-}
-
-/* Logits of N_NEXT tokens after the n tokens that the sequence holds; the caller frees them. */
-static float *continue_from(struct llama_context *context, int n, llama_seq_id seq)
-{
-    float *logits = malloc(logits_bytes());
-
-    assert_non_null(logits);
-    harness_decode(context, tokens + n, N_NEXT, n, seq, true);
-    memcpy(logits, llama_get_logits(context), logits_bytes());
-    return logits;
-}
-
-/* A context with n tokens in sequence 0. The last ones of many come one by one, so that rows leave
- * the exact part as they do when a model answers. */
-static struct llama_context *prompted(const harness_options *options, int n)
-{
-    struct llama_context *context = harness_context(options);
-    const int one_by_one = n > 300 ? n - N_SINGLE : n;
-
-    harness_decode(context, tokens, one_by_one, 0, 0, false);
-    for (int i = one_by_one; i < n; i++)
-        harness_decode(context, tokens + i, 1, i, 0, false);
-    return context;
-}
-
-/* Memory that is not malloc's, so that mincore() tells which of its pages take memory. */
-typedef struct saved {
-    uint8_t *data;
-    size_t size, room;
-} saved;
-
-static saved save(struct llama_context *context, llama_seq_id seq)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    saved s = { .size = llama_state_seq_get_size(context, seq) };
-
-    s.room = (s.size + page - 1) / page * page;
-    s.data = mmap(NULL, s.room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_true(s.data != MAP_FAILED);
-    memset(s.data, 1, s.room); /* as a std::vector does, and nothing of it may stay */
-    assert_int_equal(llama_state_seq_get_data(context, s.data, s.size, seq), s.size);
-    return s;
-}
-
-static size_t resident(const saved *s)
-{
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), n = s->room / page;
-    unsigned char *state = malloc(n);
-    size_t bytes = 0;
-
-    assert_non_null(state);
-    assert_int_equal(mincore(s->data, s->room, state), 0);
-    for (size_t i = 0; i < n; i++)
-        bytes += (state[i] & 1u) * page;
-    free(state);
-    return bytes;
-}
-
-static void drop(saved *s)
-{
-    munmap(s->data, s->room);
-}
-
-static size_t restore(struct llama_context *context, const saved *s, llama_seq_id seq)
-{
-    return llama_state_seq_set_data(context, s->data, s->size, seq);
 }
 
 /* Codes of rows with and without matrices, codes of groups of rows, and the default preset with its
@@ -422,7 +348,7 @@ static void restoring_needs_no_setting(void **state)
     codes = save(context, 0);
     original = continue_from(context, N_PROMPT, 0);
     llama_free(context);
-    setenv("KVANT_STATES", "f16", 1);
+    setenv("KVANT_STATES", "rows", 1);
     context = harness_context(&compressed);
     assert_int_equal(restore(context, &codes, 0), codes.size);
     restored = continue_from(context, N_PROMPT, 0);
