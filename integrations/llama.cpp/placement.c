@@ -293,17 +293,12 @@ static bool are_distinct(const uint32_t *at, uint32_t n)
     return true;
 }
 
-bool kvp_placement_restore(kvp_placement *p, const kvp_restored *rows, size_t n,
+/* Places the rows in new blocks. */
+static bool place_restored(kvp_placement *p, const kvp_restored *rows, size_t n,
                            const uint32_t *index, uint32_t n_blocks, uint32_t *at)
 {
     uint32_t sequence;
 
-    for (size_t i = 0; i < n; i++)
-        if (rows[i].cell < 0 || rows[i].cell >= p->n_cells || rows[i].block >= n_blocks)
-            return false;
-    memset(at, 0xff, n_blocks * sizeof(*at));
-    if (lie_alike(p, rows, n, at) && are_distinct(at, n_blocks))
-        return true;
     if (some_are_placed(p, rows, n))
         return false;
     for (size_t i = 0; i < n; i++)
@@ -318,6 +313,23 @@ bool kvp_placement_restore(kvp_placement *p, const kvp_restored *rows, size_t n,
             *block = (uint32_t)start_block(p, sequence, index[rows[i].block]) / KVP_BLOCK;
         enter(p, rows[i].cell, (int32_t)(*block * KVP_BLOCK + rows[i].slot));
     }
+    return true;
+}
+
+/* Rows that lie as they were saved enter their slots once more. The token that comes next follows
+ * the row that was entered last. */
+bool kvp_placement_restore(kvp_placement *p, const kvp_restored *rows, size_t n,
+                           const uint32_t *index, uint32_t n_blocks, uint32_t *at)
+{
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].cell < 0 || rows[i].cell >= p->n_cells || rows[i].block >= n_blocks)
+            return false;
+    memset(at, 0xff, n_blocks * sizeof(*at));
+    if (lie_alike(p, rows, n, at) && are_distinct(at, n_blocks))
+        for (size_t i = 0; i < n; i++)
+            enter(p, rows[i].cell, p->slot_of[rows[i].cell]);
+    else if (!place_restored(p, rows, n, index, n_blocks, at))
+        return false;
     p->n_batch = 0;
     p->restored = rows[n - 1].cell;
     return true;

@@ -154,6 +154,31 @@ static void restored_logits_have_the_same_bits(void **state)
     }
 }
 
+/* A server with one slot keeps the state of a prompt in memory while it answers another one. The
+ * other prompt has taken the prompt's first cells, some of them, or more cells. */
+static void a_slot_gets_its_prompt_back(void **state)
+{
+    static const int n_other[] = { 1, 3, 130, 500 };
+
+    (void)state;
+    for (size_t i = 0; i < N_SPECS; i++) {
+        const harness_options one = { .spec = specs[i], .n_ctx = 1024 };
+        struct llama_context *context = prompted(&one, N_PROMPT);
+        saved s = save(context, 0);
+        float *original = continue_from(context, N_PROMPT, 0);
+
+        for (size_t k = 0; k < sizeof(n_other) / sizeof(n_other[0]); k++) {
+            assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+            harness_decode(context, tokens + 700, n_other[k], 0, 0, false);
+            assert_int_equal(restore(context, &s, 0), s.size);
+            assert_continues(context, 0, original);
+        }
+        llama_free(context);
+        drop(&s);
+        free(original);
+    }
+}
+
 static size_t cache_bytes(void)
 {
     void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_memory");
@@ -449,6 +474,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_logits_have_the_same_bits),
+        cmocka_unit_test(a_slot_gets_its_prompt_back),
         cmocka_unit_test(states_are_as_small_as_caches),
         cmocka_unit_test(room_for_the_nominal_state_gets_it),
         cmocka_unit_test(states_of_llama_cpp_are_restored),

@@ -295,6 +295,31 @@ static void restored_blocks_keep_their_form(void **state)
     kvp_placement_free(p);
 }
 
+/* A token follows the last restored row, also when the rows had their slots already and another
+ * prompt has used one of the cells since. */
+static void tokens_follow_restored_rows(void **state)
+{
+    static const uint32_t index[] = { 0, 1 };
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    kvp_restored rows[100];
+    uint32_t at[2];
+    int64_t cell, slot;
+    cache c;
+
+    (void)state;
+    start(&c);
+    write_run(&c, p, 0, 100);
+    for (uint32_t t = 0; t < 100; t++)
+        rows[t] = (kvp_restored){ c.cell_of[0][t], t / 64, t % 64 };
+    cell = c.cell_of[0][0];
+    assert_true(kvp_placement_write(p, &cell, 1, NULL, &slot));
+    assert_true(kvp_placement_restore(p, rows, 100, index, 2, at));
+    write_run(&c, p, 0, 5);
+    for (uint32_t t = 100; t < 105; t++)
+        assert_int_equal(kvp_placement_slot(p, (uint32_t)c.cell_of[0][t]), at[1] * 64 + t % 64);
+    kvp_placement_free(p);
+}
+
 /* More blocks than are free: the cells have no slots, and get some like any rows. */
 static void too_many_restored_blocks_are_refused(void **state)
 {
@@ -356,6 +381,7 @@ int main(void)
         cmocka_unit_test(shared_beginnings),
         cmocka_unit_test(restored_rows_are_one_sequence),
         cmocka_unit_test(restored_blocks_keep_their_form),
+        cmocka_unit_test(tokens_follow_restored_rows),
         cmocka_unit_test(too_many_restored_blocks_are_refused),
         cmocka_unit_test(every_cell_always_has_a_slot),
     };
