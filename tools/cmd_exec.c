@@ -448,6 +448,13 @@ static bool keep_other_backend(const char *plugin)
            setenv(PLUGIN_ENV_BACKEND, other, 1) == 0;
 }
 
+/* Lets the plug-in save states as codes where no other llama.cpp can take them for its own rows. It
+ * prints a line then. A user's choice stays. */
+static bool choose_states(const exec_options *o)
+{
+    return o->accel || setenv(PLUGIN_ENV_STATES, "auto", 0) == 0;
+}
+
 /* Sets the variables that load the plug-in and say how much it prints. 0 or an exit code. */
 static int set_plugin(const exec_options *o)
 {
@@ -455,7 +462,7 @@ static int set_plugin(const exec_options *o)
     if (!plugin_path(path, sizeof path) || !plugin_limit_spinning())
         return EXIT_RUNTIME;
     if (keep_other_backend(path) && setenv("GGML_BACKEND_PATH", path, 1) == 0 &&
-        (o->accel || unsetenv(PLUGIN_ACCEL) == 0) &&
+        (o->accel || unsetenv(PLUGIN_ACCEL) == 0) && choose_states(o) &&
         (!o->verbose || setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0) &&
         (!o->quiet || setenv(PLUGIN_ENV_QUIET, "1", 1) == 0))
         return 0;

@@ -1,6 +1,6 @@
-/* cmd_state.c - `kvant state info`: what files of saved states hold. It finds the rows that are
- * codes by their heads, wherever llama.cpp put them, and checks their checksums. It does not
- * decode rows, which need the model's codecs. */
+/* cmd_state.c - `kvant state info`: what files of saved states hold, packed ones and others. It
+ * finds the rows that are codes by their heads, wherever llama.cpp put them, and checks their
+ * checksums. It does not decode rows, which need the model's codecs. */
 #define _POSIX_C_SOURCE 200809L
 #include "args.h"
 #include "command.h"
@@ -21,15 +21,17 @@ static const arg_spec spec = {
     .about =
         "Shows what llama.cpp's files of saved states (slots, sessions) hold: rows that are codes "
         "of\n"
-        "kvant, saved with KVANT_STATES=codes, and zeros. Ends with 1 if codes are damaged or a "
-        "file\n"
-        "is not a state.",
-    .notes = "Zeros take no space after `fallocate --dig-holes FILE`; llama.cpp reads the file as "
+        "kvant, and zeros. Ends with 1 if codes are damaged or a file is not a state.",
+    .notes = "A packed state has no zeros; only a llama.cpp with kvant reads it. In other states "
+             "zeros\n"
+             "take no space after `fallocate --dig-holes FILE`, and llama.cpp reads them as "
              "before.",
 };
 
-/* A state of one sequence begins with this number, a version and the number of tokens. */
+/* A state begins with one of these numbers, a version and the number of tokens. */
 #define STATE_MAGIC 0x67677371u /* "ggsq" (LLAMA_STATE_SEQ_MAGIC) */
+
+#define SESSION_MAGIC 0x6767736eu /* "ggsn" (LLAMA_SESSION_MAGIC): of all sequences */
 
 /* A file system frees zeros in blocks of this size. */
 #define DISK_BLOCK 4096u /* of ext4, xfs and btrfs */
@@ -98,20 +100,66 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
+/* What the begin of a file says. */
+typedef struct beginning {
+    uint32_t n_tokens;
+    bool known, packed, sound, all;
+    uint64_t nominal;
+} beginning;
+
+static beginning read_packed(const uint8_t *data, size_t size)
+{
+    kvp_pack_header header = { .bytes = 0 };
+    beginning b = { .known = true, .packed = true };
+    uint64_t check;
+    if (size < sizeof header)
+        return b;
+    memcpy(&header, data, sizeof header);
+    check = header.check;
+    header.check = 0;
+    b.n_tokens = header.n_tokens;
+    b.nominal = header.nominal;
+    b.all = header.all != 0;
+    b.sound =
+        header.bytes == size &&
+        check == kvp_fnv1a(kvp_fnv1a_words(kvp_fnv1a_words(KVP_FNV_START, &header, sizeof header),
+                                           data + sizeof header, (size - sizeof header) / 8 * 8),
+                           data + size / 8 * 8, size % 8);
+    return b;
+}
+
+static beginning read_beginning(const uint8_t *data, size_t size)
+{
+    uint32_t head[3];
+    if (memcmp(data, KVP_PACK_MAGIC, KVP_STATE_MAGIC_BYTES) == 0)
+        return read_packed(data, size);
+    memcpy(head, data, sizeof head);
+    return (beginning){ .known = head[0] == STATE_MAGIC || head[0] == SESSION_MAGIC,
+                        .sound = true,
+                        .n_tokens = head[2],
+                        .all = head[0] == SESSION_MAGIC,
+                        .nominal = size };
+}
+
 static int show(const char *path, const struct stat *info, const uint8_t *data)
 {
     const size_t size = (size_t)info->st_size;
-    uint32_t head[3];
+    const beginning b = read_beginning(data, size);
     contents c = { 0 };
-    memcpy(head, data, sizeof head);
-    if (head[0] != STATE_MAGIC)
-        complain("%s: not a state of a sequence that llama.cpp saved", path);
-    if (head[0] != STATE_MAGIC)
+    if (!b.known)
+        complain("%s: not a state that llama.cpp saved", path);
+    else if (!b.sound)
+        complain("%s: the packed state is damaged or cut short; llama.cpp with kvant refuses it, "
+                 "so delete the file",
+                 path);
+    if (!b.sound || !b.known)
         return EXIT_RUNTIME;
     find_runs(data, size, &c);
     count_zeros(data, size, &c);
-    printf("%s: %u tokens, %.2f MiB, %.2f MiB on disk\n", path, head[2], mib(size),
-           mib((uint64_t)info->st_blocks * 512));
+    printf("%s: %u tokens%s, %.2f MiB, %.2f MiB on disk\n", path, b.n_tokens,
+           b.all ? ", all sequences" : "", mib(size), mib((uint64_t)info->st_blocks * 512));
+    if (b.packed)
+        printf("  packed %.2f MiB of llama.cpp's\n", mib(b.nominal));
     printf("  codes  %.2f MiB in %llu runs of %llu rows\n", mib(c.code_bytes),
            (unsigned long long)c.n_runs, (unsigned long long)c.n_cells);
     printf("  zeros  %.2f MiB\n", mib(c.zero_bytes));
@@ -131,7 +179,7 @@ static int inspect(const char *path)
     if (file < 0 || fstat(file, &info) != 0) {
         complain("%s: %s", path, strerror(errno));
     } else if (!S_ISREG(info.st_mode) || info.st_size < 12) {
-        complain("%s: not a state of a sequence that llama.cpp saved", path);
+        complain("%s: not a state that llama.cpp saved", path);
     } else {
         void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
         if (data == MAP_FAILED)

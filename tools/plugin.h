@@ -19,7 +19,8 @@
 #define PLUGIN_ENV_CPU "KVANT_CPU"
 #define PLUGIN_ENV_QUIET "KVANT_QUIET"
 #define PLUGIN_ENV_VERBOSE "KVANT_VERBOSE"
-#define PLUGIN_ENV_WATCH "KVANT_WATCH" /* set by exec: the socket that the plug-in reports to */
+#define PLUGIN_ENV_STATES "KVANT_STATES" /* what saved states hold */
+#define PLUGIN_ENV_WATCH "KVANT_WATCH"   /* set by exec: the socket that the plug-in reports to */
 #define PLUGIN_ENV_BACKEND "KVANT_BACKEND_PATH" /* a back end that the plug-in loads first */
 #define PLUGIN_ENV_PATH "KVANT_PLUGIN"          /* overrides where the plug-in is looked for */
 

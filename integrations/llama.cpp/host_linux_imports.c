@@ -45,9 +45,9 @@ typedef struct search {
 /* The tables of a module that relocations need. */
 typedef struct module {
     const struct dl_phdr_info *info;
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *strings;
-    const ElfW(Rela) *relocations[2];
+    const ElfW(Rela) * relocations[2];
     size_t bytes[2];
     uintptr_t protected_first, protected_end;
 } module;
@@ -58,7 +58,7 @@ static const void *address_of(const struct dl_phdr_info *info, uintptr_t at)
     return (const void *)(at < info->dlpi_addr ? info->dlpi_addr + at : at);
 }
 
-static void read_dynamic(module *m, const ElfW(Dyn) *entry)
+static void read_dynamic(module *m, const ElfW(Dyn) * entry)
 {
     for (; entry->d_tag != DT_NULL; entry++) {
         const void *at = address_of(m->info, entry->d_un.d_ptr);
@@ -95,7 +95,7 @@ static bool read_module(module *m, const struct dl_phdr_info *info)
     return m->symbols != NULL && m->strings != NULL;
 }
 
-static void add_place(search *s, const module *m, const ElfW(Rela) *r, size_t import)
+static void add_place(search *s, const module *m, const ElfW(Rela) * r, size_t import)
 {
     const uintptr_t at = m->info->dlpi_addr + r->r_offset;
     const size_t room = s->room > 0 ? 2 * s->room : 16;

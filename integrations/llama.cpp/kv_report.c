@@ -1,5 +1,6 @@
 /* kv_report.c - the line at a context's start: the size of the cache, how long it is f16, and the
  * layers that are not compressed. The file kv_bind.c owns the state that it prints. */
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "kv_layers.h"
@@ -47,6 +48,17 @@ static void describe_in_place(const struct kvp_layers *layers, char *text, size_
                  KVP_CELLS_PADDING);
 }
 
+/* Says once per process that states hold codes, if the user did not ask for them. */
+static void report_states(const struct kvp_layers *layers)
+{
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+
+    if (layers->settings.chose_codes && !layers->on_gpu && !layers->latents &&
+        !atomic_flag_test_and_set(&said))
+        kvp_info("saved states are as small as the cache, and only kvant reads them; "
+                 "KVANT_STATES=rows saves f16 rows");
+}
+
 /* Prints the line. llama.cpp may give the first or the last layers to another device, where their
  * caches stay uncompressed. */
 void kvp_layers_report(struct kvp_layers *layers)
@@ -70,6 +82,7 @@ void kvp_layers_report(struct kvp_layers *layers)
              layers->n_here < n ? layers->n_here : n, n, full->bytes / mib,
              (unsigned long long)full->cells, 2 * (full->numbers[0] + full->numbers[1]) / mib,
              learning, in_place, layers->latents ? latents : layers->settings.remark);
+    report_states(layers);
     if (layers->rotated)
         kvp_info("the GPU rotates by Hadamard matrices instead of rotate=dense, because head_dim "
                  "is not a power of two: the codecs of the preset differ from the codecs on a CPU");

@@ -401,10 +401,7 @@ static void *address_of(function *code)
     return address;
 }
 
-#define TAKEN(which)                                                                               \
-    {                                                                                              \
-        .name = "llama_state_" #which, .ours = address_of((function *)which)                       \
-    }
+#define TAKEN(which) { .name = "llama_state_" #which, .ours = address_of((function *)which) }
 
 /* Finds llama.cpp's functions in its library. False when some are missing, or when the library
  * works with another ggml than the one that loaded the plug-in. */

@@ -291,13 +291,14 @@ static bool read_exact(uint64_t *exact, char *err, size_t errlen)
     return false;
 }
 
-static bool read_states(bool *codes, char *err, size_t errlen)
+static bool read_states(kvp_settings *settings, char *err, size_t errlen)
 {
     const char *text = given("KVANT_STATES");
     const bool is_auto = text != NULL && strcmp(text, "auto") == 0;
 
-    *codes = is_auto ? kvp_states_are_served() : text != NULL && strcmp(text, "codes") == 0;
-    if (text == NULL || is_auto || *codes || strcmp(text, "rows") == 0)
+    settings->chose_codes = is_auto && kvp_states_are_served();
+    settings->saves_codes = settings->chose_codes || (text != NULL && strcmp(text, "codes") == 0);
+    if (text == NULL || is_auto || settings->saves_codes || strcmp(text, "rows") == 0)
         return true;
     snprintf(err, errlen, "KVANT_STATES=%s is none of auto, codes and rows", text);
     return false;
@@ -315,18 +316,19 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     kvant_scheme_params params;
     uint64_t head_dim, exact, verbose, quiet;
     kvant_status status;
-    bool codes;
+    kvp_settings states;
 
     if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_exact(&exact, err, errlen) || !read_states(&codes, err, errlen) ||
+        !read_exact(&exact, err, errlen) || !read_states(&states, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
     *settings = (kvp_settings){ .head_dim = (uint32_t)head_dim,
                                 .exact = (uint32_t)exact,
                                 .wants_exact = given("KVANT_EXACT") != NULL && exact > 0,
-                                .saves_codes = codes,
+                                .saves_codes = states.saves_codes,
+                                .chose_codes = states.chose_codes,
                                 .verbose = verbose != 0,
                                 .quiet = quiet != 0 };
     status = get_scheme(&params, &settings->scheme);

@@ -60,6 +60,7 @@ typedef struct kvp_settings {
     uint32_t exact;
     bool wants_exact; /* the user set KVANT_EXACT, and not to 0 */
     bool saves_codes; /* states hold codes */
+    bool chose_codes; /* the user did not choose them, KVANT_STATES=auto did */
     bool verbose, quiet;
     char label[160];                  /* the user's choice: a preset, specs or a settings file */
     char remark[KVP_MODEL_PATH + 64]; /* for a preset: whether it is calibrated; otherwise "" */

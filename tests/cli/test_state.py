@@ -80,11 +80,43 @@ class State(unittest.TestCase):
             self.assertEqual(self.info(self.state(one)[:length]).returncode, RUNTIME, length)
         self.assertEqual(self.info(self.state(one)[: 15 + size]).returncode, OK)
 
+    def packed(self, all_sequences=0):
+        """A packed state of 9 tokens, with a run of 20 rows."""
+        one, size = run_of_codes(20, 100000)
+        plain = b"\1\2\3" + one
+        body = struct.pack("<QQQ", 3, size, len(one)) + bytes(40) + plain[: 3 + size]
+        counts = struct.pack("<IIII", 1, 9, all_sequences, 0)
+        parts = b"\xffKVPACK1" + struct.pack("<QQ", 48 + len(body), len(plain))
+        whole = parts + bytes(8) + counts + body
+        state = fnv1a(whole[: len(whole) // 8 * 8], 8)
+        for byte in whole[len(whole) // 8 * 8 :]:
+            state = (state ^ byte) * PRIME & MASK
+        return parts + struct.pack("<Q", state) + counts + body, size
+
+    def test_packed_states_are_shown(self):
+        for all_sequences in (0, 1):
+            data, size = self.packed(all_sequences)
+            done = self.info(data)
+            self.assertEqual((done.returncode, done.stderr), (OK, ""))
+            which = ", all sequences" if all_sequences else ""
+            self.assertIn(f"{self.path}: 9 tokens{which}, 0.00 MiB", done.stdout)
+            self.assertIn("packed 0.10 MiB of llama.cpp's", done.stdout)
+            self.assertIn("in 1 runs of 20 rows", done.stdout)
+
+    def test_damaged_packed_states_are_refused(self):
+        data, _ = self.packed()
+        for at in range(8, len(data), 5):
+            done = self.info(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+            self.assertEqual(done.returncode, RUNTIME, at)
+            self.assertIn("the packed state is damaged or cut short", done.stderr)
+        for length in (12, 47, 48, len(data) - 1):
+            self.assertEqual(self.info(data[:length]).returncode, RUNTIME, length)
+
     def test_other_files_are_refused(self):
         for data in (b"", b"ggsq", b"GGUF" + bytes(100)):
             done = self.info(data)
             self.assertEqual(done.returncode, RUNTIME)
-            self.assertIn(f"kvant: {self.path}: not a state of a sequence", done.stderr)
+            self.assertIn(f"kvant: {self.path}: not a state that llama.cpp saved", done.stderr)
         self.assertEqual(run("state", "info", "/nowhere/slot.bin").returncode, RUNTIME)
         self.assertEqual(run("state", "info", self.folder.name).returncode, RUNTIME)
 
