@@ -112,8 +112,8 @@ static void serve_states(bool saves_codes)
     const char *why = kvp_states_serve();
 
     if (why == NULL)
-        return;
-    if (saves_codes)
+        kvp_note("serves llama.cpp's functions for saved states");
+    else if (saves_codes)
         kvp_error("warning: saved states keep the length of f16 rows, with zeros in it: %s", why);
     else
         kvp_note("states of codes would keep the length of f16 rows: %s", why);

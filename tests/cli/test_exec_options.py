@@ -53,6 +53,11 @@ class Exec(unittest.TestCase):
         env = self.environment(OMP_WAIT_POLICY="active")
         self.assertEqual((env["OMP_WAIT_POLICY"], env.get("GOMP_SPINCOUNT")), ("active", None))
 
+    def test_saved_states_are_chosen_unless_told_otherwise(self):
+        self.assertEqual(self.environment()["KVANT_STATES"], "auto")
+        self.assertEqual(self.environment(KVANT_STATES="rows")["KVANT_STATES"], "rows")
+        self.assertNotIn("KVANT_STATES", self.environment("--accel"))
+
     def test_one_spec_is_for_both(self):
         env = self.environment("-k", "int-8")
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))
