@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Sizes and times of saved states: a llama-server saves the slot of a prompt to a file and restores
+it, with llama.cpp's own caches and with kvant's.
+
+    saved_states.py KVANT SERVER MODEL TEXT [--tokens N] [--repeats N] [--json]
+
+KVANT is the command, SERVER a llama-server whose ggml is a shared library, TEXT a file whose
+beginning is the prompt. The times are the server's own. `bytes` is the length of the file, which is
+also the size that --cache-ram counts, except for the number of bytes that a file's tokens take."""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+
+from llama_server import Server
+
+# name, options of kvant exec (None: llama.cpp's own cache), options of the server, KVANT_STATES
+CACHES = [
+    ("f16", None, [], ""),
+    ("q8_0", None, ["-ctk", "q8_0", "-ctv", "q8_0"], ""),
+    ("q4_0", None, ["-ctk", "q4_0", "-ctv", "q4_0"], ""),
+    ("quality", ["--preset", "quality"], [], "auto"),
+    ("balanced", ["--preset", "balanced"], [], "rows"),
+    ("balanced", ["--preset", "balanced"], [], "auto"),
+    ("small", ["--preset", "small"], [], "auto"),
+]
+
+
+def action(server, what, repeats):
+    """The server's last answer, and the median of its times in milliseconds."""
+    times = []
+    for _ in range(repeats):
+        status, answer = server.request("POST", f"/slots/0?action={what}", {"filename": "slot"})
+        if status != 200:
+            raise SystemExit(f"{what}: {answer}")
+        times.append(answer["timings"][f"{what}_ms"])
+    return answer, statistics.median(times)
+
+
+def measure(cache, options, folder, log):
+    name, kvant, flags, states = cache
+    command = [options.server, "-m", options.model, "-c", str(options.tokens + 256), "-np", "1"]
+    command += ["-fa", "on", "-t", "2", "--slot-save-path", f"{folder}/", "--cache-ram", "0", *flags]
+    if kvant is not None:
+        command = [options.kvant, "exec", *kvant, "--", *command]
+    environment = dict(os.environ, **({"KVANT_STATES": states} if states else {}))
+    text = pathlib.Path(options.text).read_text(encoding="utf-8", errors="replace")
+    with Server(command, log, environment) as server:
+        server.wait()
+        _, answer = server.request("POST", "/tokenize", {"content": text[: 8 * options.tokens]})
+        prompt = {"prompt": answer["tokens"][: options.tokens], "n_predict": 1}
+        status, answer = server.request("POST", "/completion", prompt)
+        if status != 200:
+            raise SystemExit(f"{name}: {answer}")
+        saved, save_ms = action(server, "save", options.repeats)
+        _, restore_ms = action(server, "restore", options.repeats)
+    return {
+        "cache": name,
+        "states": states,
+        "tokens": saved["n_saved"],
+        "bytes": saved["n_written"],
+        "save_ms": round(save_ms, 1),
+        "restore_ms": round(restore_ms, 1),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("kvant", "server", "model", "text"):
+        parser.add_argument(name)
+    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w") as log:
+        rows = [measure(cache, options, folder, log) for cache in CACHES]
+    print(json.dumps(rows) if options.json else "\n".join(map(str, rows)))
+
+
+if __name__ == "__main__":
+    main()
