@@ -100,7 +100,7 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-/* What the begin of a file says. */
+/* The facts at the begin of a file. */
 typedef struct beginning {
     uint32_t n_tokens;
     bool known, packed, sound, all;

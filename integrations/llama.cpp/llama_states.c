@@ -11,9 +11,8 @@
 #include "log.h"
 #include "pack.h"
 
-/* The flag of a state whose rows stay in the device's memory (LLAMA_STATE_SEQ_FLAGS_ON_DEVICE), and
- * the flag of one with only a part of the caches, which is served like any other. States with flags
- * that are not known go to llama.cpp. */
+/* A state with a part of the caches is served like any state. States with other flags go to
+ * llama.cpp: the rows of such a state stay in the device's memory, or the flag is not known. */
 #define PARTIAL 1u
 
 /* llama.cpp's functions. */

@@ -1,10 +1,9 @@
 /* llama_states.h - llama.cpp's functions that save and restore states, served packed.
  *
  * llama.cpp computes the size of a state from the type of the cache, so it counts the zeros behind
- * the records of state.c. The programs' calls of llama_state_get_size and its family come here
- * first: this file calls llama.cpp's functions on memory of its own and gives the program the
- * packed state (pack.h) and its size. Whatever is not packed goes to llama.cpp's functions
- * unchanged. */
+ * the records of state.c. Programs call llama_state_get_size and its family here. This file calls
+ * llama.cpp's functions on reserved memory, and gives the program the packed state (pack.h) and its
+ * size. A state without records goes to llama.cpp's functions unchanged. */
 #ifndef KVP_LLAMA_STATES_H
 #define KVP_LLAMA_STATES_H
 
@@ -21,8 +20,8 @@ const char *kvp_states_serve(void);
 bool kvp_states_are_served(void);
 
 /* Called while a cache tensor is read. `kvp_saving_measures`: whether only the size of the state is
- * wanted, so that no bytes need be written. `kvp_saving_note` notes that the first `kept` of `room`
- * bytes are a record, and the others are zeros. */
+ * wanted, so that no bytes need be written. `kvp_saving_note` notes that `room` bytes begin with
+ * `kept` bytes of a record, and that zeros follow. */
 bool kvp_saving_measures(void);
 void kvp_saving_note(const void *at, size_t kept, size_t room);
 

@@ -26,7 +26,7 @@ void kvp_plain_free(kvp_plain *plain)
     *plain = (kvp_plain){ 0 };
 }
 
-/* Whether a run lies behind the others and within n bytes. */
+/* Whether a run lies behind the last one and within n bytes. */
 static bool is_next(const kvp_pack_run *last, const kvp_pack_run *run, size_t n)
 {
     const uint64_t end = last != NULL ? last->at + last->room : 0;

@@ -26,7 +26,7 @@ typedef struct kvp_plain {
 bool kvp_plain_create(kvp_plain *plain, size_t n);
 void kvp_plain_free(kvp_plain *plain);
 
-/* Adds a run that lies behind all others. False when it does not, or without memory. */
+/* Adds a run that lies behind all runs so far. False when it does not, or without memory. */
 bool kvp_plain_add(kvp_plain *plain, size_t at, size_t kept, size_t room);
 
 /* Bytes of the packed state with this number of tokens. */

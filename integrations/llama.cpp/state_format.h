@@ -36,8 +36,8 @@ typedef struct kvp_state_run {
 } kvp_state_run;
 _Static_assert(sizeof(kvp_state_run) == 8, "format.md");
 
-/* A packed state: this header, the runs, tokens, zeros up to a multiple of 8 bytes, and llama.cpp's
- * state without the zeros of its runs. llama.cpp takes the magic for none of its own. */
+/* The begin of a packed state. The runs follow, tokens, zeros up to a multiple of 8 bytes, and
+ * llama.cpp's state without the zeros of its runs. llama.cpp does not know the magic. */
 #define KVP_PACK_MAGIC "\xffKVPACK1"
 
 typedef struct kvp_pack_header {
@@ -51,8 +51,8 @@ typedef struct kvp_pack_header {
 } kvp_pack_header;
 _Static_assert(sizeof(kvp_pack_header) == 48, "format.md");
 
-/* `room` bytes of llama.cpp's state, of which the first `kept` ones are a head, lists and a record,
- * and the others are zeros. */
+/* `room` bytes of llama.cpp's state. They begin with `kept` bytes, a head, lists and a record, and
+ * zeros follow. */
 typedef struct kvp_pack_run {
     uint64_t at, kept, room;
 } kvp_pack_run;
