@@ -5,8 +5,9 @@ it, with llama.cpp's own caches and with kvant's.
     saved_states.py KVANT SERVER MODEL TEXT [--tokens N] [--repeats N] [--json]
 
 KVANT is the command, SERVER a llama-server whose ggml is a shared library, TEXT a file whose
-beginning is the prompt. The times are the server's own. `bytes` is the length of the file, which is
-also the size that --cache-ram counts, except for the number of bytes that a file's tokens take."""
+beginning is the prompt. `save_ms` and `restore_ms` are the server's own times, and `_cpu_ms` is the
+CPU time of all its threads, which says more on a machine that others use. `bytes` is the length of
+the file. --cache-ram counts the same size without the tokens."""
 
 import argparse
 import json
@@ -29,15 +30,22 @@ CACHES = [
 ]
 
 
+def cpu_ms(server):
+    tasks = pathlib.Path(f"/proc/{server.process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e6
+
+
 def action(server, what, repeats):
-    """The server's last answer, and the median of its times in milliseconds."""
-    times = []
+    """The server's last answer, and the medians of its times and of its CPU times."""
+    times, cpu_times = [], []
     for _ in range(repeats):
+        before = cpu_ms(server)
         status, answer = server.request("POST", f"/slots/0?action={what}", {"filename": "slot"})
         if status != 200:
             raise SystemExit(f"{what}: {answer}")
         times.append(answer["timings"][f"{what}_ms"])
-    return answer, statistics.median(times)
+        cpu_times.append(cpu_ms(server) - before)
+    return answer, round(statistics.median(times), 1), round(statistics.median(cpu_times), 1)
 
 
 def measure(cache, options, folder, log):
@@ -65,15 +73,17 @@ def measure(cache, options, folder, log):
         status, answer = server.request("POST", "/completion", prompt)
         if status != 200:
             raise SystemExit(f"{name}: {answer}")
-        saved, save_ms = action(server, "save", options.repeats)
-        _, restore_ms = action(server, "restore", options.repeats)
+        saved, save_ms, save_cpu_ms = action(server, "save", options.repeats)
+        _, restore_ms, restore_cpu_ms = action(server, "restore", options.repeats)
     return {
         "cache": name,
         "states": states,
         "tokens": saved["n_saved"],
         "bytes": saved["n_written"],
-        "save_ms": round(save_ms, 1),
-        "restore_ms": round(restore_ms, 1),
+        "save_ms": save_ms,
+        "restore_ms": restore_ms,
+        "save_cpu_ms": save_cpu_ms,
+        "restore_cpu_ms": restore_cpu_ms,
     }
 
 

@@ -12,7 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS = {
     "include": (),
     "src": ("src/base/os_posix.c",),
-    "integrations/llama.cpp": ("integrations/llama.cpp/host_linux.c",),
+    "integrations/llama.cpp": (
+        "integrations/llama.cpp/host_linux.c",
+        "integrations/llama.cpp/host_linux_imports.c",
+    ),
 }
 
 # Headers that compilers for every system have: C11, instructions of processors, POSIX threads.

@@ -188,8 +188,7 @@ static size_t cache_bytes(void)
     return memory(NULL);
 }
 
-/* A state takes no more than the sealed bytes of the cache and some more. The rows that are exact in
- * a cache are exact in its state, too; a context that is hardly longer has few other rows. */
+/* A state takes hardly more than the cache, whose fp16 rows are fp16 in the state, too. */
 static void states_are_as_small_as_caches(void **state)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* test_plugin_saved_codes.c - states whose rows are codes (KVANT_STATES=codes): exact restores into
- * any cells, memory, and states that are damaged or belong elsewhere. llama.cpp's functions are left
- * alone, so states have their nominal size; test_plugin_packed.c has packed states, and
+ * any cells, memory, and states that are damaged or belong elsewhere. llama.cpp's functions are
+ * left alone, so states have their nominal size; test_plugin_packed.c has packed states, and
  * test_plugin_state.c states of fp16 rows. */
 #define _GNU_SOURCE /* mincore, memmem */
 
