@@ -162,6 +162,18 @@ static size_t packed_get(const which *w, uint8_t *to, size_t size)
     return packed <= size ? packed : 0;
 }
 
+/* Whether the state has records. Finding out takes no memory, while llama.cpp's functions would
+ * write the state twice if there were none. */
+static bool has_records(const which *w, size_t size)
+{
+    kvp_plain plain = { 0 };
+    const bool found = size > 0 && collect(w, size, true, &plain);
+
+    if (found)
+        kvp_plain_free(&plain);
+    return found;
+}
+
 /* Writes a packed file. False: there is nothing to pack. */
 static bool save(const which *w, const char *path, const int32_t *tokens, size_t n_tokens,
                  size_t *written)
@@ -169,7 +181,7 @@ static bool save(const which *w, const char *path, const int32_t *tokens, size_t
     const size_t size = may_pack(w) && n_tokens <= UINT32_MAX ? nominal_size(w) : 0;
     kvp_plain plain;
 
-    if (size == 0 || !collect(w, size, false, &plain))
+    if (!has_records(w, size) || !collect(w, size, false, &plain))
         return false;
     *written = kvp_pack_save(&plain, tokens, n_tokens, path) ? kvp_pack_bytes(&plain, n_tokens) : 0;
     if (*written == 0)
@@ -466,7 +478,7 @@ const char *kvp_states_serve(void)
     found = same && find_functions(library);
     kvp_host_close_library(library);
     if (!found)
-        return "the functions are not of the llama.cpp that loaded the plug-in";
+        return "llama.cpp's library lacks one of the functions, or works with another ggml";
     if (!kvp_host_replace_imports(imports, n))
         return "the program's table of functions cannot be written";
     served = true;
