@@ -474,8 +474,79 @@ static void settings_choose(void **state)
     setenv("KVANT_STATES", "codes", 1);
 }
 
+/* States that the computer's memory saved and a GPU restores, in files named by KVANT_TEST_STATE,
+ * with the next tokens' logits. */
+static const char *const moved[] = { "f16", "turboquant-4", "trellis-4" };
+
+enum { N_MOVED = sizeof(moved) / sizeof(moved[0]) };
+
+static void name_of_moved(char *path, size_t n, const char *what, const char *spec)
+{
+    assert_non_null(getenv("KVANT_TEST_STATE"));
+    snprintf(path, n, "%s.%s.%s", getenv("KVANT_TEST_STATE"), spec, what);
+}
+
+static void states_are_written_for_a_gpu(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_MOVED; i++) {
+        const harness_options options = { .spec = moved[i], .n_ctx = 1024 };
+        struct llama_context *context = prompted(&options, N_PROMPT);
+        char path[512];
+        float *logits;
+        name_of_moved(path, sizeof(path), "slot", moved[i]);
+        assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
+        name_of_moved(path, sizeof(path), "logits", moved[i]);
+        logits = continue_from(context, N_PROMPT, 0);
+        write_file(path, (const uint8_t *)logits, logits_bytes());
+        llama_free(context);
+        free(logits);
+    }
+}
+
+/* Rows that go to a GPU are decoded and quantised once more. The second error is no larger than the
+ * first one in the mean; the factor allows for the scatter of single errors. */
+static void a_gpu_restores_states(void **state)
+{
+    const size_t n = N_NEXT * harness_n_vocab();
+    float *exact = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < N_MOVED; i++) {
+        const harness_options options = { .spec = moved[i], .n_ctx = 1024 };
+        struct llama_context *context = harness_context(&options);
+        llama_token read[N_PROMPT];
+        size_t bytes, n_read = 0;
+        char path[512];
+        float *original, *restored;
+        double error, most;
+        name_of_moved(path, sizeof(path), "logits", moved[i]);
+        original = (float *)(void *)read_file(path, &bytes);
+        assert_int_equal(bytes, logits_bytes());
+        name_of_moved(path, sizeof(path), "slot", moved[i]);
+        assert_true(llama_state_seq_load_file(context, path, 0, read, N_PROMPT, &n_read) > 0);
+        assert_memory_equal(read, tokens, sizeof(read));
+        restored = continue_from(context, N_PROMPT, 0);
+        error = harness_rms_difference(original, restored, n);
+        most = exact == NULL ? .1 : 2 * harness_rms_difference(original, exact, n);
+        print_message("%s: rms difference %g, at most %g\n", moved[i], error, most);
+        assert_true(error < most);
+        free(restored);
+        if (exact == NULL)
+            exact = original;
+        else
+            free(original);
+        llama_free(context);
+    }
+    free(exact);
+}
+
 int main(int argc, char **argv)
 {
+    const struct CMUnitTest moving[] = {
+        harness_on_gpu() ? (struct CMUnitTest)cmocka_unit_test(a_gpu_restores_states)
+                         : (struct CMUnitTest)cmocka_unit_test(states_are_written_for_a_gpu),
+    };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_logits_have_the_same_bits),
         cmocka_unit_test(a_slot_gets_its_prompt_back),
@@ -489,6 +560,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(settings_choose),
     };
 
+    if (getenv("KVANT_TEST_STATE") != NULL)
+        return cmocka_run_group_tests(moving, start, harness_stop);
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, start, harness_stop);
