@@ -140,7 +140,10 @@ class Numbers:
     def _gather(self, name: str, n: int) -> Tensor | None:
         if not n or not getattr(self._found[0][0], name):
             return None
-        made = torch.empty(len(self._found), len(self._found[0]), n)
+        # The type and the device are named, because vLLM sets others as the defaults.
+        made = torch.empty(
+            len(self._found), len(self._found[0]), n, dtype=torch.float32, device="cpu"
+        )
         for layer, row in zip(made, self._found):
             for head, table in zip(layer, row):
                 c.memmove(head.data_ptr(), getattr(table, name), 4 * n)

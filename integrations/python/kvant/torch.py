@@ -329,7 +329,8 @@ def read(cache: Cache, layer: int, sequence: int, n: int, like: Tensor) -> tuple
     `like`."""
     shape = n, cache.n_kv_heads
     k, v = (
-        torch.empty((*shape, d), device=like.device) for d in (cache.head_dim, cache.v_head_dim)
+        torch.empty((*shape, d), dtype=torch.float32, device=like.device)
+        for d in (cache.head_dim, cache.v_head_dim)
     )
     with on_its_gpu(like):
         cache.read_to(layer, sequence, 0, k, v)

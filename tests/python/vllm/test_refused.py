@@ -275,6 +275,25 @@ class SelfCheck(TestCase):
             self_check._checked.clear()
             self.check("balanced", layer=1, calibration=path)
 
+    def test_defaults_of_torch(self):
+        """vLLM makes the model's type the default type of tensors while it loads weights. Numbers
+        of a calibration stay float32, because the library writes and reads them as such."""
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.bfloat16)
+        for kind in self.kinds:
+            for layer in (0, LAYER):
+                self._check_preset(kind, layer)
+
+    def _check_preset(self, kind, layer):
+        self_check._checked.clear()
+        self.check("balanced", kind, torch.bfloat16, layer)
+        made = made_impl("balanced", kind=kind)
+        pages_of_layer = made._pages(Step(DECODES, torch.float32).layer, made_memory(made))
+        if kind is gpu.Impl:
+            numbers = pages_of_layer.k.numbers
+            for x in (numbers.center, numbers.key_transform, numbers.inverse_key_transform):
+                self.assertEqual(x.dtype, torch.float32)
+
     def test_wrong_attention(self):
         """Each of these would give wrong tokens without a word."""
         for kind in self.kinds:

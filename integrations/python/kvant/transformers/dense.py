@@ -33,7 +33,9 @@ def bias(
     seen = visible(q_tokens, tokens, window, causal, device)[None, None]
     if mask is not None:
         seen = seen & mask[:, None, None, :tokens].to(torch.bool)
-    return torch.zeros(seen.shape, device=device).masked_fill(~seen, -torch.inf)
+    return torch.zeros(seen.shape, dtype=torch.float32, device=device).masked_fill(
+        ~seen, -torch.inf
+    )
 
 
 def attention(

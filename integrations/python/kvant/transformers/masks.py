@@ -199,7 +199,7 @@ def _is_compiled() -> bool:
 
 def _added(seen: Tensor) -> Tensor:
     """The mask as numbers that any attention may add to its scores: 0 for tokens that are seen."""
-    return torch.zeros(seen.shape, device=seen.device).masked_fill(
+    return torch.zeros(seen.shape, dtype=torch.float32, device=seen.device).masked_fill(
         ~seen, torch.finfo(torch.float32).min
     )
 

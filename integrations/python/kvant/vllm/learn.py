@@ -98,7 +98,11 @@ class Learner:
                 torch.arange(k.shape[1]),
             )
             hidden = (tokens > at) | (at - tokens >= (window or k.shape[1]))
-            added = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf).to(k.device)
+            added = (
+                torch.zeros(hidden.shape, dtype=torch.float32)
+                .masked_fill_(hidden, -torch.inf)
+                .to(k.device)
+            )
             sums |= moments.of_attention(
                 q[:, _SAMPLED - 1 :: _SAMPLED], k, added, scale, PAGE_TOKENS
             )
