@@ -122,7 +122,7 @@ static beginning read_packed(const uint8_t *data, size_t size)
     b.all = header.all != 0;
     b.sound =
         header.bytes == size &&
-        check == kvp_fnv1a(kvp_fnv1a_words(kvp_fnv1a_words(KVP_FNV_START, &header, sizeof header),
+        check == kvant_fnv1a(kvant_fnv1a_words(kvant_fnv1a_words(KVANT_FNV_START, &header, sizeof header),
                                            data + sizeof header, (size - sizeof header) / 8 * 8),
                            data + size / 8 * 8, size % 8);
     return b;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../src/base/fnv.h"
 #include "host.h"
 
 /* Bytes that are copied and hashed at a time, while the processor's cache still has them. */
@@ -89,11 +90,11 @@ static void hash(stream *s, const uint8_t *at, size_t n)
         s->word[s->n_word++] = *at++;
         if (s->n_word < sizeof(s->word))
             continue;
-        s->hash = kvp_fnv1a_words(s->hash, s->word, sizeof(s->word));
+        s->hash = kvant_fnv1a_words(s->hash, s->word, sizeof(s->word));
         s->n_word = 0;
     }
     words = n / sizeof(s->word) * sizeof(s->word);
-    s->hash = kvp_fnv1a_words(s->hash, at, words);
+    s->hash = kvant_fnv1a_words(s->hash, at, words);
     if (n > words)
         memcpy(s->word, at + words, n - words);
     s->n_word += n - words;
@@ -102,7 +103,7 @@ static void hash(stream *s, const uint8_t *at, size_t n)
 /* The checksum of all bytes. The last ones count as bytes. */
 static uint64_t hash_end(const stream *s)
 {
-    return kvp_fnv1a(s->hash, s->word, s->n_word);
+    return kvant_fnv1a(s->hash, s->word, s->n_word);
 }
 
 static void put(stream *s, const void *bytes, size_t n)
@@ -168,7 +169,7 @@ static kvp_pack_header put_state(stream *s, const kvp_plain *plain, const int32_
                                .all = plain->all };
 
     memcpy(header.magic, KVP_PACK_MAGIC, KVP_STATE_MAGIC_BYTES);
-    s->hash = KVP_FNV_START;
+    s->hash = KVANT_FNV_START;
     put(s, &header, sizeof(header));
     put(s, plain->runs, plain->n_runs * sizeof(*plain->runs));
     put(s, tokens, n * sizeof(*tokens));
@@ -214,7 +215,7 @@ static bool get_header(stream *s, uint64_t size, kvp_pack_header *header, uint64
 {
     stream raw = *s;
 
-    raw.hash = KVP_FNV_START;
+    raw.hash = KVANT_FNV_START;
     get(&raw, header, sizeof(*header));
     if (raw.failed || !kvp_is_packed(header, sizeof(*header)) || header->bytes > size ||
         kvp_pack_head_bytes(header->n_runs, header->n_tokens) > header->bytes)
@@ -222,7 +223,7 @@ static bool get_header(stream *s, uint64_t size, kvp_pack_header *header, uint64
     *s = raw;
     *check = header->check;
     header->check = 0;
-    s->hash = kvp_fnv1a_words(KVP_FNV_START, header, sizeof(*header));
+    s->hash = kvant_fnv1a_words(KVANT_FNV_START, header, sizeof(*header));
     s->n_word = 0;
     return true;
 }

@@ -161,7 +161,7 @@ static void seal(uint8_t *packed, size_t n)
     header.check = 0;
     memcpy(packed, &header, sizeof(header));
     header.check =
-        kvp_fnv1a(kvp_fnv1a_words(KVP_FNV_START, packed, n / 8 * 8), packed + n / 8 * 8, n % 8);
+        kvant_fnv1a(kvant_fnv1a_words(KVANT_FNV_START, packed, n / 8 * 8), packed + n / 8 * 8, n % 8);
     memcpy(packed, &header, sizeof(header));
 }
 
