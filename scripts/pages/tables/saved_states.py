@@ -1,0 +1,28 @@
+"""Saved states of a llama-server: the size of a slot's file, and the CPU time of saving and
+restoring it."""
+
+from text import table, thousands
+
+CACHES = (
+    ("f16", "", "llama.cpp's f16"),
+    ("q8_0", "", "llama.cpp's `q8_0`"),
+    ("q4_0", "", "llama.cpp's `q4_0`"),
+    ("balanced", "rows", "`balanced`, `KVANT_STATES=rows`"),
+    ("quality", "auto", "`quality`"),
+    ("balanced", "auto", "`balanced`"),
+    ("small", "auto", "`small`"),
+)
+
+
+def saved_states(results):
+    """MiB of a slot's file, and milliseconds of CPU time, by cache and by number of tokens."""
+    file, rows = "saved_states.csv", []
+    for tokens in sorted({int(line["tokens"]) for line in results.lines(file)}):
+        for cache, states, name in CACHES:
+            wanted = {"cache": cache, "states": states, "tokens": str(tokens)}
+            line = results.newest(file, wanted)
+            times = [f"{line.number(f'{what}_cpu_ms'):.1f}" for what in ("save", "restore")]
+            size = f"{line.number('bytes') / 2**20:.1f}"
+            rows.append([thousands(tokens), name, size, *times, line["machine"]])
+    heading = ["tokens", "cache", "file, MiB", "saving, ms of CPU", "restoring, ms of CPU"]
+    return table([*heading, "machine"], *rows)
