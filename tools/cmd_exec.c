@@ -260,8 +260,8 @@ static needed_flag *needed_flags(const program *p, bool accel, const device_list
 }
 
 /* Whether a flag must not be added. The plan already names the devices, and llama.cpp finds how
- * many layers fit them. The device KVANT alone would keep the weights from a GPU, which is of no use
- * if no layer's cache becomes kvant's. */
+ * many layers fit them. The device KVANT alone would keep the weights from a GPU, which is of no
+ * use if no layer's cache becomes kvant's. */
 static bool is_useless(const needed_flag *flag, const program *p, const device_list *list,
                        const gpu_plan *plan)
 {

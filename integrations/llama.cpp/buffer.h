@@ -41,9 +41,10 @@ void kvp_buft_label(abi_any_buft *label);
  * in the computer's memory, and 0 for all other tensors. plain: as for kvp_requests_note. */
 size_t kvp_buffer_request(const abi_tensor *tensor, size_t plain);
 
-/* Makes a buffer for the noted tensors if they are a compressed cache. `of` is its label and `cache`
- * its bytes. For other tensors it returns NULL, and the caller has to allocate *plain bytes; `other`
- * are the bytes that ggml asked for. NULL with 0 bytes is a failure, after a message. */
+/* Makes a buffer for the noted tensors if they are a compressed cache. `of` is its label, and it
+ * has `cache` bytes. For other tensors it returns NULL, and the caller has to allocate *plain
+ * bytes; `other` are the bytes that ggml asked for. NULL with 0 bytes is a failure, after a
+ * message. */
 abi_buffer *kvp_buffer_alloc(abi_buft *of, size_t cache, size_t other, size_t *plain);
 
 /* Bytes to allocate for a cache tensor. When the tensor cannot be served, it is a size for which
