@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ bool kvant_os_open(const char *path, int *file)
 
 bool kvant_os_create(const char *path, int *file)
 {
-    *file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    *file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return *file >= 0;
 }
 
@@ -65,34 +66,55 @@ bool kvant_os_size(int file, uint64_t *bytes)
     return true;
 }
 
-bool kvant_os_read(int file, void *bytes, size_t n)
+#define HERE UINT64_MAX /* in place of an offset: the file's own position */
+
+/* Calls move(), which is like pread() or pwrite(), until n bytes are done. */
+static bool move_all(ssize_t (*move)(int, uint8_t *, size_t, uint64_t), int file, void *bytes,
+                     size_t n, uint64_t at)
 {
-    for (uint8_t *at = bytes; n > 0;) {
-        ssize_t got = read(file, at, n);
-        if (got < 0 && errno == EINTR)
+    for (uint8_t *next = bytes; n > 0;) {
+        const ssize_t done = move(file, next, n, at);
+        if (done < 0 && errno == EINTR)
             continue;
-        if (got <= 0) {
-            errno = got == 0 ? EIO : errno;
+        if (done <= 0) {
+            errno = done == 0 ? EIO : errno;
             return false;
         }
-        at += got;
-        n -= (size_t)got;
+        next += done;
+        n -= (size_t)done;
+        at += at != HERE ? (uint64_t)done : 0;
     }
     return true;
 }
 
+static ssize_t read_some(int file, uint8_t *bytes, size_t n, uint64_t at)
+{
+    return at == HERE ? read(file, bytes, n) : pread(file, bytes, n, (off_t)at);
+}
+
+static ssize_t write_some(int file, uint8_t *bytes, size_t n, uint64_t at)
+{
+    return at == HERE ? write(file, bytes, n) : pwrite(file, bytes, n, (off_t)at);
+}
+
+bool kvant_os_read(int file, void *bytes, size_t n)
+{
+    return move_all(read_some, file, bytes, n, HERE);
+}
+
+bool kvant_os_read_at(int file, void *bytes, size_t n, uint64_t at)
+{
+    return move_all(read_some, file, bytes, n, at);
+}
+
 bool kvant_os_write(int file, const void *bytes, size_t n)
 {
-    for (const uint8_t *at = bytes; n > 0;) {
-        ssize_t done = write(file, at, n);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done < 0)
-            return false;
-        at += done;
-        n -= (size_t)done;
-    }
-    return true;
+    return move_all(write_some, file, (void *)(uintptr_t)bytes, n, HERE);
+}
+
+bool kvant_os_write_at(int file, const void *bytes, size_t n, uint64_t at)
+{
+    return move_all(write_some, file, (void *)(uintptr_t)bytes, n, at);
 }
 
 bool kvant_os_flush(int file)
@@ -103,6 +125,22 @@ bool kvant_os_flush(int file)
 bool kvant_os_replace(const char *from, const char *to)
 {
     return rename(from, to) == 0;
+}
+
+const char *kvant_os_file_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+bool kvant_os_is_absolute(const char *path)
+{
+    return path[0] == '/';
+}
+
+const char *kvant_os_variable(const char *name)
+{
+    return getenv(name);
 }
 
 uint64_t kvant_os_process(void)
@@ -197,17 +235,19 @@ static void block_signals(sigset_t *former)
     pthread_sigmask(SIG_SETMASK, &blocked, former);
 }
 
-bool kvant_os_start_thread(void *(*body)(void *), void *argument, size_t stack)
+bool kvant_os_start_thread(pthread_t *thread, void *(*body)(void *), void *argument, size_t stack)
 {
     pthread_attr_t attributes;
-    pthread_t thread;
+    pthread_t detached;
     sigset_t former;
     if (pthread_attr_init(&attributes) != 0)
         return false;
-    pthread_attr_setstacksize(&attributes, stack);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (stack > 0)
+        pthread_attr_setstacksize(&attributes, stack);
+    if (!thread)
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     block_signals(&former);
-    int reason = pthread_create(&thread, &attributes, body, argument);
+    int reason = pthread_create(thread ? thread : &detached, &attributes, body, argument);
     pthread_sigmask(SIG_SETMASK, &former, NULL);
     pthread_attr_destroy(&attributes);
     errno = reason;

@@ -113,7 +113,7 @@ static void grow(uint32_t wanted)
 {
     while (pool.n_workers < wanted) {
         uintptr_t number = pool.n_workers + 1;
-        if (!kvant_os_start_thread(worker_main, (void *)number, WORKER_STACK))
+        if (!kvant_os_start_thread(NULL, worker_main, (void *)number, WORKER_STACK))
             break;
         pool.n_workers++;
     }

@@ -167,10 +167,9 @@ static void find_calibration(kvant_scheme *scheme, const char *model, const kvan
             kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK &&
             info.model_fingerprint != 0 && info.model_fingerprint == kvant_model_fingerprint(model))
             return;
-        const char *slash = strrchr(model, '/');
         if (!err[0])
             snprintf(err, sizeof err, "it was made with another file than %s",
-                     slash ? slash + 1 : model);
+                     kvant_os_file_name(model));
         snprintf(scheme->not_used, sizeof scheme->not_used, "%s is not used: %s",
                  scheme->calibration_path, err);
     }

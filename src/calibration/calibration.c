@@ -5,12 +5,12 @@
 #include "format.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/fnv.h"
+#include "../base/os.h"
 
 /* Files have some MB and are read once, so a faster hash would save only milliseconds. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n)
@@ -341,14 +341,20 @@ uint64_t kvant_model_fingerprint(const char *path)
 {
     enum { BLOCKS = 256, BLOCK = 4096 };
     unsigned char block[BLOCK];
-    FILE *file = path ? fopen(path, "rb") : NULL;
-    if (!file)
+    uint64_t size = 0, fingerprint = 0;
+    int file = -1;
+    if (!path || !kvant_os_open(path, &file))
         return 0;
-    const long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
-    uint64_t fingerprint =
-        kvant_fnv1a(KVANT_FNV_START, &(uint64_t){ (uint64_t)size }, sizeof(uint64_t));
-    for (long i = 0; i < BLOCKS && fseek(file, size / BLOCKS * i, SEEK_SET) == 0; i++)
-        fingerprint = kvant_fnv1a(fingerprint, block, fread(block, 1, sizeof block, file));
-    fclose(file);
-    return fingerprint;
+    bool ok = kvant_os_size(file, &size);
+    if (ok)
+        fingerprint = kvant_fnv1a(KVANT_FNV_START, &size, sizeof size);
+    for (uint64_t i = 0; ok && i < BLOCKS; i++) {
+        const uint64_t at = size / BLOCKS * i;
+        const size_t n = size - at < BLOCK ? (size_t)(size - at) : BLOCK;
+        ok = kvant_os_read_at(file, block, n, at);
+        if (ok)
+            fingerprint = kvant_fnv1a(fingerprint, block, n);
+    }
+    kvant_os_close(file);
+    return ok ? fingerprint : 0;
 }

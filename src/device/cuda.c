@@ -7,7 +7,6 @@
  * accepted library stays loaded. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../base/abi.h"
@@ -69,7 +68,8 @@ static const kvant_cuda_table *request_table(void *library, const char *file,
 /* Loads the library. Returns its table, or NULL after filling error. */
 static const kvant_cuda_table *open_library(const kvant_error *error)
 {
-    const char *named = getenv(LIBRARY_ENV), *file = named && named[0] ? named : LIBRARY_FILE;
+    const char *named = kvant_os_variable(LIBRARY_ENV),
+               *file = named && named[0] ? named : LIBRARY_FILE;
     void *library = kvant_os_open_library(file);
     if (!library) {
         kvant_fail(error, KVANT_ERR_UNSUPPORTED,

@@ -12,6 +12,7 @@
 #include "../base/abi.h"
 #include "../base/alloc.h"
 #include "../base/file.h"
+#include "../base/os.h"
 #include "../codec/codec_internal.h"
 
 void kvant_settings_free(kvant_settings **settings)
@@ -221,8 +222,7 @@ static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error
 
 static kvant_status set_folder(kvant_settings *s, const char *path, const kvant_error *error)
 {
-    const char *slash = strrchr(path, '/');
-    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    size_t n = (size_t)(kvant_os_file_name(path) - path);
     s->folder = kvant_alloc(n + 1, 1);
     if (!s->folder)
         return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for settings");
@@ -299,7 +299,7 @@ kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t l
  * settings were not loaded from a file. */
 static kvant_status find_calibration(const kvant_settings *settings, char *path, size_t bytes)
 {
-    const bool relative = settings->calibration[0] && settings->calibration[0] != '/';
+    const bool relative = settings->calibration[0] && !kvant_os_is_absolute(settings->calibration);
     KVANT_RETURN_IF(relative && !settings->folder, KVANT_ERR_ARGUMENT);
     const char *folder = relative ? settings->folder : "";
     KVANT_RETURN_IF(strlen(folder) + strlen(settings->calibration) >= bytes, KVANT_ERR_ARGUMENT);
