@@ -1,6 +1,5 @@
 /* args.c - option tables on top of getopt_long: help texts, the tables as JSON, numbers,
  * suggestions. */
-#define _GNU_SOURCE
 #include "args.h"
 
 #include "command.h"
@@ -13,12 +12,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #define MAX_OPTIONS 32
 #define LONG_BASE 1000 /* getopt values: letters as they are, long-only options from here on */
 #define VALUE_HELP 999
 #define HELP_COLUMN 26
+
+bool args_same_letters(const char *a, const char *b, size_t n)
+{
+    size_t i = 0;
+    while (i < n && a[i] != 0 && tolower((unsigned char)a[i]) == tolower((unsigned char)b[i]))
+        i++;
+    return i == n || a[i] == b[i];
+}
 
 static int option_code(const arg_spec *spec, size_t i)
 {
@@ -147,7 +153,7 @@ static size_t edit_distance(const char *a, const char *b)
 static bool one_begins_the_other(const char *a, const char *b)
 {
     const size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;
-    return n > 1 && strncasecmp(a, b, n) == 0;
+    return n > 1 && args_same_letters(a, b, n);
 }
 
 const char *args_closest(const char *word, const char *const *names, size_t n)

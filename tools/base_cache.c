@@ -1,20 +1,15 @@
 /* base_cache.c - a header, f16's values, the packed reference; mapped, checked, renamed. */
-#define _GNU_SOURCE
 #include "base_cache.h"
 
 #include "command.h"
 #include "fingerprint.h"
 #include "machine.h"
+#include "os.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 /* "KVATBASE" on little-endian machines. A machine of another byte order reads another number. */
 #define MAGIC 0x455341425456414bu
@@ -55,20 +50,17 @@ static bool no_room(const char *folder, double needed, double there)
 
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new)
 {
-    struct statvfs fs;
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+    double there;
+    if (!os_make_folder(folder) || !os_free_bytes(folder, &there) || !os_can_write_to(folder))
         return complain("--base-cache %s: %s", folder, strerror(errno));
-    if (statvfs(folder, &fs) != 0 || access(folder, W_OK | X_OK) != 0)
-        return complain("--base-cache %s: %s", folder, strerror(errno));
-    const double needed = (double)base_bytes(key) * (double)n_new,
-                 there = (double)fs.f_bavail * (double)fs.f_frsize;
+    const double needed = (double)base_bytes(key) * (double)n_new;
     return needed <= there || no_room(folder, needed, there);
 }
 
 bool base_cache_has(const char *folder, const base_key *key)
 {
     char path[4096];
-    return folder != NULL && path_of(folder, key, path, sizeof path) && access(path, F_OK) == 0;
+    return folder != NULL && path_of(folder, key, path, sizeof path) && kvant_os_exists(path);
 }
 
 static void lay_out(base *b)
@@ -97,30 +89,33 @@ static const char *why_unusable(const base *b)
     return h.checksum != checksum_of(b, &h) ? "its checksum does not match" : NULL;
 }
 
-static bool map_file(base *b, int file, int protection)
+static bool use_map(base *b, void *map)
 {
-    void *map = mmap(NULL, b->bytes, protection, MAP_SHARED, file, 0);
-    if (map == MAP_FAILED)
-        return false;
     b->map = map;
-    lay_out(b);
-    return true;
+    if (map != NULL)
+        lay_out(b);
+    return map != NULL;
+}
+
+/* A base that was loaded is only read. */
+static void *map_to_read(const base *b, int file)
+{
+    return (void *)(uintptr_t)kvant_os_map_file(file, b->bytes);
 }
 
 bool base_load(base *b, const char *folder, const base_key *key)
 {
-    struct stat about;
+    uint64_t size = 0;
+    int file;
     *b = (base){ .key = *key, .bytes = base_bytes(key) };
     if (folder == NULL || !path_of(folder, key, b->path, sizeof b->path))
         return false;
-    const int file = open(b->path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
+    if (!kvant_os_open(b->path, &file))
         return false;
-    const char *wrong = fstat(file, &about) != 0 || (uint64_t)about.st_size != b->bytes
-                            ? "its size is wrong"
-                        : !map_file(b, file, PROT_READ) ? "it cannot be mapped"
-                                                        : why_unusable(b);
-    close(file);
+    const char *wrong = !kvant_os_size(file, &size) || size != b->bytes ? "its size is wrong"
+                        : !use_map(b, map_to_read(b, file))             ? "it cannot be mapped"
+                                                                        : why_unusable(b);
+    kvant_os_close(file);
     if (wrong == NULL) {
         memcpy(&b->kv_bytes, (char *)b->map + offsetof(header, kv_bytes), sizeof b->kv_bytes);
         return true;
@@ -133,7 +128,7 @@ bool base_load(base *b, const char *folder, const base_key *key)
 
 static void temporary_of(const base *b, char *path, size_t room)
 {
-    snprintf(path, room, "%s.%ld.part", b->path, (long)getpid());
+    snprintf(path, room, "%s.%llu.part", b->path, (unsigned long long)kvant_os_process());
 }
 
 static bool create_in_memory(base *b)
@@ -146,13 +141,9 @@ static bool create_in_memory(base *b)
         return hint(
             "keep it on disk with --base-cache DIR, or choose a smaller -c or a larger --from");
     }
-    void *map = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED)
-        return complain("eval: out of memory for the f16 run of %llu rows x %llu tokens",
-                        (unsigned long long)b->key.n_rows, (unsigned long long)b->key.n_vocab);
-    b->map = map;
-    lay_out(b);
-    return true;
+    return use_map(b, kvant_os_map_memory(b->bytes)) ||
+           complain("eval: out of memory for the f16 run of %llu rows x %llu tokens",
+                    (unsigned long long)b->key.n_rows, (unsigned long long)b->key.n_vocab);
 }
 
 /* All blocks are allocated first, so that a full disk is an error here and not a signal while the
@@ -160,17 +151,19 @@ static bool create_in_memory(base *b)
 static bool create_file(base *b)
 {
     char path[4128];
+    int file;
     temporary_of(b, path, sizeof path);
-    const int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    const int error = file < 0 ? errno : posix_fallocate(file, 0, (off_t)b->bytes);
-    const bool ok = error == 0 && map_file(b, file, PROT_READ | PROT_WRITE);
-    if (!ok) {
+    kvant_os_remove(path); /* of a process that had this number and was killed */
+    const bool created = kvant_os_create(path, &file);
+    const bool ok =
+        created && os_take_room(file, b->bytes) && use_map(b, os_map_to_write(file, b->bytes));
+    if (!ok)
         complain("--base-cache: cannot create %s with %.0f MiB: %s", path, (double)b->bytes / MIB,
-                 strerror(error != 0 ? error : errno));
-        unlink(path);
-    }
-    if (file >= 0)
-        close(file);
+                 strerror(errno));
+    if (created)
+        kvant_os_close(file);
+    if (created && !ok)
+        kvant_os_remove(path);
     return ok;
 }
 
@@ -198,10 +191,10 @@ bool base_publish(base *b)
     temporary_of(b, path, sizeof path);
     h.checksum = checksum_of(b, &h);
     memcpy(b->map, &h, sizeof h);
-    if (rename(path, b->path) == 0)
+    if (kvant_os_replace(path, b->path))
         return true;
     complain("--base-cache: cannot rename %s: %s", path, strerror(errno));
-    unlink(path);
+    kvant_os_remove(path);
     return false;
 }
 
@@ -212,8 +205,8 @@ void base_close(base *b)
         return;
     const bool unfinished = b->path[0] != 0 && *(const uint64_t *)b->map != MAGIC;
     temporary_of(b, path, sizeof path);
-    munmap(b->map, b->bytes);
+    kvant_os_unmap(b->map, b->bytes);
     if (unfinished)
-        unlink(path);
+        kvant_os_remove(path);
     b->map = NULL;
 }

@@ -3,6 +3,7 @@
 
 #include "args.h"
 #include "command.h"
+#include "os.h"
 #include "plugin.h"
 
 #include <ctype.h>
@@ -12,8 +13,7 @@
 
 const char *file_name(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
+    return kvant_os_file_name(path);
 }
 
 bool calibration_beside(const char *model, char *path, size_t bytes)

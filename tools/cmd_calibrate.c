@@ -9,6 +9,7 @@
 #include "engine.h"
 #include "fingerprint.h"
 #include "interrupt.h"
+#include "os.h"
 #include "progress.h"
 #include "reading.h"
 #include "report.h"
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct settings {
     engine_options engine;
@@ -124,7 +124,7 @@ static void continue_from_checkpoint(run *r)
 {
     char err[512] = "";
     uint64_t position = 0;
-    if (access(r->part, F_OK) != 0)
+    if (!kvant_os_exists(r->part))
         return;
     if (kvant_calibrator_restore(r->calibrator, work_key(r), r->part, &position, err, sizeof err) !=
         KVANT_OK) {
@@ -202,7 +202,7 @@ static bool save(run *r)
     if (status != KVANT_OK)
         return complain("calibrate: cannot make the calibration: %s", kvant_strerror(status));
     if (kvant_calibration_save(r->calibration, r->settings->output, err, sizeof err) == KVANT_OK) {
-        unlink(r->part);
+        kvant_os_remove(r->part);
         return true;
     }
     return complain("calibrate: %s", err);

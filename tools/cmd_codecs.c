@@ -1,9 +1,9 @@
 /* cmd_codecs.c - `kvant codecs`: a short list of presets and families, or every family at every
  * width with its true size at a head_dim. */
-#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "args.h"
 #include "choices.h"
 #include "command.h"
+#include "os.h"
 #include "report.h"
 
 #include <kvant/calibration.h>
@@ -252,16 +252,12 @@ typedef struct layer_role {
 /* The spec of a layer, or "a | b" with the specs of its kv heads in order; to be freed. */
 static char *layer_specs(const kvant_settings_layer *layer)
 {
-    char *text = NULL;
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
-    for (uint32_t head = 0; out != NULL && head < (layer->heads != NULL ? layer->n_kv_heads : 1);
-         head++)
-        fprintf(out, "%s%s", head > 0 ? " | " : "",
+    os_stream out;
+    const uint32_t n = !os_stream_open(&out) ? 0 : layer->heads != NULL ? layer->n_kv_heads : 1;
+    for (uint32_t head = 0; head < n; head++)
+        fprintf(out.file, "%s%s", head > 0 ? " | " : "",
                 layer->heads != NULL ? layer->heads[head] : layer->spec);
-    if (out != NULL)
-        fclose(out);
-    return text;
+    return os_stream_text(&out, NULL);
 }
 
 static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, uint32_t layer,

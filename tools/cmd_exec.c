@@ -5,22 +5,20 @@
  * the GPU type is given the cache only with -ngl, and computes attention only as flash attention.
  * In the computer's memory the device takes no weights: exec_offload.c names the GPUs instead where
  * the program lists some. */
-#define _GNU_SOURCE
 #include "args.h"
 #include "choices.h"
 #include "command.h"
 #include "devices.h"
 #include "exec_gpu.h"
 #include "exec_watch.h"
+#include "os.h"
 #include "plugin.h"
 #include "program.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct exec_options {
     kvant_scheme_params cache;
@@ -244,12 +242,13 @@ static void warn_of_uncompressed(const program *p, const device_list *list, cons
 /* Whether the program's folder has ggml's CUDA back end, as builds do whose back ends are files. */
 static bool has_cuda(const program *p)
 {
-    char path[PATH_MAX], real[PATH_MAX];
-    if (!program_path(p->argv[0], path, sizeof path) || realpath(path, real) == NULL)
+    char path[OS_MAX_PATH], real[OS_MAX_PATH];
+    if (!os_find_program(p->argv[0], path, sizeof path) || !os_resolve(path, real, sizeof real))
         return false;
-    *strrchr(real, '/') = '\0';
-    return snprintf(path, sizeof path, "%s/libggml-cuda.so", real) < (int)sizeof path &&
-           access(path, R_OK) == 0;
+    const int folder = (int)(kvant_os_file_name(real) - real);
+    return snprintf(path, sizeof path, "%.*s" KVANT_OS_LIBRARY("ggml-cuda"), folder, real) <
+               (int)sizeof path &&
+           kvant_os_exists(path);
 }
 
 /* The flags for the program. On a GPU --accel needs the device, too. */
@@ -359,7 +358,7 @@ static bool set_variables(bool accel)
 {
     const variable *list = accel ? variables_of_accel : variables;
     for (size_t i = 0; i < N_VARIABLES && list[i].name != NULL; i++)
-        if (setenv(list[i].name, list[i].value, 0) != 0)
+        if (!os_set_default(list[i].name, list[i].value))
             return complain("exec: cannot set the environment: %s", strerror(errno));
     return true;
 }
@@ -368,9 +367,9 @@ static bool set_variables(bool accel)
  * to. */
 static const char *static_program(const program *p)
 {
-    char path[PATH_MAX];
+    char path[OS_MAX_PATH];
     for (int i = 0; i < p->argc; i++)
-        if (program_path(p->argv[i], path, sizeof path) && program_has_ggml(path))
+        if (os_find_program(p->argv[i], path, sizeof path) && program_has_ggml(path))
             return p->argv[i];
     return NULL;
 }
@@ -434,7 +433,7 @@ static int set_accel(const exec_options *o)
         return EXIT_USAGE;
     }
     return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) &&
-                   setenv(PLUGIN_ACCEL, "1", 1) == 0
+                   os_set_variable(PLUGIN_ACCEL, "1")
                ? 0
                : EXIT_RUNTIME;
 }
@@ -445,26 +444,27 @@ static bool keep_other_backend(const char *plugin)
 {
     const char *other = env_or_null("GGML_BACKEND_PATH");
     return other == NULL || strcmp(file_name(other), file_name(plugin)) == 0 ||
-           setenv(PLUGIN_ENV_BACKEND, other, 1) == 0;
+           os_set_variable(PLUGIN_ENV_BACKEND, other);
 }
 
 /* Lets the plug-in save states as codes where no other llama.cpp can take them for its own rows. It
  * prints a line then. A user's choice stays. */
 static bool choose_states(const exec_options *o)
 {
-    return o->accel || setenv(PLUGIN_ENV_STATES, "auto", 0) == 0;
+    return o->accel || getenv(PLUGIN_ENV_STATES) != NULL ||
+           os_set_variable(PLUGIN_ENV_STATES, "auto");
 }
 
 /* Sets the variables that load the plug-in and say how much it prints. 0 or an exit code. */
 static int set_plugin(const exec_options *o)
 {
-    char path[PATH_MAX];
+    char path[OS_MAX_PATH];
     if (!plugin_path(path, sizeof path) || !plugin_limit_spinning())
         return EXIT_RUNTIME;
-    if (keep_other_backend(path) && setenv("GGML_BACKEND_PATH", path, 1) == 0 &&
-        (o->accel || unsetenv(PLUGIN_ACCEL) == 0) && choose_states(o) &&
-        (!o->verbose || setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0) &&
-        (!o->quiet || setenv(PLUGIN_ENV_QUIET, "1", 1) == 0))
+    if (keep_other_backend(path) && os_set_variable("GGML_BACKEND_PATH", path) &&
+        (o->accel || os_set_variable(PLUGIN_ACCEL, NULL)) && choose_states(o) &&
+        (!o->verbose || os_set_variable(PLUGIN_ENV_VERBOSE, "1")) &&
+        (!o->quiet || os_set_variable(PLUGIN_ENV_QUIET, "1")))
         return 0;
     complain("exec: cannot set the environment: %s", strerror(errno));
     return EXIT_RUNTIME;
@@ -511,7 +511,7 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     }
     if (watched)
         watch_start(getenv("GGML_BACKEND_PATH"));
-    execvp(words[0], words);
+    os_become(words);
     const int code = exec_failed(words[0]);
     free(words);
     return code;

@@ -5,12 +5,12 @@
  * do not suit the model. For sizes (-c) it makes a context. llama.cpp then says which layers have
  * keys and values in how many cells, and the plug-in says how much memory they take (kv_fill.h).
  * Nothing is computed, and no cell is touched. inspect_rows.c prints. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "command.h"
 #include "engine.h"
 #include "fingerprint.h"
 #include "inspect.h"
 #include "interrupt.h"
+#include "os.h"
 #include "text.h"
 
 #include <kvant/kvant.h>
@@ -50,7 +50,7 @@ static bool set_exact(void *given, const char *value)
     *(bool *)given = true;
     if (!whole && strcmp(value, "auto") != 0)
         return complain("--exact %s: it must be auto or a whole number of tokens", value);
-    return setenv("KVANT_EXACT", value, 1) == 0;
+    return os_set_variable("KVANT_EXACT", value);
 }
 
 static const arg_option options[] = {
@@ -216,7 +216,7 @@ int command_inspect(int argc, char **argv)
         s.engine.n_threads = 1; /* nothing is computed */
     /* The plug-in's device of the computer's memory: sizes on a GPU need none. */
     const bool ok =
-        setenv("KVANT_GPU", "0", 1) == 0 && engine_open(&e, &s.engine) && look_and_print(&e, &s);
+        os_set_variable("KVANT_GPU", "0") && engine_open(&e, &s.engine) && look_and_print(&e, &s);
     engine_close(&e);
     return ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
 }

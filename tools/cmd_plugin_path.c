@@ -1,11 +1,10 @@
 /* cmd_plugin_path.c - `kvant plugin-path`, for scripts that set GGML_BACKEND_PATH and start
  * llama.cpp themselves. */
-#define _POSIX_C_SOURCE 200809L
 #include "args.h"
 #include "command.h"
+#include "os.h"
 #include "plugin.h"
 
-#include <limits.h>
 #include <stdio.h>
 
 static const arg_spec spec = {
@@ -21,7 +20,7 @@ static const arg_spec spec = {
 
 int command_plugin_path(int argc, char **argv)
 {
-    char path[PATH_MAX];
+    char path[OS_MAX_PATH];
     const int code = args_parse_all(&spec, argc, argv, NULL);
     if (code >= 0)
         return code;

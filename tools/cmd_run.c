@@ -3,10 +3,10 @@
  *
  * A prompt is put into the model's chat template when the model has one that llama.cpp knows; --raw
  * leaves the prompt unchanged. Statistics go to stderr, also after Ctrl-C. */
-#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "command.h"
 #include "engine.h"
 #include "interrupt.h"
+#include "os.h"
 #include "progress.h"
 #include "text.h"
 
@@ -69,19 +69,21 @@ typedef struct generation {
 static char *join_prompt(const settings *s, size_t *bytes)
 {
     const char *prompt = s->prompt != NULL ? s->prompt : "";
-    char *text = NULL, *joined = NULL;
+    char *text = NULL;
     size_t n = 0;
+    os_stream out;
     if (!text_check("-p", prompt, strlen(prompt)) ||
         (s->file != NULL && (text = read_text(s->file, &n)) == NULL))
         return NULL;
-    FILE *out = open_memstream(&joined, bytes);
-    if (out != NULL) {
+    if (os_stream_open(&out)) {
         if (n > 0)
-            fwrite(text, 1, n, out);
-        fprintf(out, "%s%s", n > 0 && prompt[0] != 0 && text[n - 1] != '\n' ? "\n" : "", prompt);
+            fwrite(text, 1, n, out.file);
+        fprintf(out.file, "%s%s", n > 0 && prompt[0] != 0 && text[n - 1] != '\n' ? "\n" : "",
+                prompt);
     }
     free(text);
-    if (out == NULL || fclose(out) != 0)
+    char *joined = os_stream_text(&out, bytes);
+    if (joined == NULL)
         complain("run: out of memory");
     return joined;
 }

@@ -1,19 +1,15 @@
 /* cmd_state.c - `kvant state info`: what files of saved states hold, packed ones and others. It
  * finds the rows that are codes by their heads, wherever llama.cpp put them, and checks their
  * checksums. It does not decode rows, which need the model's codecs. */
-#define _POSIX_C_SOURCE 200809L
 #include "args.h"
 #include "command.h"
+#include "os.h"
 
 #include "../integrations/llama.cpp/state_format.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static const arg_spec spec = {
     .command = "state",
@@ -141,9 +137,8 @@ static beginning read_beginning(const uint8_t *data, size_t size)
                         .nominal = size };
 }
 
-static int show(const char *path, const struct stat *info, const uint8_t *data)
+static int show(const char *path, const uint8_t *data, size_t size)
 {
-    const size_t size = (size_t)info->st_size;
     const beginning b = read_beginning(data, size);
     contents c = { 0 };
     if (!b.known)
@@ -157,7 +152,7 @@ static int show(const char *path, const struct stat *info, const uint8_t *data)
     find_runs(data, size, &c);
     count_zeros(data, size, &c);
     printf("%s: %u tokens%s, %.2f MiB, %.2f MiB on disk\n", path, b.n_tokens,
-           b.all ? ", all sequences" : "", mib(size), mib((uint64_t)info->st_blocks * 512));
+           b.all ? ", all sequences" : "", mib(size), os_bytes_on_disk(path) / 1048576);
     if (b.packed)
         printf("  packed %.2f MiB of llama.cpp's\n", mib(b.nominal));
     printf("  codes  %.2f MiB in %llu runs of %llu rows\n", mib(c.code_bytes),
@@ -173,24 +168,22 @@ static int show(const char *path, const struct stat *info, const uint8_t *data)
 
 static int inspect(const char *path)
 {
-    const int file = open(path, O_RDONLY);
-    struct stat info;
-    int code = EXIT_RUNTIME;
-    if (file < 0 || fstat(file, &info) != 0) {
+    int file, code = EXIT_RUNTIME;
+    uint64_t size = 0;
+    const void *data = NULL;
+    if (!kvant_os_open(path, &file)) {
         complain("%s: %s", path, strerror(errno));
-    } else if (!S_ISREG(info.st_mode) || info.st_size < 12) {
-        complain("%s: not a state that llama.cpp saved", path);
-    } else {
-        void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-        if (data == MAP_FAILED)
-            complain("%s: %s", path, strerror(errno));
-        else
-            code = show(path, &info, data);
-        if (data != MAP_FAILED)
-            munmap(data, (size_t)info.st_size);
+        return code;
     }
-    if (file >= 0)
-        close(file);
+    if (!kvant_os_size(file, &size) || size < 12)
+        complain("%s: not a state that llama.cpp saved", path);
+    else if ((data = kvant_os_map_file(file, (size_t)size)) == NULL)
+        complain("%s: %s", path, strerror(errno));
+    else
+        code = show(path, data, (size_t)size);
+    if (data != NULL)
+        kvant_os_unmap(data, (size_t)size);
+    kvant_os_close(file);
     return code;
 }
 

@@ -1,5 +1,4 @@
 /* configs.c - configurations from --preset, --config, -k, -v and --stock. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "configs.h"
 
 #include "args.h"

@@ -1,93 +1,49 @@
 /* devices.c - see devices.h. A line of the list is
  * "  NAME: DESCRIPTION (8192 MiB, 8000 MiB free)". The plug-in adds " [kvant]" or
  * " [kvant, integrated]" to the description of a GPU whose caches it keeps. */
-#define _GNU_SOURCE
+#define _POSIX_C_SOURCE 200809L /* strtok_r */
 #include "devices.h"
 
 #include "choices.h"
 #include "command.h"
+#include "os.h"
 
 #include <ctype.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 /* A program on a GPU that sleeps needs about 2 seconds. A script that ignores the option and starts
  * a server would run until this limit. */
 #define MAX_SECONDS 10
 #define LIST_BYTES 16384
 
-/* Becomes the program. The variables of `env NAME=value` before the program are the program's. */
-static void become(const program *p, int out)
+/* The variables of `env NAME=value` before the program, which are the program's. Returns how
+ * many. */
+static int variables_before(const program *p, char **variables)
 {
-    static char option[] = "--list-devices";
-    const bool sub = program_has_command(p);
-    char *command = sub ? p->argv[1] : option;
-    char *words[] = { p->argv[0], command, sub ? option : NULL, NULL };
-    const int nothing = open("/dev/null", O_RDWR);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    int n = 0;
     for (int i = 1; i < p->n_before; i++)
         if (strchr(p->before[i], '=') != NULL && p->before[i][0] != '-')
-            putenv(p->before[i]);
-    if (nothing >= 0 && dup2(nothing, 0) >= 0 && dup2(nothing, 2) >= 0 && dup2(out, 1) >= 0)
-        execvp(words[0], words);
-    _exit(127);
-}
-
-static int64_t milliseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-/* Reads the pipe to its end or until text is full. False when the time is over before. */
-static bool read_all(int in, char *text, size_t bytes)
-{
-    const int64_t end = milliseconds() + MAX_SECONDS * 1000;
-    size_t n = 0;
-    ssize_t got = 1;
-    while (n < bytes && got > 0) {
-        const int64_t left = end - milliseconds();
-        struct pollfd ready = { .fd = in, .events = POLLIN };
-        if (left <= 0 || poll(&ready, 1, (int)left) <= 0)
-            return false;
-        got = read(in, text + n, bytes - n);
-        n += got > 0 ? (size_t)got : 0;
-        text[n] = 0;
-    }
-    return true;
+            variables[n++] = p->before[i];
+    return n;
 }
 
 void devices_query(const program *p, device_list *list)
 {
-    char text[LIST_BYTES + 1] = "";
-    int ends[2];
+    static char option[] = "--list-devices";
+    const bool sub = program_has_command(p);
+    char *words[] = { p->argv[0], sub ? p->argv[1] : option, sub ? option : NULL, NULL };
+    char text[LIST_BYTES + 1], **variables = calloc((size_t)p->n_before + 1, sizeof *variables);
+    bool late = false;
     *list = (device_list){ .known = false };
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return;
-    const pid_t child = fork();
-    if (child == 0)
-        become(p, ends[1]);
-    close(ends[1]);
-    if (child > 0) {
-        setpgid(child, child); /* the child does it, too: whoever comes first */
-        if (!read_all(ends[0], text, LIST_BYTES))
-            complain("exec: %s --list-devices gave no list within %d seconds",
-                     file_name(p->argv[0]), MAX_SECONDS);
-        kill(-child, SIGKILL); /* with the program that a script started */
-        waitpid(child, NULL, 0);
+    if (variables != NULL && os_read_output(words, variables, variables_before(p, variables),
+                                            MAX_SECONDS, text, sizeof text, &late))
         devices_read(text, list);
-    }
-    close(ends[0]);
+    free(variables);
+    if (late)
+        complain("exec: %s --list-devices gave no list within %d seconds", file_name(p->argv[0]),
+                 MAX_SECONDS);
 }
 
 static bool cut_end(char *text, const char *end)

@@ -1,22 +1,18 @@
 /* engine.c - runtime, models, contexts. */
-#define _GNU_SOURCE
 #include "engine.h"
 
 #include "command.h"
 #include "fingerprint.h"
 #include "interrupt.h"
 #include "machine.h"
+#include "os.h"
 #include "plugin.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static void default_runtime(engine_options *options)
 {
@@ -109,15 +105,17 @@ static bool start_threadpool(engine *e)
 bool engine_open(engine *e, const engine_options *options)
 {
     *e = (engine){ .options = *options };
-    if (access(options->model, R_OK) != 0)
+    int file;
+    if (!kvant_os_open(options->model, &file))
         return complain("model %s: %s", options->model, strerror(errno));
+    kvant_os_close(file);
     if (!plugin_limit_spinning() || !llama_api_load(e->options.runtime))
         return false;
     ll.llama_log_set(on_log, e);
     ll.llama_backend_init();
     /* The plug-in is loaded when a configuration needs it, so that commands without one do not
      * depend on it. */
-    unsetenv("GGML_BACKEND_PATH");
+    os_set_variable("GGML_BACKEND_PATH", NULL);
     ll.ggml_backend_load_all_from_path(e->options.runtime);
     /* Distributions keep the back ends in a separate folder, which their ggml knows. */
     if (ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == NULL)
@@ -141,12 +139,12 @@ void engine_close(engine *e)
  * requests it. */
 static bool load_plugin(engine *e)
 {
-    char path[PATH_MAX];
+    char path[OS_MAX_PATH];
     if (e->plugin != NULL)
         return true;
-    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0 ||
-        setenv(PLUGIN_ENV_QUIET, e->options.verbose ? "0" : "1", 0) !=
-            0) /* a command makes many contexts */
+    if (!plugin_path(path, sizeof path) || !os_set_variable(PLUGIN_ACCEL, "0") ||
+        !os_set_default(PLUGIN_ENV_QUIET,
+                        e->options.verbose ? "0" : "1")) /* a command makes many contexts */
         return false;
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {
@@ -293,7 +291,7 @@ struct llama_context *engine_context(engine *e, const kv_config *config,
     double bits;
     if (model == NULL || !engine_bits(e, config, &bits) ||
         (!config->stock && !configs_set_plugin(&e->options.configs, config)) ||
-        setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
+        !os_set_variable(PLUGIN_ACCEL, config->accel ? "1" : "0"))
         return NULL;
     llama_params params = ll.llama_context_default_params();
     context_settings settings = {
@@ -373,9 +371,9 @@ uint64_t engine_runtime_fingerprint(const engine *e)
     memcpy(&symbols[1], &ll.ggml_nbytes, sizeof(void *));
     memcpy(&symbols[2], &e->threadpool_free, sizeof(void *)); /* of the CPU back end */
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        Dl_info library;
+        char path[OS_MAX_PATH];
         const uint64_t file =
-            dladdr(symbols[i], &library) != 0 ? fingerprint_whole_file(library.dli_fname) : 0;
+            os_library_of(symbols[i], path, sizeof path) ? fingerprint_whole_file(path) : 0;
         if (file == 0)
             return 0;
         hash = fingerprint_words(hash, &file, sizeof file);

@@ -1,19 +1,14 @@
 /* eval_state.c - header and records of --resume. */
-#define _GNU_SOURCE
 #include "eval_state.h"
 
 #include "command.h"
-#include "file_io.h"
 #include "fingerprint.h"
+#include "os.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define MAGIC 0x4554415453564b00u /* another number on machines of another byte order */
 #define VERSION 2u
@@ -84,7 +79,7 @@ static bool read_records(eval_state *s, uint64_t size)
     s->end = sizeof(header) + n * s->record_bytes;
     s->records = n > 0 ? malloc(n * s->record_bytes) : NULL;
     if (n > 0 && (s->records == NULL ||
-                  !file_read_at(s->file, s->records, n * s->record_bytes, sizeof(header))))
+                  !kvant_os_read_at(s->file, s->records, n * s->record_bytes, sizeof(header))))
         return refuse(s->path, s->records == NULL ? "out of memory" : strerror(errno));
     for (uint64_t i = 0; i < n; i++) {
         const unsigned char *r = s->records + i * s->record_bytes;
@@ -101,7 +96,7 @@ static bool read_records(eval_state *s, uint64_t size)
 /* Two runs would write to the same place. */
 static bool lock(eval_state *s)
 {
-    return flock(s->file, LOCK_EX | LOCK_NB) == 0 ||
+    return os_lock(s->file) ||
            refuse(s->path, errno == EWOULDBLOCK ? "another kvant is using it" : strerror(errno));
 }
 
@@ -109,38 +104,37 @@ static bool start(eval_state *s, const base_key *key)
 {
     const header h = make_header(key);
     s->end = sizeof h;
-    if (file_write_at(s->file, &h, sizeof h, 0) && fsync(s->file) == 0)
+    if (kvant_os_write_at(s->file, &h, sizeof h, 0) && kvant_os_flush(s->file))
         return true;
     return refuse(s->path, strerror(errno));
 }
 
 bool eval_state_open(eval_state *s, const char *path, const base_key *key)
 {
-    struct stat about;
+    uint64_t size = 0;
     header h;
     *s = (eval_state){
         .path = path, .file = -1, .n_rows = key->n_rows, .record_bytes = record_size(key->n_rows)
     };
     if (path == NULL)
         return true;
-    s->file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (s->file < 0 || fstat(s->file, &about) != 0)
+    if (!os_open_or_create(path, &s->file))
         return refuse(path, strerror(errno));
-    if (!S_ISREG(about.st_mode))
-        return refuse(path, "it is not a regular file");
+    if (!kvant_os_size(s->file, &size))
+        return refuse(path, errno == EINVAL ? "it is not a regular file" : strerror(errno));
     if (!lock(s))
         return false;
-    if (about.st_size == 0)
+    if (size == 0)
         return start(s, key);
-    if ((uint64_t)about.st_size < sizeof h || !file_read_at(s->file, &h, sizeof h, 0))
+    if (size < sizeof h || !kvant_os_read_at(s->file, &h, sizeof h, 0))
         return refuse(path, "this is not a file that --resume made");
-    return check_header(path, &h, key) && read_records(s, (uint64_t)about.st_size);
+    return check_header(path, &h, key) && read_records(s, size);
 }
 
 void eval_state_close(eval_state *s)
 {
     if (s->path != NULL && s->file >= 0)
-        close(s->file);
+        kvant_os_close(s->file);
     free(s->records);
     *s = (eval_state){ .file = -1 };
 }
@@ -175,7 +169,8 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
     memcpy(bytes + sizeof r, values, s->n_rows * sizeof *values);
     const uint64_t sum = fingerprint_words(FINGERPRINT_START, bytes, n);
     memcpy(bytes + n, &sum, sizeof sum);
-    const bool ok = file_write_at(s->file, bytes, s->record_bytes, s->end) && fsync(s->file) == 0;
+    const bool ok =
+        kvant_os_write_at(s->file, bytes, s->record_bytes, s->end) && kvant_os_flush(s->file);
     free(bytes);
     if (ok) {
         s->end += s->record_bytes;
@@ -183,7 +178,7 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
     }
     complain("--resume %s: %s", s->path, strerror(errno));
     hint("it keeps all complete results: make room and give the same command again");
-    if (ftruncate(s->file, (off_t)s->end) != 0)
+    if (!os_resize(s->file, s->end))
         complain("--resume %s: %s", s->path,
                  strerror(errno)); /* the torn record's checksum will tell */
     return false;

@@ -4,6 +4,7 @@
 
 #include "command.h"
 #include "gguf_file.h"
+#include "os.h"
 #include "plugin.h"
 
 #include <ctype.h>

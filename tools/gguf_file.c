@@ -3,10 +3,10 @@
 #define _FILE_OFFSET_BITS 64
 #include "gguf_file.h"
 
-#include <limits.h>
+#include "os.h"
+
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { TYPE_U32 = 4, TYPE_STRING = 8, TYPE_ARRAY = 9, N_TYPES = 13 };
 static const uint8_t type_bytes[N_TYPES] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
@@ -105,8 +105,13 @@ static bool find(FILE *file, uint64_t bytes, const char *key, char text[MAX_KEY]
 
 static uint64_t file_bytes(const char *path)
 {
-    struct stat state;
-    return stat(path, &state) == 0 && S_ISREG(state.st_mode) ? (uint64_t)state.st_size : 0;
+    uint64_t bytes = 0;
+    int file;
+    if (!kvant_os_open(path, &file))
+        return 0;
+    const bool known = kvant_os_size(file, &bytes);
+    kvant_os_close(file);
+    return known ? bytes : 0;
 }
 
 uint64_t gguf_bytes(const char *path)
@@ -114,14 +119,15 @@ uint64_t gguf_bytes(const char *path)
     static const char ending[] = "-00001-of-00000.gguf";
     const size_t length = strlen(path), n = sizeof ending - 1;
     unsigned parts = 0;
-    char part[PATH_MAX];
+    char part[OS_MAX_PATH];
     if (length < n || strncmp(path + length - n, ending, 10) != 0 ||
         sscanf(path + length - n + 10, "%5u.gguf", &parts) != 1)
         return file_bytes(path);
     uint64_t bytes = 0;
     for (unsigned i = 1; i <= parts; i++) {
         const int stem = (int)(length - n);
-        if (snprintf(part, sizeof part, "%.*s-%05u-of-%05u.gguf", stem, path, i, parts) < PATH_MAX)
+        if (snprintf(part, sizeof part, "%.*s-%05u-of-%05u.gguf", stem, path, i, parts) <
+            (int)sizeof part)
             bytes += file_bytes(part);
     }
     return bytes;

@@ -1,16 +1,15 @@
 /* kvant.c - the command: finds the subcommand or benchmark, prints help and version. Everything
  * else is in cmd_*.c and in the Python package (python_command.c). */
-#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "args.h"
 #include "command.h"
 #include "json.h"
+#include "os.h"
 #include "plugin.h"
 
 #include <kvant/kvant.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #define CPU_LEVELS "auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot"
 
@@ -198,12 +197,14 @@ static bool set_cpu_level(const char *name)
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         complain("--cpu: this machine has no %s; kvant --version names its best level", name);
     else
-        return setenv(PLUGIN_ENV_CPU, name, 1) == 0;
+        return os_set_variable(PLUGIN_ENV_CPU, name);
     return false;
 }
 
 int main(int argc, char **argv)
 {
+    if (!os_start())
+        return EXIT_RUNTIME;
     if (argc > 1 && strcmp(argv[1], "--cpu") == 0) {
         if (!set_cpu_level(argc > 2 ? argv[2] : NULL))
             return EXIT_USAGE;
@@ -215,7 +216,7 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "--version") == 0 || strcasecmp(word, "-V") == 0 ||
+    if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0 || strcmp(word, "-v") == 0 ||
         strcmp(word, "version") == 0)
         return print_version();
     if (strcmp(word, "--describe") == 0)

@@ -1,13 +1,10 @@
 /* llama_api.c - opens llama.cpp's libraries, binds the functions, refuses other layouts. */
-#define _POSIX_C_SOURCE 200809L
 #include "llama_api.h"
 
 #include "command.h"
+#include "os.h"
 
-#include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,32 +17,29 @@ LLAMA_FUNCTIONS(LLAMA_CHECK)
 
 llama_api ll;
 
-/* libllama.so, or libllama.v0.5.0.so in a package registry, or libllama.so.0 in a distribution.
- * Never libllama-common.so. */
-static bool is_libllama(const char *name)
+/* The name of the library: libllama.so, or libllama.v0.5.0.so in a package registry, or
+ * libllama.so.0 in a distribution. Never libllama-common.so. */
+static bool note_libllama(void *name, const char *file)
 {
-    const char *end = strstr(name, ".so");
-    return strncmp(name, "libllama.", 9) == 0 && end != NULL && (end[3] == 0 || end[3] == '.');
+    const bool found = os_is_library(file, "llama") && strlen(file) < 256;
+    if (found)
+        strcpy(name, file);
+    return found;
 }
 
 static bool find_libllama(const char *folder, char *path, size_t bytes)
 {
-    DIR *dir = opendir(folder);
-    if (dir == NULL)
+    char name[256] = "";
+    if (!os_each_file(folder, note_libllama, name))
         return complain("llama.cpp runtime %s: %s", folder, strerror(errno));
-    bool found = false;
-    for (struct dirent *entry = readdir(dir); entry != NULL && !found; entry = readdir(dir))
-        if (is_libllama(entry->d_name))
-            found = snprintf(path, bytes, "%s/%s", folder, entry->d_name) < (int)bytes;
-    closedir(dir);
-    if (!found)
-        complain("llama.cpp runtime %s: no libllama*.so there", folder);
-    return found;
+    if (name[0] != 0 && snprintf(path, bytes, "%s/%s", folder, name) < (int)bytes)
+        return true;
+    return complain("llama.cpp runtime %s: no " KVANT_OS_LIBRARY("llama*") " there", folder);
 }
 
 static bool bind(void *library, const char *name, void *member)
 {
-    void *symbol = dlsym(library, name);
+    void *symbol = kvant_os_symbol(library, name);
     if (symbol == NULL) {
         complain("the llama.cpp runtime lacks %s", name);
         return hint("kvant runs with llama.cpp from ggml 0.10 on; it was compiled for "
@@ -64,7 +58,7 @@ static const char *no_version(void)
 /* llama.cpp before ggml 0.21 has no such function. */
 static void bind_version(void *library)
 {
-    void *symbol = dlsym(library, "llama_version");
+    void *symbol = kvant_os_symbol(library, "llama_version");
     ll.llama_version = no_version;
     if (symbol != NULL)
         memcpy(&ll.llama_version, &symbol, sizeof symbol);
@@ -84,16 +78,16 @@ static bool check_tensors(const char *folder)
 
 bool llama_api_load(const char *folder)
 {
-    char path[PATH_MAX];
+    char path[OS_MAX_PATH];
     if (folder[0] == 0)
         complain("no llama.cpp runtime is named");
     if (folder[0] == 0 || !find_libllama(folder, path, sizeof path))
         return hint(
             "scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
     /* Global, because back ends that are loaded later look for ggml's symbols there. */
-    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    void *library = os_open_global(path);
     if (library == NULL)
-        return complain("cannot load %s", dlerror());
+        return complain("cannot load %s", kvant_os_library_error());
 #define LLAMA_BIND(result, name, parameters)                                                       \
     if (!bind(library, #name, &ll.name))                                                           \
         return false;

@@ -1,54 +1,44 @@
 /* program.c - see program.h. It reads options as llama.cpp's common/arg.cpp and llama-bench do. */
-#define _GNU_SOURCE
 #include "program.h"
 
 #include "choices.h"
+#include "os.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static bool is_llama(const char *word)
 {
     return strncmp(file_name(word), "llama", 5) == 0;
 }
 
-static bool is_executable(const char *path)
-{
-    struct stat state;
-    return stat(path, &state) == 0 && S_ISREG(state.st_mode) && access(path, X_OK) == 0;
-}
-
-bool program_path(const char *word, char *path, size_t bytes)
-{
-    if (strchr(word, '/') != NULL)
-        return is_executable(word) && (size_t)snprintf(path, bytes, "%s", word) < bytes;
-    const char *at = getenv("PATH");
-    while (at != NULL && *at != 0) {
-        const size_t n = strcspn(at, ":");
-        const int length = snprintf(path, bytes, "%.*s%s%s", (int)n, at, n > 0 ? "/" : "", word);
-        if (length > 0 && (size_t)length < bytes && is_executable(path))
-            return true;
-        at += n + (at[n] == ':');
-    }
-    return false;
-}
-
 /* Whether the file begins as programs do: on a mounted Windows disk models are executable, too. */
 static bool is_program(const char *word)
 {
-    char path[PATH_MAX], magic[4] = "";
+    char path[OS_MAX_PATH], magic[4] = "";
     const char *ending = strrchr(word, '.');
-    if ((ending != NULL && strcmp(ending, ".py") == 0) || !program_path(word, path, sizeof path))
+    if ((ending != NULL && strcmp(ending, ".py") == 0) || !os_find_program(word, path, sizeof path))
         return false;
     FILE *file = fopen(path, "rb");
     const size_t n = file != NULL ? fread(magic, 1, sizeof magic, file) : 0;
     if (file != NULL)
         fclose(file);
-    return n == sizeof magic && (memcmp(magic, "\177ELF", 4) == 0 || memcmp(magic, "#!", 2) == 0);
+    return n == sizeof magic && os_is_program(magic, true);
+}
+
+static bool has_text(const char *block, size_t n, const char *text, size_t length)
+{
+    for (const char *at = block; n >= length; at++) {
+        const char *next = memchr(at, text[0], n - length + 1);
+        if (next == NULL)
+            return false;
+        if (memcmp(next, text, length) == 0)
+            return true;
+        n -= (size_t)(next + 1 - at);
+        at = next;
+    }
+    return false;
 }
 
 /* The text of an error of ggml.c's, which a stripped file has, too. */
@@ -57,14 +47,14 @@ bool program_has_ggml(const char *path)
     static const char text[] = "not enough space in the context's memory pool"; /* of ggml.c */
     enum { BLOCK = 1 << 20, MOST_BLOCKS = 64, KEPT = sizeof text };
     char *block = malloc(KEPT + BLOCK);
-    FILE *file = block != NULL ? fopen(path, "rbe") : NULL;
+    FILE *file = block != NULL ? fopen(path, "rb") : NULL;
     bool found = false;
     size_t kept = 0, n = 1; /* the text may begin in one block and end in the next one */
     for (int i = 0; file != NULL && i < MOST_BLOCKS && n > 0 && !found; i++) {
         n = fread(block + kept, 1, BLOCK, file);
-        if (i == 0 && (n < 4 || memcmp(block, "\177ELF", 4) != 0))
+        if (i == 0 && (n < 4 || !os_is_program(block, false)))
             break;
-        found = memmem(block, kept + n, text, sizeof text - 1) != NULL;
+        found = has_text(block, kept + n, text, sizeof text - 1);
         const size_t all = kept + n;
         kept = all < KEPT ? all : KEPT;
         memmove(block, block + all - kept, kept);

@@ -47,9 +47,6 @@ bool program_has_command(const program *p);
 /* llama-bench writes lists of devices with slashes and lists of tensors with semicolons. */
 bool program_is_bench(const program *p);
 
-/* The path of the program's file, if it can be executed; false when there is none. */
-bool program_path(const char *word, char *path, size_t bytes);
-
 /* Whether the file of a program has ggml in it, so that no library of ggml's can load the plug-in
  * there. Reads the file's first 64 MiB. */
 bool program_has_ggml(const char *path);

@@ -3,12 +3,12 @@
 #include "progress.h"
 
 #include "json.h"
+#include "os.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 #define TERMINAL_SECONDS 0.1
 #define LINE_SECONDS 5.0
@@ -54,11 +54,10 @@ static void print_number(FILE *out, const char *key, double value, double step)
  * out. */
 static void print_json(const progress *p, double now, const char *what)
 {
-    char *line = NULL;
-    size_t n = 0;
-    FILE *out = open_memstream(&line, &n);
-    if (out == NULL)
+    os_stream stream;
+    if (!os_stream_open(&stream))
         return;
+    FILE *out = stream.file;
     putc('{', out);
     print_number(out, "done", p->done, 1);
     print_number(out, "total", p->total, 1);
@@ -68,7 +67,8 @@ static void print_json(const progress *p, double now, const char *what)
     fputs("\"what\":", out);
     json_string(out, what);
     fputs("}\n", out);
-    if (fclose(out) == 0)
+    char *line = os_stream_text(&stream, NULL);
+    if (line != NULL)
         fputs(line, stderr);
     free(line);
 }
@@ -99,7 +99,7 @@ void progress_start(progress *p, double total)
 {
     const double now = monotonic_seconds();
     *p = (progress){
-        .total = total, .started = now, .shown = now, .terminal = isatty(STDERR_FILENO) == 1
+        .total = total, .started = now, .shown = now, .terminal = os_errors_on_terminal()
     };
     p->json = json && !p->terminal;
     if (p->json)

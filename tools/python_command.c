@@ -3,16 +3,14 @@
  *
  * Owns where interpreter and package are, and which variables tell the package of this program.
  * Parses no options: the package does. */
-#define _POSIX_C_SOURCE 200809L /* setenv */
 #include "command.h"
+#include "os.h"
 #include "plugin.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define ENV_PYTHON "KVANT_PYTHON"   /* the interpreter, instead of python3 */
 #define ENV_COMMAND "KVANT_COMMAND" /* this program, which Python commands start again */
@@ -22,19 +20,18 @@
 
 static bool set_package_variables(const char *data)
 {
-    char command[PATH_MAX], library[PATH_MAX];
-    const ssize_t n = readlink("/proc/self/exe", command, sizeof command - 1);
-    if (n <= 0)
+    char command[OS_MAX_PATH], library[OS_MAX_PATH];
+    if (!os_own_path(command, sizeof command))
         return false;
-    command[n] = 0;
 #ifdef KVANT_HAVE_LLAMA
     const char *runtime = getenv(ENV_RUNTIME);
-    if (setenv(ENV_RUNTIME, KVANT_DEFAULT_RUNTIME, runtime == NULL || runtime[0] == 0) != 0)
+    if ((runtime == NULL || runtime[0] == 0) &&
+        !os_set_variable(ENV_RUNTIME, KVANT_DEFAULT_RUNTIME))
         return false;
 #endif
-    return setenv(ENV_COMMAND, command, 1) == 0 && setenv(ENV_DATA, data, 1) == 0 &&
-           (!library_beside_command("libkvant.so", library, sizeof library) ||
-            setenv(ENV_LIBRARY, library, 0) == 0);
+    return os_set_variable(ENV_COMMAND, command) && os_set_variable(ENV_DATA, data) &&
+           (!library_beside_command(KVANT_OS_LIBRARY("kvant"), library, sizeof library) ||
+            os_set_default(ENV_LIBRARY, library));
 }
 
 /* argv[0], the subcommand, names the package's module. */
@@ -46,7 +43,7 @@ static void become(const char *python, const char *package, int argc, char **arg
     words[0] = program_argument(python);
     words[1] = program_argument(package);
     memcpy(words + 2, argv, (size_t)argc * sizeof *words);
-    execvp(python, words);
+    os_become(words);
     free(words);
 }
 
@@ -57,7 +54,7 @@ static bool find_package(const char *data, char *package, size_t bytes)
     static const char *const places[] = { "python/kvant", "../.." };
     for (size_t i = 0; i < 2; i++) {
         snprintf(package, bytes, "%s/%s/commands", data, places[i]);
-        if (access(package, R_OK) == 0)
+        if (kvant_os_exists(package))
             return true;
     }
     return false;
@@ -67,7 +64,7 @@ int python_command(int argc, char **argv)
 {
     const char *given = getenv(ENV_PYTHON),
                *python = given != NULL && given[0] != 0 ? given : "python3";
-    char data[PATH_MAX] = "", package[PATH_MAX + 32];
+    char data[OS_MAX_PATH] = "", package[OS_MAX_PATH + 32];
     if (!data_beside_command(data, sizeof data) || !find_package(data, package, sizeof package)) {
         complain("%s: the Python part of kvant is missing: it is not in ../share/kvant/python next "
                  "to the program",

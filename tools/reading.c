@@ -1,9 +1,9 @@
 /* reading.c - see reading.h. */
-#define _POSIX_C_SOURCE 200809L
 #include "reading.h"
 
 #include "command.h"
 #include "interrupt.h"
+#include "os.h"
 #include "spread.h"
 #include "text.h"
 
@@ -11,19 +11,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 bool can_write_beside(const char *command, const char *path)
 {
     char folder[4096];
     if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder)
         return complain("%s: the path of -o is too long", command);
-    char *slash = strrchr(folder, '/');
-    if (slash == NULL)
+    const size_t n = (size_t)(kvant_os_file_name(path) - path); /* with the slash */
+    folder[n > 1 ? n - 1 : n] = 0;
+    if (n == 0)
         strcpy(folder, ".");
-    else
-        slash[slash == folder ? 1 : 0] = 0;
-    if (access(folder, W_OK | X_OK) == 0)
+    if (os_can_write_to(folder))
         return true;
     return complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
 }

@@ -8,10 +8,11 @@
  * thread-safe. */
 #pragma once
 
+#include "os.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 /* The position of a tensor's bytes after the header. */
 typedef struct safetensors_tensor {
@@ -19,13 +20,11 @@ typedef struct safetensors_tensor {
 } safetensors_tensor;
 
 typedef struct safetensors {
-    FILE *notes, *entries; /* members of the header, as they are planned */
-    char *note_text, *entry_text;
-    size_t note_bytes, entry_bytes;
+    os_stream notes, entries; /* members of the header, as they are planned */
     uint64_t data_at, data_bytes;
     int fd; /* -1: none */
     char path[4096];
-    char beside[4112]; /* the temporary file, empty when there is none */
+    char beside[4120]; /* the temporary file, empty when there is none */
 } safetensors;
 
 /* safetensors_close is needed in any case. */

@@ -1,10 +1,10 @@
 /* score.c - log-softmax, packed reference, divergence; rows are shared out between threads. */
-#define _POSIX_C_SOURCE 200809L
 #include "score.h"
+
+#include "os.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 
 #define SPAN 16.0f /* nats below the top that the packed reference keeps */
@@ -123,15 +123,10 @@ bool score_rows(score_reference *reference, size_t first, bool define, const flo
               .values = values };
     if (first > reference->n_rows || n > reference->n_rows - first)
         return false;
-    /* Threads start with this thread's signal mask. Ctrl-C is to interrupt this one. */
-    sigset_t all, former;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &former);
     unsigned started = 0;
     while (started + 1 < n_threads && started < MAX_THREADS &&
-           pthread_create(&threads[started], NULL, work, &j) == 0)
+           kvant_os_start_thread(&threads[started], work, &j, 0))
         started++;
-    pthread_sigmask(SIG_SETMASK, &former, NULL);
     work(&j); /* this thread takes part, so that failing to start others costs time only */
     for (unsigned i = 0; i < started; i++)
         pthread_join(threads[i], NULL);

@@ -4,6 +4,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "selftest.h"
 
+#include "os.h"
 #include "progress.h"
 
 #include <kvant/attention.h>
@@ -64,7 +65,7 @@ typedef struct layer {
 /* Memory for kvant, which aligns to 64 bytes, filled with a byte. */
 static void *allocate(size_t bytes, int fill)
 {
-    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    void *memory = kvant_os_alloc(64, (bytes + 63) / 64 * 64);
     return memory != NULL ? memset(memory, fill, bytes) : NULL;
 }
 
@@ -72,9 +73,9 @@ static void close_layer(layer *l)
 {
     for (int role = 0; role < 2; role++) {
         kvant_tensor_free(&l->tensor[role]);
-        free(l->memory[role]);
+        kvant_os_free(l->memory[role]);
     }
-    free(l->workspace);
+    kvant_os_free(l->workspace);
 }
 
 /* A tensor of n_tokens tokens whose kv heads share the problem's codecs. */
@@ -127,7 +128,7 @@ static kvant_status prepare(layer *l, uint32_t n_queries, uint32_t n_tokens, uin
     a->q_token_stride = a->out_token_stride = n_heads * d;
     a->q_head_stride = a->out_head_stride = d;
     a->scale = 1 / sqrtf((float)d), a->causal = n_queries > 1;
-    free(l->workspace);
+    kvant_os_free(l->workspace);
     l->workspace = NULL;
     const kvant_status status =
         kvant_attention_workspace(l->tensor[0], l->tensor[1], a, &l->workspace_bytes);
@@ -185,7 +186,7 @@ static kvant_status check_call(const test_problem *p, layer *l, size_t which, te
     if (status == KVANT_OK)
         test_compare_call(r, p, which,
                           &(test_outputs){ out, lse, .place = TEST_ON_CPU, .centered = true });
-    free(out);
+    kvant_os_free(out);
     return status;
 }
 
@@ -291,7 +292,7 @@ static kvant_status measure_copy(test_speed *s)
         parts[i] =
             (copying){ .to = memory + part * i, .from = memory + part * (n + i), .bytes = part };
     s->copy = memory != NULL ? test_time(run_copy, parts) / COPIES : NAN;
-    free(memory);
+    kvant_os_free(memory);
     return memory != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 

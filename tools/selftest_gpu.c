@@ -2,7 +2,8 @@
  * Calls the CUDA driver, which is looked up in libcuda.so.1; kernels are libkvant_cuda's. */
 #include "selftest_gpu.h"
 
-#include <dlfcn.h>
+#include "os.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,9 +45,9 @@ static bool load_driver(void)
         DRIVER_FUNCTIONS(ENTRY)
 #undef ENTRY
     };
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    void *library = kvant_os_open_library(KVANT_OS_CUDA_DRIVER);
     for (size_t i = 0; library != NULL && i < sizeof symbols / sizeof *symbols; i++) {
-        void *symbol = dlsym(library, symbols[i].name);
+        void *symbol = kvant_os_symbol(library, symbols[i].name);
         if (symbol == NULL)
             return false;
         /* ISO C: no pointer to data becomes one to a function */

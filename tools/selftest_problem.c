@@ -4,6 +4,7 @@
 #include "selftest.h"
 
 #include "choices.h"
+#include "os.h"
 
 #include <kvant/cuda.h>
 #include <kvant/settings.h>
@@ -202,7 +203,7 @@ static bool allocate(test_problem *p)
     }
     p->block_bytes = TEST_KV_HEADS * (p->info[0].page_bytes + p->info[1].page_bytes);
     const size_t bytes = (TEST_BLOCKS * p->block_bytes + 63) / 64 * 64;
-    p->pages = aligned_alloc(64, bytes);
+    p->pages = kvant_os_alloc(64, bytes);
     if (p->pages != NULL)
         memset(p->pages, 0, bytes);
     return ok && p->pages != NULL;
@@ -239,7 +240,7 @@ void test_problem_close(test_problem *p)
         free(p->rows[role]);
         free(p->decoded[role]);
     }
-    free(p->pages);
+    kvant_os_free(p->pages);
     for (size_t i = 0; i < TEST_CALLS; i++) {
         free(p->calls[i].q);
         free(p->calls[i].out);

@@ -1,6 +1,7 @@
 /* selftest_report.c - prints the results of `kvant selftest`: the table, each wrong result, the
  * verdict, and the file that owners of GPUs send. The file has no name of a user or a machine, no
  * path and no time. */
+#include "os.h"
 #include "selftest.h"
 
 #include "command.h"
@@ -12,7 +13,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
 
 /* Readers of the file (scripts/pages/tables/cards.py) take this version alone. */
 #define FILE_VERSION 1
@@ -265,13 +265,12 @@ static void write_speed(const test_report *report, FILE *out, const test_result 
 
 void test_write_json(const test_report *report, FILE *out)
 {
-    struct utsname system;
-    if (uname(&system) != 0)
-        memset(&system, 0, sizeof system);
+    char system[64], machine[64];
+    os_names(system, machine, sizeof system);
     fprintf(out, "{\n  \"kvant_selftest\": %d", FILE_VERSION);
     json_member(out, ",\n  ", "kvant_version", kvant_version());
-    json_member(out, ",\n  ", "system", system.sysname);
-    json_member(out, ",\n  ", "machine", system.machine);
+    json_member(out, ",\n  ", "system", system);
+    json_member(out, ",\n  ", "machine", machine);
     json_member(out, ",\n  ", "verdict", verdict_of(report));
     fprintf(out, ",\n  \"shared_memory_limit_kib\": %" PRIu32, report->shared_kib);
     fprintf(out, ",\n  \"seconds\": %.1f,\n  \"devices\": [", report->seconds);

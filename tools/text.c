@@ -1,8 +1,8 @@
 /* text.c - see text.h. */
-#define _POSIX_C_SOURCE 200809L /* open_memstream, fmemopen */
 #include "text.h"
 
 #include "command.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -18,17 +18,13 @@ extern const size_t manual_text_size;
 /* A 0 follows the text. NULL without memory. */
 static char *read_stream(FILE *file, size_t *bytes)
 {
-    char block[65536], *text = NULL;
-    FILE *out = open_memstream(&text, bytes);
-    for (size_t n = 1; out != NULL && n > 0;) {
+    char block[65536];
+    os_stream out;
+    for (size_t n = os_stream_open(&out); n > 0;) {
         n = fread(block, 1, sizeof block, file);
-        fwrite(block, 1, n, out);
+        fwrite(block, 1, n, out.file);
     }
-    const bool failed = out == NULL || ferror(out);
-    if ((out == NULL || fclose(out) == 0) && !failed)
-        return text;
-    free(text);
-    return NULL;
+    return os_stream_text(&out, bytes);
 }
 
 static bool continues(unsigned char byte)
@@ -59,17 +55,25 @@ bool text_check(const char *name, const char *text, size_t bytes)
     return true;
 }
 
-static FILE *open_text(const char *path)
+static char *copy_manual(size_t *bytes)
 {
-    if (strcmp(path, MANUAL_TEXT) == 0)
-        return fmemopen((void *)(uintptr_t)manual_text, manual_text_size, "rb");
-    return strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    char *text = malloc(manual_text_size + 1);
+    if (text == NULL) {
+        complain(MANUAL_TEXT ": out of memory");
+        return NULL;
+    }
+    memcpy(text, manual_text, manual_text_size);
+    text[manual_text_size] = 0;
+    *bytes = manual_text_size;
+    return text;
 }
 
 static char *read_file(const char *path, size_t *bytes)
 {
+    if (strcmp(path, MANUAL_TEXT) == 0)
+        return copy_manual(bytes);
     errno = 0;
-    FILE *file = open_text(path);
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     char *text = file != NULL ? read_stream(file, bytes) : NULL;
     if (text == NULL || ferror(file)) {
         complain("%s: %s", path, file != NULL && text == NULL ? "out of memory" : strerror(errno));

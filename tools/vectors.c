@@ -1,21 +1,17 @@
 /* vectors.c - see vectors.h. A reader finds the shape of a file: where numbers begin, how many rows
  * there are, how far apart they are. The shape is checked against the file's size before memory is
  * allocated. */
-#define _POSIX_C_SOURCE 200809L /* strcasecmp, fstat */
 #include "vectors.h"
 
+#include "args.h"
 #include "command.h"
-#include "file_io.h"
+#include "os.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <kvant/index.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 typedef struct shape {
     uint64_t n, dim, start, gap; /* gap: bytes before each row */
@@ -128,7 +124,7 @@ static const struct reader *reader_of(const char *path)
 {
     const char *ending = strrchr(path, '.');
     for (size_t i = 0; ending != NULL && i < sizeof readers / sizeof *readers; i++)
-        if (strcasecmp(ending, readers[i].ending) == 0)
+        if (args_same_letters(ending, readers[i].ending, SIZE_MAX))
             return &readers[i];
     complain("%s: the name must end with .npy, .fvecs, .bvecs, .fbin or .u8bin", path);
     return NULL;
@@ -166,7 +162,7 @@ static bool read_rows(const source *s, const shape *p, vectors *out)
     bool ok = rows != NULL || complain("search: out of memory");
     for (size_t i = 0; ok && i < out->n; i += ROWS_AT_ONCE) {
         const size_t n = out->n - i < ROWS_AT_ONCE ? out->n - i : ROWS_AT_ONCE;
-        ok = file_read_at(s->file, rows, n * bytes, p->start + i * bytes) ||
+        ok = kvant_os_read_at(s->file, rows, n * bytes, p->start + i * bytes) ||
              unusable(s, "it cannot be read");
         for (size_t j = 0; ok && j < n; j++)
             ok = convert(s, p, rows + j * bytes, out->rows + (i + j) * p->dim);
@@ -178,13 +174,11 @@ static bool read_rows(const source *s, const shape *p, vectors *out)
 static bool read_file(source *s, const struct reader *reader, size_t most, vectors *out)
 {
     uint8_t head[MOST_HEAD];
-    struct stat st;
     shape p = { .bytes = reader->bytes };
-    if (fstat(s->file, &st) != 0 || !S_ISREG(st.st_mode))
+    if (!kvant_os_size(s->file, &s->size))
         return unusable(s, "it is not a regular file");
-    s->size = (uint64_t)st.st_size;
     const size_t n = s->size < sizeof head ? (size_t)s->size : sizeof head;
-    if (!file_read_at(s->file, head, n, 0))
+    if (!kvant_os_read_at(s->file, head, n, 0))
         return unusable(s, "it cannot be read");
     if (!reader->read(s, head, n, &p) || !check_shape(s, &p))
         return false;
@@ -204,11 +198,10 @@ bool vectors_read(const char *path, size_t most, vectors *out)
     *out = (vectors){ .rows = NULL };
     if (reader == NULL)
         return false;
-    s.file = open(path, O_RDONLY | O_CLOEXEC);
-    if (s.file < 0)
+    if (!kvant_os_open(path, &s.file))
         return complain("cannot open %s: %s", path, strerror(errno));
     const bool ok = read_file(&s, reader, most, out);
-    close(s.file);
+    kvant_os_close(s.file);
     if (!ok)
         vectors_free(out);
     return ok;

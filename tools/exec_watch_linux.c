@@ -1,4 +1,4 @@
-/* exec_watch.c - see exec_watch.h.
+/* exec_watch_linux.c - exec_watch.h for Linux.
  *
  * Two things are known at the end of the program. The plug-in reports when it is loaded and when a
  * context is created on its device (kvp_report in integrations/llama.cpp/log.c). A look at the

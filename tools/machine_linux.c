@@ -1,4 +1,4 @@
-/* machine.c - see machine.h. */
+/* machine_linux.c - machine.h for Linux. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "machine.h"
 

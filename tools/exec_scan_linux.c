@@ -1,4 +1,4 @@
-/* exec_scan.c - see exec_scan.h.
+/* exec_scan_linux.c - exec_scan.h for Linux.
  *
  * Processes are found by a variable in their environment. A program may leave its parent, its group
  * and its session, but without its environment it would not find the plug-in. */
