@@ -7,6 +7,7 @@
 #include "buffer_region.h"
 #include "buffer_requests.h"
 #include "ggml_api.h"
+#include "host.h"
 #include "kv_steps.h"
 #include "log.h"
 #include "trace.h"
@@ -102,8 +103,12 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
     size_t reserved = 0;
     kvp_kv *kv;
 
-    if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL || !kvp_kv_is_cache_tensor(tensor))
+    if (!kvp_is_ours(buffer->buft) || tensor->view_src != NULL)
         return ABI_STATUS_SUCCESS;
+    if (!kvp_kv_is_cache_tensor(tensor))
+        return region->inner != NULL || kvp_host_commit(tensor->data, kvp_api.nbytes(tensor))
+                   ? ABI_STATUS_SUCCESS
+                   : ABI_STATUS_ALLOC_FAILED;
     kvp_requests_placed(); /* ggml asks for the size once more before it places a tensor */
     if (kvp_kv_shape_read(tensor, region->remote != NULL || region->latents, &shape, err,
                           sizeof(err))) {
@@ -257,6 +262,12 @@ static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buf
             kvp_api.buffer_free(inner);
         return NULL;
     }
+    /* Others write anywhere in plain memory. Cells are committed when they are made. */
+    if (inner == NULL && !kvp_is_ours(of) && !kvp_host_commit(region->base, size)) {
+        kvp_error("there is no memory for a buffer of %zu bytes; choose a smaller -c", size);
+        kvp_region_free(region);
+        return NULL;
+    }
     region->remote = remote;
     kvp_note("buffer of %.2f MiB", (double)size / 1048576.0);
     return kvp_api.buffer_init(of, iface, region, size);
@@ -349,22 +360,31 @@ static size_t step_bytes(const abi_tensor *tensor)
     return padded_to_page(kvp_steps_bytes(&shape, settings));
 }
 
+/* The bytes that a tensor reserves, where its cells need so many. */
+static size_t at_least_nominal(size_t cells, size_t nominal)
+{
+    return kvp_host_reserves_nominal_bytes() && cells < nominal ? nominal : cells;
+}
+
 /* Only when llama.cpp plans (--fit) does it ask for the size of keys without values after it built
  * the graph. All other tensors of keys without values get their memory by kvp_requests_finish. */
 size_t kvp_buffer_request(const abi_tensor *tensor, size_t plain)
 {
+    const size_t nominal = kvp_api.nbytes(tensor);
     size_t latents, bytes;
 
     if (!kvp_requests_note(tensor, plain))
         return 0;
     latents = latent_bytes(tensor);
     if (latents > 0)
+        latents = at_least_nominal(latents, nominal);
+    if (latents > 0)
         kvp_requests_note_latents(padded_to_page(latents));
     if (latents > 0 && (kvp_kv_plans_keys_only() || kvp_requests_place_latents()))
         return latents;
     if (kvp_kv_plans_keys_only())
         return 0;
-    bytes = kvp_buffer_bytes(tensor, false) + step_bytes(tensor);
+    bytes = at_least_nominal(kvp_buffer_bytes(tensor, false) + step_bytes(tensor), nominal);
     kvp_requests_note_cache(padded_to_page(bytes));
     return bytes;
 }

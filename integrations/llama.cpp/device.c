@@ -99,6 +99,8 @@ void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
     free_workspace(compute);
     compute->workspace = kvp_host_reserve(bytes);
     compute->workspace_bytes = compute->workspace != NULL ? bytes : 0;
+    if (compute->workspace != NULL && !kvp_host_commit(compute->workspace, bytes))
+        free_workspace(compute);
     return compute->workspace;
 }
 

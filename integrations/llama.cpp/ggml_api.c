@@ -26,7 +26,7 @@ static const char *const tested_versions[] = { "0.25", "0.26" };
 /* ISO C has no cast from an object pointer to a function pointer. */
 static bool lookup(void *library, const char *name, void *slot)
 {
-    void *symbol = kvp_host_symbol(library, name);
+    void *symbol = kvant_os_symbol(library, name);
 
     memcpy(slot, &symbol, sizeof(symbol));
     return symbol != NULL;
@@ -168,7 +168,7 @@ bool kvp_ggml_load(const void *caller)
     }
     ok = identify(library, &api) && lookup_all(library, &api) && check_tables(library, &api);
     /* The caller stays loaded: it is calling us. Only our reference is returned. */
-    kvp_host_close_library(library);
+    kvant_os_close_library(library);
     if (ok)
         kvp_api = api;
     return ok;

@@ -74,7 +74,7 @@ static void row(finder *f, const char *what, intmax_t found, intmax_t expected)
  * pointer, which ISO C does not have. */
 static bool find(finder *f, const char *name, void *slot)
 {
-    void *symbol = kvp_host_symbol(f->library, name);
+    void *symbol = kvant_os_symbol(f->library, name);
 
     memcpy(slot, &symbol, sizeof(symbol));
     if (symbol == NULL && !f->differs) {

@@ -1,22 +1,20 @@
-/* host.h - what the plug-in needs of an operating system: the libraries of its process, reserved
- * memory, the machine's memory, files and threads. host_linux.c and host_linux_imports.c have these
- * functions for Linux; another system has other files with the same functions. No other file of the
- * plug-in includes a header of a system or asks which system it is (tests/docs/test_os.py). */
+/* host.h - what the plug-in needs of an operating system, in addition to libraries, variables and
+ * threads (src/base/os.h): its caller, imported functions, reserved memory, the machine's memory,
+ * files. host_posix.c has these functions for Linux and macOS, host_windows.c for Windows, and
+ * host_linux_imports.c those on imports. No other file of the plug-in includes a header of a system
+ * or asks which system it is (tests/docs/test_os.py). */
 #ifndef KVP_HOST_H
 #define KVP_HOST_H
 
-#include <pthread.h>
+#include "../../src/base/os.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-/* Libraries. A symbol is looked up in a library and in the libraries that it was linked with; NULL
- * when none has it. */
-void *kvp_host_library_of(const void *code); /* that holds this address; NULL: unknown */
-void *kvp_host_open_library(const char *file);
-void kvp_host_close_library(void *library);
-void *kvp_host_symbol(void *library, const char *name);
+/* Opens the library that holds this address; NULL: unknown. */
+void *kvp_host_library_of(const void *code);
 
 /* A function that modules of the process import from a library, and the function that takes its
  * place. */
@@ -34,18 +32,26 @@ typedef struct kvp_import {
 bool kvp_host_find_imports(kvp_import *imports, size_t n, const char **why);
 bool kvp_host_replace_imports(kvp_import *imports, size_t n);
 
-/* The file of the NVIDIA driver's library. */
-#define KVP_HOST_CUDA_DRIVER "libcuda.so.1"
+/* Keeps the plug-in loaded until the process ends, because its threads run its code. */
+void kvp_host_stay_loaded(void);
 
-/* Zeroed memory, of which only pages that were written are resident. NULL: there is no room. */
+/* Whether llama.cpp's builds for this system may check that a buffer has room for each tensor as
+ * its type says. A compressed tensor then reserves as much, which takes address space only. */
+bool kvp_host_reserves_nominal_bytes(void);
+
+/* Reserves addresses; NULL: there is no room. kvp_host_commit() turns a part of them into zeroed
+ * memory, of which only pages that were written are resident. A part that is memory already stays as
+ * it is. False: there is no memory. */
 void *kvp_host_reserve(size_t bytes);
+bool kvp_host_commit(void *at, size_t bytes);
 void kvp_host_release(void *memory, size_t bytes);
 
 /* Keeps the system from using huge pages for reserved memory. Such a page would make memory
  * resident that nobody wrote. */
 void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
 
-/* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. */
+/* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. Before
+ * the part is used again it has to be committed. */
 void kvp_host_clear(void *at, size_t bytes);
 
 /* As kvp_host_clear for memory of anybody. Pages with a file behind them stay. */
@@ -59,7 +65,7 @@ void kvp_host_memory(size_t *available, size_t *total);
 
 /* Files. A path is a regular file or nothing. */
 bool kvp_host_is_file(const char *path);
-FILE *kvp_host_open(const char *path); /* to read; a program that is started does not inherit it */
+FILE *kvp_host_open(const char *path, bool appends); /* programs that start do not inherit it */
 uint64_t kvp_host_file_bytes(FILE *file);
 
 /* `kvp_host_create` begins a file that shall take the place of `path`, under another name, which it
@@ -76,10 +82,7 @@ void kvp_host_file_state(const char *path, char *text, size_t n);
 /* Calls see() with the path of each file that the process has mapped, in the order of addresses. */
 void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *context);
 
-/* Threads. A started thread blocks the program's signals, because a thread inherits its creator's
- * mask and the program's handlers belong on its own threads. Signals of a fault stay unblocked,
- * because they go to the thread that has the fault. */
-bool kvp_host_start_thread(pthread_t *thread, void *(*run)(void *), void *context);
+/* Threads. */
 void kvp_host_yield(void);
 
 /* Lets the other threads of the program go before the calling thread. */

@@ -14,6 +14,7 @@
 
 #include "buffer_requests.h"
 #include "kv_layers.h"
+#include "host.h"
 #include "kv_steps.h"
 #include "llama_states.h"
 #include "log.h"
@@ -365,6 +366,10 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     if (kv->remote != NULL)
         return kv->remote->create(kv, params.codecs, params.n_kv_heads, head_dim, err, errlen);
     kv->roped = false;
+    if (!kvp_host_commit(kv->memory, bytes)) {
+        snprintf(err, errlen, "there is no memory for its %zu bytes; choose a smaller -c", bytes);
+        return false;
+    }
     if (kvant_tensor_create(&params, kv->memory, &kv->tensor) == KVANT_OK)
         return true;
     snprintf(err, errlen, "%s", kvant_error_message());

@@ -39,6 +39,8 @@ bool kvp_steps_map(kvp_kv *kv)
     if (pages->memory != NULL)
         return true;
     pages->memory = kvp_host_reserve(pages->bytes);
+    if (pages->memory != NULL && !kvp_host_commit(pages->memory, pages->bytes))
+        kvp_steps_free(kv->steps);
     kv->shared = pages->memory != NULL ? pages->bytes : 0;
     return pages->memory != NULL;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../../src/base/os.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "log.h"
@@ -281,7 +282,7 @@ static size_t load(const which *w, FILE *file, const char *path, kvp_pack_tokens
 static FILE *open_packed(const char *path)
 {
     char magic[KVP_STATE_MAGIC_BYTES] = "";
-    FILE *file = kvp_host_is_file(path) ? kvp_host_open(path) : NULL;
+    FILE *file = kvp_host_is_file(path) ? kvp_host_open(path, false) : NULL;
 
     if (file != NULL && fread(magic, 1, sizeof(magic), file) == sizeof(magic) &&
         kvp_is_packed(magic, sizeof(magic))) {
@@ -437,11 +438,11 @@ static bool find_functions(void *library)
         { "llama_memory_clear", &llama.memory_clear },
     };
     size_t (*nbytes)(const abi_tensor *tensor) = kvp_api.nbytes;
-    void *address = kvp_host_symbol(library, "ggml_nbytes");
+    void *address = kvant_os_symbol(library, "ggml_nbytes");
     bool found = memcmp(&address, &nbytes, sizeof(address)) == 0;
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]) && found; i++) {
-        address = kvp_host_symbol(library, symbols[i].name);
+        address = kvant_os_symbol(library, symbols[i].name);
         memcpy(symbols[i].slot, &address, sizeof(address));
         found = address != NULL;
     }
@@ -474,9 +475,9 @@ const char *kvp_states_serve(void)
                "looks them up";
     for (size_t i = 0; i < n && same; i++)
         same = imports[i].theirs == NULL ||
-               imports[i].theirs == kvp_host_symbol(library, imports[i].name);
+               imports[i].theirs == kvant_os_symbol(library, imports[i].name);
     found = same && find_functions(library);
-    kvp_host_close_library(library);
+    kvant_os_close_library(library);
     if (!found)
         return "llama.cpp's library lacks one of the functions, or works with another ggml";
     if (!kvp_host_replace_imports(imports, n))

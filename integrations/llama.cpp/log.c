@@ -60,7 +60,7 @@ void kvp_note(const char *format, ...)
 
 void kvp_report(const char *event)
 {
-    const char *name = getenv("KVANT_WATCH");
+    const char *name = kvant_os_variable("KVANT_WATCH");
 
     if (name != NULL)
         kvp_host_send(name, event);

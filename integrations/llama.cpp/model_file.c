@@ -14,7 +14,7 @@ static bool is_model(const char *path)
 {
     char magic[4] = "";
     /* only regular files, because opening a device may have an effect */
-    FILE *file = kvp_host_is_file(path) ? kvp_host_open(path) : NULL;
+    FILE *file = kvp_host_is_file(path) ? kvp_host_open(path, false) : NULL;
 
     if (file == NULL)
         return false;
@@ -198,7 +198,7 @@ kvp_model_layers kvp_count_model_layers(const char *path)
         uint64_t n_tensors, n_keys;
     } head;
     struct layers layers = { 0 };
-    reader r = { kvp_host_open(path), 0 };
+    reader r = { kvp_host_open(path, false), 0 };
     bool ok;
 
     if (r.file == NULL)

@@ -50,7 +50,7 @@ struct spent {
 
 static bool read_spent(struct spent *spent)
 {
-    FILE *file = fopen("/proc/thread-self/schedstat", "re");
+    FILE *file = kvp_host_open("/proc/thread-self/schedstat", false);
     long long running, waiting;
     bool complete;
 
@@ -65,7 +65,8 @@ static bool read_spent(struct spent *spent)
 
 static bool environment_decides(void)
 {
-    return getenv("GOMP_SPINCOUNT") != NULL || getenv("OMP_WAIT_POLICY") != NULL;
+    return kvant_os_variable("GOMP_SPINCOUNT") != NULL ||
+           kvant_os_variable("OMP_WAIT_POLICY") != NULL;
 }
 
 bool kvp_openmp_is_watched(void)
@@ -122,7 +123,7 @@ static void *hold_team(void *number)
 static bool start_thread(uintptr_t number)
 {
     pthread_t thread;
-    const bool started = kvp_host_start_thread(&thread, hold_team, (void *)number);
+    const bool started = kvant_os_start_thread(&thread, hold_team, (void *)number, 0);
 
     if (started)
         pthread_detach(thread);

@@ -13,6 +13,7 @@
 #include "gpu/gpu.h"
 #include "device.h"
 #include "ggml_api.h"
+#include "host.h"
 #include "kv_fill.h"
 #include "llama_states.h"
 #include "log.h"
@@ -95,7 +96,7 @@ static void find_gpus(bool accel)
 static void load_other_backend(void)
 {
     static bool loads; /* ggml would call this function again for the plug-in's own path */
-    const char *path = getenv("KVANT_BACKEND_PATH");
+    const char *path = kvant_os_variable("KVANT_BACKEND_PATH");
 
     if (path == NULL || path[0] == '\0' || loads)
         return;
@@ -158,7 +159,7 @@ static abi_reg *set_up(const void *caller)
         find_gpus(accel);
     if (n_gpus == 0 && !accel && takes_gpus)
         kvp_offload_setup();
-    if (!gpu && !kvp_api.gpus && getenv("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
+    if (!gpu && !kvp_api.gpus && kvant_os_variable("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
         kvp_api.reg_by_name("CUDA") != NULL)
         kvp_error("warning: kvant works in the computer's memory, because it was not tried on a "
                   "GPU with ggml %s, which is older than 0.21; KVANT_GPU=1 tries it",
@@ -176,6 +177,8 @@ static abi_reg *set_up(const void *caller)
 abi_reg *ggml_backend_init(void)
 {
     abi_reg *made = set_up(KVP_RETURN_ADDRESS());
+
+    kvp_host_stay_loaded();
 
     kvp_report(made != NULL ? "loaded" : "refused");
     return made;

@@ -98,7 +98,7 @@ static kvant_status get_scheme(const kvant_scheme_params *params, kvant_scheme *
 /* The value of a variable; NULL when it is not set, or set to an empty string. */
 static const char *given(const char *name)
 {
-    const char *text = getenv(name);
+    const char *text = kvant_os_variable(name);
 
     return text != NULL && text[0] != '\0' ? text : NULL;
 }

@@ -330,7 +330,7 @@ static kvant_status copy_create(const restored *r, copy *c)
     if (status == KVANT_OK)
         status = kvant_tensor_size(&params, &bytes);
     if (status == KVANT_OK)
-        c->memory = aligned_alloc(KVANT_PAGE_ALIGN, bytes);
+        c->memory = kvant_os_alloc(KVANT_PAGE_ALIGN, bytes);
     if (c->memory == NULL)
         return status == KVANT_OK ? KVANT_ERR_MEMORY : status;
     memset(c->memory, 0, bytes);
@@ -373,7 +373,7 @@ static kvant_status decode(restored *r)
     if (status == KVANT_OK)
         status = store_decoded(r, &c);
     kvant_tensor_free(&c.tensor);
-    free(c.memory);
+    kvant_os_free(c.memory);
     return status;
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host.h"
 #include "log.h"
 
 #define HIDDEN 0xfc00u /* minus infinity in a mask */
@@ -45,7 +46,8 @@ static void stop(const char *why)
 {
     if (file == NULL)
         return;
-    kvp_error("warning: KVANT_TRACE=%s: %s; the trace ends here", getenv("KVANT_TRACE"), why);
+    kvp_error("warning: KVANT_TRACE=%s: %s; the trace ends here", kvant_os_variable("KVANT_TRACE"),
+              why);
     fclose(file);
     file = NULL;
 }
@@ -210,11 +212,11 @@ static struct cache *of_keys(const kvp_kv *kv)
 
 void kvp_trace_open(void)
 {
-    const char *path = getenv("KVANT_TRACE");
+    const char *path = kvant_os_variable("KVANT_TRACE");
 
     pthread_mutex_lock(&lock);
     if (path != NULL && path[0] != '\0' && file == NULL) {
-        file = fopen(path, "a");
+        file = kvp_host_open(path, true);
         kvp_trace_is_on = file != NULL;
         if (file == NULL)
             kvp_error("warning: KVANT_TRACE=%s: %s; nothing is recorded", path, strerror(errno));

@@ -19,14 +19,14 @@ bool kvp_driver_load(char *err, size_t errlen)
         KVP_CUDA_FUNCTIONS(ENTRY)
 #undef ENTRY
     };
-    void *library = kvp_host_open_library(KVP_HOST_CUDA_DRIVER);
+    void *library = kvant_os_open_library(KVANT_OS_CUDA_DRIVER);
     const size_t n = sizeof(symbols) / sizeof(symbols[0]);
 
     for (size_t i = 0; i < n; i++) {
-        void *symbol = library != NULL ? kvp_host_symbol(library, symbols[i].name) : NULL;
+        void *symbol = library != NULL ? kvant_os_symbol(library, symbols[i].name) : NULL;
         if (symbol == NULL && (library == NULL || i < n - 2)) {
             snprintf(err, errlen, "%s",
-                     library == NULL ? "no NVIDIA driver (" KVP_HOST_CUDA_DRIVER ")"
+                     library == NULL ? "no NVIDIA driver (" KVANT_OS_CUDA_DRIVER ")"
                                      : "the NVIDIA driver is too old");
             return false;
         }

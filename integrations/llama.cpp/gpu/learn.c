@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../host.h"
 #include "../log.h"
 
 #define LEARN_THREADS 16u /* at most; kvant takes no more threads than the process has CPUs */
@@ -44,7 +45,7 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
     size_t bytes = 0;
     bool ok = slots != NULL && kvant_tensor_size(&params, &bytes) == KVANT_OK;
 
-    *memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + 63) / 64 * 64) : NULL;
+    *memory = ok ? kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + 63) / 64 * 64) : NULL;
     if (*memory != NULL)
         memset(*memory, 0, bytes);
     ok = *memory != NULL && kvant_tensor_create(&params, *memory, &tensor) == KVANT_OK;
@@ -115,7 +116,7 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
     kvant_tensor_free(&tensor);
     kvant_codec_free(&quick);
     free(codecs);
-    free(memory);
+    kvant_os_free(memory);
     free(numbers);
     return ok;
 }

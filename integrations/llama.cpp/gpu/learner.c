@@ -79,7 +79,7 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     kvp_gpu_lesson_free(&l->lesson);
     if (l->ready != NULL)
         kvp_cu.event_free(l->ready);
-    free(l->memory);
+    kvant_os_free(l->memory);
     free(l);
 }
 
@@ -130,8 +130,8 @@ static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
         codecs[head] = l->codec;
     ok = ok && kvant_tensor_size(&params, &bytes) == KVANT_OK;
-    l->memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
-                                                         KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN)
+    l->memory = ok ? kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
+                                                          KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN)
                    : NULL;
     if (l->memory != NULL)
         memset(l->memory, 0, bytes);
@@ -355,7 +355,7 @@ bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *le
     }
     l->begun = true;
     kvp_gpu_queries_find(cells, &l->lesson);
-    l->runs = kvp_host_start_thread(&l->thread, learn_apart, cells);
+    l->runs = kvant_os_start_thread(&l->thread, learn_apart, cells, 0);
     if (!l->runs)
         learn(cells);
     return true;
@@ -407,7 +407,7 @@ bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bu
     l->bucket = *bucket;
     l->made_bucket = false;
     l->making_hurries = hurries;
-    l->making = kvp_host_start_thread(&l->maker, make_bucket, cells);
+    l->making = kvant_os_start_thread(&l->maker, make_bucket, cells, 0);
     return l->making;
 }
 

@@ -350,15 +350,15 @@ static kvant_codec *make_codec(const kvant_codec *source, uint32_t head_dim)
         kvant_codec_create("int-8:transform=first,rotate=none", head_dim, KVANT_ROLE_K, 0, &learner,
                            NULL, 0) == KVANT_OK &&
         kvant_tensor_size(&params, &bytes) == KVANT_OK)
-        memory = aligned_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN *
-                                                     KVANT_PAGE_ALIGN);
+        memory = kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
+                                                      KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
     if (memory != NULL)
         memset(memory, 0, bytes);
     if (memory != NULL && kvant_tensor_create(&params, memory, &tensor) == KVANT_OK)
         made = learn_some(tensor, source, rows, head_dim);
     kvant_tensor_free(&tensor);
     kvant_codec_free(&learner);
-    free(memory);
+    kvant_os_free(memory);
     free(rows);
     return made;
 }
@@ -406,7 +406,7 @@ void kvp_gpu_load_kernels(const kvp_gpu_cells *keys, const kvp_gpu_cells *values
     if (loader->k != NULL || values->cache != keys->cache)
         return;
     *loader = (kvp_gpu_loader){ .k = keys, .v = values, .n_heads = n_heads };
-    loader->runs = kvp_host_start_thread(&loader->thread, run, loader);
+    loader->runs = kvant_os_start_thread(&loader->thread, run, loader, 0);
 }
 
 void kvp_gpu_load_finish(kvp_gpu_cache *cache)

@@ -1,14 +1,16 @@
-/* host_linux.c - host.h for Linux. */
+/* host_posix.c - host.h for Linux and macOS. */
+#if defined(__linux__)
 #define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP, MAP_ANONYMOUS, mincore, madvise, SOCK_CLOEXEC */
+#elif defined(__APPLE__)
+#define _DARWIN_C_SOURCE /* dladdr, MAP_ANON, mincore */
+#endif
 
 #include "host.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <link.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -19,8 +21,20 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LOW_PRIORITY 10 /* a nice value, so that the program's own threads go first */
+#if defined(__linux__)
+#include <link.h>
+#elif defined(__APPLE__)
+#include <libproc.h>
+#include <mach/mach.h>
+#include <pthread/qos.h>
+#include <sys/sysctl.h>
+#endif
 
+#if defined(__linux__)
+#define LOW_PRIORITY 10 /* a nice value, so that the program's own threads go first */
+#endif
+
+#if defined(__linux__)
 void *kvp_host_library_of(const void *code)
 {
     Dl_info info;
@@ -33,20 +47,29 @@ void *kvp_host_library_of(const void *code)
     /* The main program has no name in the link map, and dlopen opens it as NULL. */
     return dlopen(map->l_name[0] ? map->l_name : NULL, RTLD_LAZY | RTLD_NOLOAD);
 }
-
-void *kvp_host_open_library(const char *file)
+#elif defined(__APPLE__)
+void *kvp_host_library_of(const void *code)
 {
-    return dlopen(file, RTLD_NOW);
+    Dl_info info;
+
+    return dladdr(code, &info) != 0 ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+}
+#endif
+
+/* On Linux the linker's -z nodelete does so. */
+void kvp_host_stay_loaded(void)
+{
+#if defined(__APPLE__)
+    Dl_info info;
+
+    if (dladdr((const void *)&kvp_host_stay_loaded, &info) != 0)
+        dlopen(info.dli_fname, RTLD_LAZY); /* and never closes it */
+#endif
 }
 
-void kvp_host_close_library(void *library)
+bool kvp_host_reserves_nominal_bytes(void)
 {
-    dlclose(library);
-}
-
-void *kvp_host_symbol(void *library, const char *name)
-{
-    return dlsym(library, name);
+    return false;
 }
 
 void *kvp_host_reserve(size_t bytes)
@@ -57,6 +80,13 @@ void *kvp_host_reserve(size_t bytes)
     return memory != MAP_FAILED ? memory : NULL;
 }
 
+bool kvp_host_commit(void *at, size_t bytes)
+{
+    (void)at;
+    (void)bytes;
+    return true;
+}
+
 void kvp_host_release(void *memory, size_t bytes)
 {
     munmap(memory, bytes);
@@ -64,21 +94,22 @@ void kvp_host_release(void *memory, size_t bytes)
 
 void kvp_host_refuse_huge_pages(void *memory, size_t bytes)
 {
+#if defined(__linux__)
     madvise(memory, bytes, MADV_NOHUGEPAGE);
+#else
+    (void)memory;
+    (void)bytes;
+#endif
 }
 
-/* Zeroes memory. Whole pages are dropped if the system allows each advice of the list for them.
- * Linux zeroes the pages that MADV_DONTNEED drops. */
-static void clear(void *at, size_t bytes, const int *advice, int n)
+/* Zeroes memory. drop() zeroes whole pages and gives them back; false: it cannot. */
+static void clear(void *at, size_t bytes, bool (*drop)(void *pages, size_t bytes))
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t first = (uintptr_t)at, last = first + bytes;
     const uintptr_t inner_first = (first + page - 1) / page * page, inner_last = last / page * page;
-    bool dropped = inner_first < inner_last;
 
-    for (int i = 0; i < n && dropped; i++)
-        dropped = madvise((void *)inner_first, inner_last - inner_first, advice[i]) == 0;
-    if (!dropped) {
+    if (inner_first >= inner_last || !drop((void *)inner_first, inner_last - inner_first)) {
         memset(at, 0, bytes);
         return;
     }
@@ -86,22 +117,48 @@ static void clear(void *at, size_t bytes, const int *advice, int n)
     memset((void *)inner_last, 0, last - inner_last);
 }
 
-void kvp_host_clear(void *at, size_t bytes)
+/* Linux zeroes the pages that MADV_DONTNEED drops. macOS does not, so new pages take their place. */
+static bool drop_own(void *pages, size_t bytes)
 {
-    clear(at, bytes, (const int[]){ MADV_DONTNEED }, 1);
+#if defined(__linux__)
+    return madvise(pages, bytes, MADV_DONTNEED) == 0;
+#else
+    return mmap(pages, bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == pages;
+#endif
 }
 
 /* Linux allows MADV_FREE only for private memory without a file behind it. */
+static bool drop_foreign(void *pages, size_t bytes)
+{
+#if defined(__linux__)
+    return madvise(pages, bytes, MADV_FREE) == 0 && madvise(pages, bytes, MADV_DONTNEED) == 0;
+#else
+    (void)pages;
+    (void)bytes;
+    return false;
+#endif
+}
+
+void kvp_host_clear(void *at, size_t bytes)
+{
+    clear(at, bytes, drop_own);
+}
+
 void kvp_host_clear_foreign(void *at, size_t bytes)
 {
-    clear(at, bytes, (const int[]){ MADV_FREE, MADV_DONTNEED }, 2);
+    clear(at, bytes, drop_foreign);
 }
 
 size_t kvp_host_resident(const void *memory, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), resident = 0;
     char *base = (char *)(uintptr_t)memory;
+#if defined(__linux__)
     unsigned char state[4096];
+#else
+    char state[4096];
+#endif
 
     for (size_t at = 0; at < bytes; at += sizeof(state) * page) {
         size_t n = bytes - at < sizeof(state) * page ? bytes - at : sizeof(state) * page;
@@ -109,11 +166,12 @@ size_t kvp_host_resident(const void *memory, size_t bytes)
         if (mincore(base + at, n, state) != 0)
             return resident;
         for (size_t i = 0; i < n_pages; i++)
-            resident += (state[i] & 1u) * page;
+            resident += (size_t)(state[i] & 1) * page;
     }
     return resident;
 }
 
+#if defined(__linux__)
 /* One field of /proc/meminfo in bytes; 0 when it cannot be read. */
 static size_t meminfo(const char *format)
 {
@@ -134,6 +192,21 @@ void kvp_host_memory(size_t *available, size_t *total)
     *available = meminfo("MemAvailable: %llu");
     *total = meminfo("MemTotal: %llu");
 }
+#elif defined(__APPLE__)
+void kvp_host_memory(size_t *available, size_t *total)
+{
+    vm_statistics64_data_t pages;
+    mach_msg_type_number_t n = HOST_VM_INFO64_COUNT;
+    uint64_t bytes = 0;
+    size_t room = sizeof(bytes);
+    const bool known =
+        host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&pages, &n) == 0;
+
+    *total = sysctlbyname("hw.memsize", &bytes, &room, NULL, 0) == 0 ? (size_t)bytes : 0;
+    *available = known ? ((size_t)pages.free_count + pages.inactive_count) * (size_t)getpagesize()
+                       : 0;
+}
+#endif
 
 bool kvp_host_is_file(const char *path)
 {
@@ -142,9 +215,9 @@ bool kvp_host_is_file(const char *path)
     return stat(path, &state) == 0 && S_ISREG(state.st_mode);
 }
 
-FILE *kvp_host_open(const char *path)
+FILE *kvp_host_open(const char *path, bool appends)
 {
-    return fopen(path, "rbe");
+    return fopen(path, appends ? "abe" : "rbe");
 }
 
 uint64_t kvp_host_file_bytes(FILE *file)
@@ -206,10 +279,16 @@ void kvp_host_file_state(const char *path, char *text, size_t n)
     struct stat state = { 0 };
 
     stat(path, &state);
-    snprintf(text, n, "%jd %jd %ld", (intmax_t)state.st_size, (intmax_t)state.st_mtim.tv_sec,
-             state.st_mtim.tv_nsec);
+#if defined(__APPLE__)
+    const struct timespec changed = state.st_mtimespec;
+#else
+    const struct timespec changed = state.st_mtim;
+#endif
+    snprintf(text, n, "%jd %jd %ld", (intmax_t)state.st_size, (intmax_t)changed.tv_sec,
+             changed.tv_nsec);
 }
 
+#if defined(__linux__)
 void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *context)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -227,20 +306,20 @@ void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *c
         fclose(maps);
 }
 
-bool kvp_host_start_thread(pthread_t *thread, void *(*run)(void *), void *context)
+#elif defined(__APPLE__)
+void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *context)
 {
-    static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
-    sigset_t blocked, former;
-    bool started;
+    struct proc_regionwithpathinfo region;
+    uint64_t at = 0;
 
-    sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++)
-        sigdelset(&blocked, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &blocked, &former);
-    started = pthread_create(thread, NULL, run, context) == 0;
-    pthread_sigmask(SIG_SETMASK, &former, NULL);
-    return started;
+    while (proc_pidinfo(getpid(), PROC_PIDREGIONPATHINFO, at, &region, sizeof(region)) ==
+           (int)sizeof(region)) {
+        if (region.prp_vip.vip_path[0] != '\0')
+            see(context, region.prp_vip.vip_path);
+        at = region.prp_prinfo.pri_address + region.prp_prinfo.pri_size;
+    }
 }
+#endif
 
 void kvp_host_yield(void)
 {
@@ -249,9 +328,14 @@ void kvp_host_yield(void)
 
 void kvp_host_lower_priority(void)
 {
-    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* of this thread only, on Linux */
+#if defined(__linux__)
+    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* of this thread only; macOS takes the process */
+#elif defined(__APPLE__)
+    pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
+#endif
 }
 
+#if defined(__linux__)
 /* The socket's name is abstract, because its first byte is 0: no file has to be removed. A program
  * may close every descriptor that it inherits, so an inherited pipe would not do. */
 void kvp_host_send(const char *name, const char *line)
@@ -270,3 +354,11 @@ void kvp_host_send(const char *name, const char *line)
                   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n));
     close(out);
 }
+#else
+/* `kvant exec` watches programs on Linux alone. */
+void kvp_host_send(const char *name, const char *line)
+{
+    (void)name;
+    (void)line;
+}
+#endif
