@@ -1,6 +1,6 @@
-"""Only the files of a layer know an operating system: os.h says what src/ needs of it, host.h what
-the plug-in needs. Elsewhere no file includes a header of a system, and no #if asks which system it
-is. The command has no such layer yet."""
+"""Only the files of a layer know an operating system: src/base/os.h says what the library needs of
+it, host.h what the plug-in needs, and tools/os.h what the command needs. Elsewhere no file includes
+a header of a system, and no #if asks which system it is."""
 
 import pathlib
 import re
@@ -11,20 +11,31 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # {folder: its files that may know a system}
 LAYERS = {
     "include": (),
-    "src": ("src/base/os_posix.c",),
-    "integrations/llama.cpp": (
-        "integrations/llama.cpp/host_linux.c",
-        "integrations/llama.cpp/host_linux_imports.c",
+    "src": tuple(f"src/base/{name}" for name in ("os.h", "os_posix.c", "os_windows.c")),
+    "integrations/llama.cpp": tuple(
+        f"integrations/llama.cpp/host_{name}.c" for name in ("posix", "windows", "linux_imports")
+    ),
+    "tools": tuple(
+        f"tools/{name}.c"
+        for name in (
+            "os_posix",
+            "os_windows",
+            "machine_linux",
+            "machine_macos",
+            "exec_watch_linux",
+            "exec_scan_linux",
+        )
     ),
 }
 
-# Headers that compilers for every system have: C11, instructions of processors, POSIX threads.
+# Headers that compilers for every system have: C11, instructions of processors, POSIX threads,
+# getopt_long.
 C11 = """assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal
 stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time
 uchar wchar wctype""".split()
-OTHERS = ("arm_neon", "cpuid", "immintrin", "pthread", "semaphore")
+OTHERS = ("arm_neon", "cpuid", "getopt", "immintrin", "pthread", "semaphore")
 EVERYWHERE = {f"{name}.h" for name in (*C11, *OTHERS)}
-OURS = re.compile(r"kvant/|cuda|mma\.h|type_traits|cstd")
+OURS = re.compile(r"kvant/|cuda|llama|ggml|gguf|mma\.h|type_traits|cstd")
 INCLUDE = re.compile(r"^ *# *include *<([^>]+)>")
 SYSTEM = re.compile(r"^ *# *(?:el)?if.*\b(_WIN32|_WIN64|__APPLE__|__linux__|__unix__|__\w+BSD__)\b")
 # Names that need such a header, and macros that show them.
