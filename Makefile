@@ -22,7 +22,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-cuda test-docs test-lean \
+.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-windows test-cuda test-docs test-lean \
     test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache asan tsan format \
     check-format install dist wheel release clean help
 
@@ -161,6 +161,15 @@ test-arm64:
 	    $(BUILD)/wheel-aarch64/kvant-*.whl "$$packages" "$$runtime" "$$model"
 endif
 
+# The zip file for Windows under Wine: unit tests, bytes, the command and the plug-in with
+# llama.cpp's libraries.
+test-windows:
+	@scripts/deps.sh windows || { echo "skipped: test-windows needs Wine" && exit 0; } && \
+	$(MAKE) dist MACHINE=windows-x86_64 && \
+	zig=$$($(FETCH) zig) && fetched=$$($(FETCH) windows) && model=$$($(FETCH) model) && \
+	tests/windows/run.sh $(abspath $(BUILD))/windows \
+	    $(BUILD)/dist-windows-x86_64/kvant-*-windows-x86_64.zip "$$zig" "$$fetched" "$$model"
+
 # Kernels for GPUs compile, one of each template, and their tests without a GPU pass.
 test-cuda:
 	scripts/deps.sh test
@@ -271,7 +280,8 @@ install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 # A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder
-# (scripts/check_dist.sh). make dist MACHINE=aarch64 makes the one for ARM64.
+# (scripts/check_dist.sh). MACHINE=aarch64 makes the one for ARM64, MACHINE=windows-x86_64 a zip file
+# for Windows, and MACHINE=macos-aarch64 a tarball for macOS.
 dist:
 	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
@@ -307,6 +317,7 @@ help:
 	@echo 'make test-long  the long ones, GPU kernels, clang, sanitizers, llama.cpp b11434 (hours)'
 	@echo 'make test-clang a build by clang, and its tests without a model'
 	@echo 'make test-arm64 64-bit ARM: tests, tarball and wheel, under qemu elsewhere'
+	@echo 'make test-windows  the zip file for Windows under Wine'
 	@echo 'make test-cuda  kernels for GPUs compile, and their tests without a GPU pass'
 	@echo 'make format     lays out C, CUDA and Python; make check-format fails where it would'
 	@echo 'make test-docs  pages: links, names, tables, figures'
@@ -319,7 +330,8 @@ help:
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
-	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, or MACHINE=aarch64'
+	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, or MACHINE=aarch64,'
+	@echo '                windows-x86_64 or macos-aarch64'
 	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
 	@echo 'make release    build/release: source, tarball, wheel, sums and notes (3 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

@@ -15,7 +15,8 @@ endif()
 install(DIRECTORY include/kvant DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
     FILES_MATCHING PATTERN "*.h")
 install(TARGETS kvant_static kvant_shared EXPORT kvant-targets
-    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}) # DLLs of Windows
 install(EXPORT kvant-targets NAMESPACE kvant:: DESTINATION ${kvant_cmake_folder})
 set(config ${PROJECT_BINARY_DIR}/kvant-config.cmake)
 set(version ${PROJECT_BINARY_DIR}/kvant-config-version.cmake)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs missing packages for building (deps.sh build), for fetching models and compilers, too
 # (deps.sh fetch), for testing (deps.sh test), for testing with LMCache (deps.sh lmcache), or for
-# ARM64's programs on another machine (deps.sh arm64). Does and prints nothing when all of them are
+# running programs of ARM64 (deps.sh arm64) or of Windows (deps.sh windows) on this machine. Does and prints nothing when all of them are
 # there. Uses apt-get, as root or through sudo; without
 # apt-get it names the missing packages.
 set -eu
@@ -25,9 +25,9 @@ need_numpy() {
 }
 
 case "${1:-}" in
-    build | fetch | test | lmcache | arm64) ;;
+    build | fetch | test | lmcache | arm64 | windows) ;;
     *)
-        echo "usage: scripts/deps.sh build|fetch|test|lmcache|arm64" >&2
+        echo "usage: scripts/deps.sh build|fetch|test|lmcache|arm64|windows" >&2
         exit 2
         ;;
 esac
@@ -56,6 +56,9 @@ if [ "$1" = arm64 ] || [ "$1" = test ] && [ "$(uname -m)" = x86_64 ]; then # for
     need_program qemu-aarch64 qemu-user
     # Compilers do not name the C library that they need.
     need_program aarch64-linux-gnu-gcc "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+fi
+if [ "$1" = windows ]; then # for tests/windows
+    need_program wine "wine wine64"
 fi
 
 [ -n "$missing" ] || exit 0

@@ -1,6 +1,7 @@
 #!/bin/sh
 # dist.sh BUILD HEADERS PLOT ZIG MACHINE: BUILD/kvant-VERSION-linux-MACHINE.tar.gz for any Linux on
-# x86_64 or aarch64 with glibc 2.28 or newer.
+# x86_64 or aarch64 with glibc 2.28 or newer. MACHINE may be windows-x86_64, which makes a zip file, or
+# macos-aarch64.
 set -eu
 [ $# = 5 ] || { echo "usage: scripts/dist.sh BUILD HEADERS PLOT ZIG MACHINE" >&2; exit 2; }
 headers=$2 plot=$3 zig=$4 machine=$5
@@ -20,23 +21,30 @@ CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \
 cmake --build "$build" -j "${JOBS:-$(nproc)}"
 
 version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
-name=kvant-$version-linux-$machine
-rm -rf "${build:?}/$name" "$build"/kvant-*.tar.gz
+name=kvant-$version-$place
+rm -rf "${build:?}/$name" "$build"/kvant-*.tar.gz "$build"/kvant-*.zip
 cmake --install "$build" --prefix "$build/$name" >"$build/install.log"
 cp "$root/LICENSE" "$build/$name/"
 cp "$root"/scripts/fetch*.py "$build/$name/share/kvant/"
+runtime="They need its libraries
+once (11 MB, Linux with glibc 2.34):
+
+    export KVANT_RUNTIME=\$(python3 share/kvant/fetch.py runtime)"
+case $machine in
+    windows-* | macos-*)
+        runtime="They need the folder of its
+libraries (ggml 0.10 to 0.27, with its back ends as files):
+
+    set KVANT_RUNTIME=FOLDER" ;;
+esac
 cat >"$build/$name/README.txt" <<END
-kvant $version for $system with glibc $GLIBC or newer. There is nothing to install: the folder
-works at any place.
+kvant $version for $system. There is nothing to install: the folder works at any place.
 
 Compress the KV cache of your own llama.cpp (llama-server, llama-cli, llama-bench ...):
 
     bin/kvant exec -- llama-server -m model.gguf -c 32768
 
-run, eval, bench, calibrate, tune and report drive llama.cpp themselves. They need its libraries
-once (11 MB, Linux with glibc 2.34):
-
-    export KVANT_RUNTIME=\$(python3 share/kvant/fetch.py runtime)
+run, eval, bench, calibrate, tune and report drive llama.cpp themselves. $runtime
     bin/kvant run -m model.gguf -p "Why is the sky blue?"
     bin/kvant report -m model.gguf -o report.html --quick
 
@@ -45,8 +53,18 @@ Manual: man share/man/man1/kvant.1
 END
 
 # The same input gives the same bytes: names in order, no times and owners.
+if [ "$cmake_system" = Windows ]; then
+    (cd "$build" && "${PYTHON:-python3}" "$root/scripts/pack_zip.py" "$name")
+    "$root/scripts/check_dll.sh" "$build/$name"
+    echo "$build/$name.zip"
+    exit 0
+fi
 epoch=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
 tar -C "$build" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -cf - "$name" |
     gzip -9n >"$build/$name.tar.gz"
-"$root/scripts/check_dist.sh" "$build/$name.tar.gz" $GLIBC
+if [ "$cmake_system" = Linux ]; then
+    "$root/scripts/check_dist.sh" "$build/$name.tar.gz" $GLIBC
+else
+    echo "not run: nothing here runs programs for $system"
+fi
 echo "$build/$name.tar.gz"

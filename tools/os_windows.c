@@ -60,8 +60,8 @@ bool os_own_path(char *path, size_t bytes)
 bool os_library_of(const void *function, char *path, size_t bytes)
 {
     HMODULE module;
-    const DWORD how = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS |
-                      GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    const DWORD how =
+        GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
     if (!GetModuleHandleExW(how, (const wchar_t *)function, &module))
         return kvant_windows_failed();
     return module_path(module, path, bytes);
@@ -115,8 +115,8 @@ bool os_find_program(const char *word, char *path, size_t bytes)
     if (!kvant_windows_path(word, name))
         return false;
     const DWORD n = SearchPathW(NULL, name, L".exe", OS_MAX_PATH, found, NULL);
-    const DWORD kind = n > 0 && n < OS_MAX_PATH ? GetFileAttributesW(found)
-                                                : INVALID_FILE_ATTRIBUTES;
+    const DWORD kind =
+        n > 0 && n < OS_MAX_PATH ? GetFileAttributesW(found) : INVALID_FILE_ATTRIBUTES;
     if (kind == INVALID_FILE_ATTRIBUTES || (kind & FILE_ATTRIBUTE_DIRECTORY) != 0) {
         errno = ENOENT;
         return false;
@@ -128,6 +128,12 @@ bool os_is_program(const char head[4], bool scripts)
 {
     (void)scripts; /* Windows starts no file as a script */
     return memcmp(head, "MZ", 2) == 0;
+}
+
+/* The package looks for Linux's names of libraries and for /proc. */
+bool os_runs_python(void)
+{
+    return false;
 }
 
 /* Puts a word into quotes as the C library of Windows reads them: backslashes are doubled where a
@@ -180,9 +186,8 @@ static wchar_t *command_line(char *const *words)
 /* Starts a program in a job that ends with this process, so that it does not go on alone. */
 static bool start(char *const *words, STARTUPINFOW *how, HANDLE *job, HANDLE *process)
 {
-    JOBOBJECT_EXTENDED_LIMIT_INFORMATION limit = {
-        .BasicLimitInformation.LimitFlags = JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
-    };
+    JOBOBJECT_EXTENDED_LIMIT_INFORMATION limit = { .BasicLimitInformation.LimitFlags =
+                                                       JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE };
     PROCESS_INFORMATION made;
     char path[OS_MAX_PATH];
     wchar_t wide[OS_MAX_PATH];
@@ -270,8 +275,8 @@ bool os_read_output(char *const *words, char *const *variables, int n, int secon
     if (!CreatePipe(&from, &to, &inherited, 0))
         return kvant_windows_failed();
     SetHandleInformation(from, HANDLE_FLAG_INHERIT, 0);
-    const HANDLE nothing = CreateFileW(L"NUL", GENERIC_READ | GENERIC_WRITE, 0, &inherited,
-                                       OPEN_EXISTING, 0, NULL);
+    const HANDLE nothing =
+        CreateFileW(L"NUL", GENERIC_READ | GENERIC_WRITE, 0, &inherited, OPEN_EXISTING, 0, NULL);
     STARTUPINFOW how = { .dwFlags = STARTF_USESTDHANDLES,
                          .hStdInput = nothing,
                          .hStdOutput = to,
@@ -321,9 +326,8 @@ bool os_take_room(int file, uint64_t bytes)
 void *os_map_to_write(int file, size_t bytes)
 {
     const HANDLE mapping = CreateFileMappingW(handle_of(file), NULL, PAGE_READWRITE, 0, 0, NULL);
-    void *memory = mapping != NULL && bytes > 0
-                       ? MapViewOfFile(mapping, FILE_MAP_WRITE, 0, 0, bytes)
-                       : NULL;
+    void *memory =
+        mapping != NULL && bytes > 0 ? MapViewOfFile(mapping, FILE_MAP_WRITE, 0, 0, bytes) : NULL;
     if (memory == NULL)
         kvant_windows_failed();
     if (mapping != NULL)
@@ -380,8 +384,8 @@ double os_bytes_on_disk(const char *path)
 {
     wchar_t wide[OS_MAX_PATH];
     DWORD high = 0;
-    const DWORD low = kvant_windows_path(path, wide) ? GetCompressedFileSizeW(wide, &high)
-                                                     : INVALID_FILE_SIZE;
+    const DWORD low =
+        kvant_windows_path(path, wide) ? GetCompressedFileSizeW(wide, &high) : INVALID_FILE_SIZE;
     return low == INVALID_FILE_SIZE ? 0 : (double)((uint64_t)high << 32 | low);
 }
 

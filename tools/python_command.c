@@ -65,6 +65,13 @@ int python_command(int argc, char **argv)
     const char *given = getenv(ENV_PYTHON),
                *python = given != NULL && given[0] != 0 ? given : "python3";
     char data[OS_MAX_PATH] = "", package[OS_MAX_PATH + 32];
+    if (!os_runs_python()) {
+        complain(
+            "%s: this command is part of kvant's Python package, which does not run on Windows",
+            argv[0]);
+        hint("run it on Linux, or on the Windows Subsystem for Linux");
+        return EXIT_RUNTIME;
+    }
     if (!data_beside_command(data, sizeof data) || !find_package(data, package, sizeof package)) {
         complain("%s: the Python part of kvant is missing: it is not in ../share/kvant/python next "
                  "to the program",

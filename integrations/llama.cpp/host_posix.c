@@ -203,8 +203,8 @@ void kvp_host_memory(size_t *available, size_t *total)
         host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&pages, &n) == 0;
 
     *total = sysctlbyname("hw.memsize", &bytes, &room, NULL, 0) == 0 ? (size_t)bytes : 0;
-    *available = known ? ((size_t)pages.free_count + pages.inactive_count) * (size_t)getpagesize()
-                       : 0;
+    *available =
+        known ? ((size_t)pages.free_count + pages.inactive_count) * (size_t)getpagesize() : 0;
 }
 #endif
 

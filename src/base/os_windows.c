@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHORT_PATH 247u                  /* the longest name of a folder without another form */
-#define MOST_AT_ONCE ((size_t)1 << 30)   /* bytes of a call; it counts with 32 bits */
-#define LONG_FORM L"\\\\?\\"             /* Windows takes such a path as it stands */
-#define LONG_FORM_LENGTH 4u
+#define SHORT_PATH 247u                /* the longest name of a folder without another form */
+#define MOST_AT_ONCE ((size_t)1 << 30) /* bytes of a call; it counts with 32 bits */
+#define LONG_FORM L"\\\\?\\"           /* Windows takes such a path as it stands */
+#define LONG_FORM_LENGTH 4u            /* without its end */
 
 bool kvant_windows_failed(void)
 {
@@ -24,15 +24,24 @@ bool kvant_windows_failed(void)
         DWORD windows;
         int posix;
     } codes[] = {
-        { ERROR_FILE_NOT_FOUND, ENOENT },     { ERROR_PATH_NOT_FOUND, ENOENT },
-        { ERROR_INVALID_NAME, ENOENT },       { ERROR_BAD_NETPATH, ENOENT },
-        { ERROR_ACCESS_DENIED, EACCES },      { ERROR_SHARING_VIOLATION, EACCES },
-        { ERROR_LOCK_VIOLATION, EACCES },     { ERROR_USER_MAPPED_FILE, EACCES },
-        { ERROR_WRITE_PROTECT, EROFS },       { ERROR_FILE_EXISTS, EEXIST },
-        { ERROR_ALREADY_EXISTS, EEXIST },     { ERROR_DISK_FULL, ENOSPC },
-        { ERROR_HANDLE_DISK_FULL, ENOSPC },   { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
-        { ERROR_OUTOFMEMORY, ENOMEM },        { ERROR_COMMITMENT_LIMIT, ENOMEM },
-        { ERROR_INVALID_HANDLE, EBADF },      { ERROR_INVALID_PARAMETER, EINVAL },
+        { ERROR_FILE_NOT_FOUND, ENOENT },
+        { ERROR_PATH_NOT_FOUND, ENOENT },
+        { ERROR_INVALID_NAME, ENOENT },
+        { ERROR_BAD_NETPATH, ENOENT },
+        { ERROR_ACCESS_DENIED, EACCES },
+        { ERROR_SHARING_VIOLATION, EACCES },
+        { ERROR_LOCK_VIOLATION, EACCES },
+        { ERROR_USER_MAPPED_FILE, EACCES },
+        { ERROR_WRITE_PROTECT, EROFS },
+        { ERROR_FILE_EXISTS, EEXIST },
+        { ERROR_ALREADY_EXISTS, EEXIST },
+        { ERROR_DISK_FULL, ENOSPC },
+        { ERROR_HANDLE_DISK_FULL, ENOSPC },
+        { ERROR_NOT_ENOUGH_MEMORY, ENOMEM },
+        { ERROR_OUTOFMEMORY, ENOMEM },
+        { ERROR_COMMITMENT_LIMIT, ENOMEM },
+        { ERROR_INVALID_HANDLE, EBADF },
+        { ERROR_INVALID_PARAMETER, EINVAL },
         { ERROR_FILENAME_EXCED_RANGE, ENAMETOOLONG },
     };
     const DWORD code = GetLastError();
@@ -94,8 +103,7 @@ static bool open_as(const char *path, DWORD access, DWORD how, int *file)
     *file = -1;
     if (!kvant_windows_path(path, wide))
         return false;
-    const HANDLE handle =
-        CreateFileW(wide, access, share, NULL, how, FILE_ATTRIBUTE_NORMAL, NULL);
+    const HANDLE handle = CreateFileW(wide, access, share, NULL, how, FILE_ATTRIBUTE_NORMAL, NULL);
     *file = (int)(intptr_t)handle; /* -1 is INVALID_HANDLE_VALUE */
     return handle != INVALID_HANDLE_VALUE || kvant_windows_failed();
 }
@@ -149,9 +157,8 @@ static bool move_all(int file, void *bytes, size_t n, const uint64_t *at, bool w
         OVERLAPPED place = { .Offset = (DWORD)offset, .OffsetHigh = (DWORD)(offset >> 32) };
         const DWORD most = (DWORD)(n < MOST_AT_ONCE ? n : MOST_AT_ONCE);
         DWORD done = 0;
-        const BOOL ok = writes
-                            ? WriteFile(handle_of(file), next, most, &done, at ? &place : NULL)
-                            : ReadFile(handle_of(file), next, most, &done, at ? &place : NULL);
+        const BOOL ok = writes ? WriteFile(handle_of(file), next, most, &done, at ? &place : NULL)
+                               : ReadFile(handle_of(file), next, most, &done, at ? &place : NULL);
         if (!ok)
             return kvant_windows_failed();
         if (done == 0) {
@@ -207,8 +214,8 @@ static void delete_old_files(wchar_t *added)
             old_files.paths[i] = added;
             added = NULL;
         }
-        if (old_files.paths[i] && (DeleteFileW(old_files.paths[i]) ||
-                                   GetLastError() == ERROR_FILE_NOT_FOUND)) {
+        if (old_files.paths[i] &&
+            (DeleteFileW(old_files.paths[i]) || GetLastError() == ERROR_FILE_NOT_FOUND)) {
             free(old_files.paths[i]);
             old_files.paths[i] = NULL;
         }
@@ -318,8 +325,7 @@ uint64_t kvant_os_process(void)
 const void *kvant_os_map_file(int file, size_t n)
 {
     const HANDLE mapping = CreateFileMappingW(handle_of(file), NULL, PAGE_READONLY, 0, 0, NULL);
-    const void *memory =
-        mapping && n > 0 ? MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, n) : NULL;
+    const void *memory = mapping && n > 0 ? MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, n) : NULL;
     if (!memory)
         kvant_windows_failed();
     if (mapping)
@@ -404,7 +410,8 @@ static FARPROC find_symbol(HMODULE module, const char *name, int depth)
 
 void *kvant_os_symbol(void *library, const char *name)
 {
-    return (void *)(uintptr_t)find_symbol(library, name, 2); /* llama.dll, ggml.dll, ggml-base.dll */
+    return (void *)(uintptr_t)find_symbol(library, name,
+                                          2); /* llama.dll, ggml.dll, ggml-base.dll */
 }
 
 void kvant_os_close_library(void *library)

@@ -1,0 +1,159 @@
+/* test_os.c - the layer between the library and the operating system (src/base/os.h): names of files
+ * with spaces, letters outside ASCII and many letters, places in files, files that are replaced while
+ * they are mapped, variables, and symbols of libraries. */
+#include "../../src/base/os.h"
+#include "testing.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+static char folder[] = "/tmp/kvant-os-XXXXXX";
+
+/* The path of a file in the folder. It is longer than Windows allows without a special form. */
+static const char *path_of(const char *end)
+{
+    static char paths[2][512];
+    static unsigned next;
+    char *path = paths[next++ % 2], many[215];
+    memset(many, 'x', sizeof many - 1);
+    many[sizeof many - 1] = 0;
+    snprintf(path, sizeof paths[0], "%s/ä ß Жλ %s %s", folder, many, end);
+    return path;
+}
+
+static void write_file(const char *path, const char *text)
+{
+    int file;
+    assert_true(kvant_os_create(path, &file));
+    assert_true(kvant_os_write(file, text, strlen(text)));
+    assert_true(kvant_os_flush(file));
+    assert_true(kvant_os_close(file));
+}
+
+static void reads_and_writes_at_places(void **state)
+{
+    const char *path = path_of("places");
+    char text[8] = "";
+    uint64_t size = 0;
+    int file, other;
+    (void)state;
+    assert_false(kvant_os_exists(path));
+    assert_true(kvant_os_create(path, &file));
+    assert_false(kvant_os_create(path, &other));
+    assert_int_equal(errno, EEXIST);
+    assert_true(kvant_os_write_at(file, "abc", 3, 4));
+    assert_true(kvant_os_write_at(file, "0123", 4, 0));
+    assert_true(kvant_os_size(file, &size));
+    assert_int_equal(size, 7);
+    assert_true(kvant_os_read_at(file, text, 3, 3));
+    assert_string_equal(text, "3ab");
+    assert_false(kvant_os_read_at(file, text, 3, 5));
+    assert_int_equal(errno, EIO);
+    assert_true(kvant_os_close(file));
+    assert_true(kvant_os_exists(path));
+    assert_true(kvant_os_remove(path));
+    assert_false(kvant_os_exists(path));
+    assert_false(kvant_os_open(path, &file));
+    assert_int_equal(errno, ENOENT);
+}
+
+/* A view of an index goes on reading the file that it was opened for. */
+static void replaces_a_mapped_file(void **state)
+{
+    const char *old = path_of("old"), *new = path_of("new");
+    uint64_t size = 0;
+    int file;
+    (void)state;
+    write_file(old, "the old text");
+    assert_true(kvant_os_open(old, &file));
+    assert_true(kvant_os_size(file, &size));
+    const char *map = kvant_os_map_file(file, (size_t)size);
+    assert_non_null(map);
+    assert_true(kvant_os_close(file));
+    write_file(new, "the new");
+    assert_true(kvant_os_replace(new, old));
+    assert_memory_equal(map, "the old text", 12);
+    assert_false(kvant_os_exists(new));
+    assert_true(kvant_os_open(old, &file));
+    assert_true(kvant_os_size(file, &size));
+    assert_int_equal(size, 7);
+    assert_true(kvant_os_close(file));
+    kvant_os_unmap(map, 12);
+    assert_true(kvant_os_remove(old));
+    assert_false(kvant_os_replace(new, old));
+    assert_int_equal(errno, ENOENT);
+}
+
+static void names_end_paths(void **state)
+{
+    (void)state;
+    assert_string_equal(kvant_os_file_name("a/b/c.gguf"), "c.gguf");
+    assert_string_equal(kvant_os_file_name("c.gguf"), "c.gguf");
+    assert_string_equal(kvant_os_file_name("a/"), "");
+    assert_true(kvant_os_is_absolute("/a"));
+    assert_false(kvant_os_is_absolute("a/b"));
+    assert_false(kvant_os_is_absolute(""));
+}
+
+static void variables_are_read(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("KVANT_TEST_A", "first", 1), 0);
+    assert_int_equal(setenv("KVANT_TEST_B", "second", 1), 0);
+    const char *a = kvant_os_variable("KVANT_TEST_A"), *b = kvant_os_variable("KVANT_TEST_B");
+    assert_string_equal(a, "first");
+    assert_string_equal(b, "second");
+    assert_null(kvant_os_variable("KVANT_TEST_NOT_SET"));
+}
+
+static void *add(void *user)
+{
+    return (char *)user + 1;
+}
+
+static void threads_are_joined(void **state)
+{
+    char bytes[2];
+    void *result = NULL;
+    pthread_t thread;
+    (void)state;
+    assert_true(kvant_os_start_thread(&thread, add, bytes, 0));
+    assert_int_equal(pthread_join(thread, &result), 0);
+    assert_ptr_equal(result, bytes + 1);
+    assert_true(kvant_os_processors() >= 1);
+    assert_true(kvant_os_process() != 0);
+}
+
+static void a_missing_library_has_a_reason(void **state)
+{
+    (void)state;
+    assert_null(kvant_os_open_library(KVANT_OS_LIBRARY("kvant-nowhere")));
+    assert_non_null(strstr(kvant_os_library_error(), "kvant-nowhere"));
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    char command[64];
+    (void)state;
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads_and_writes_at_places),
+        cmocka_unit_test(replaces_a_mapped_file),
+        cmocka_unit_test(names_end_paths),
+        cmocka_unit_test(variables_are_read),
+        cmocka_unit_test(threads_are_joined),
+        cmocka_unit_test(a_missing_library_has_a_reason),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
