@@ -20,7 +20,7 @@ for file in bin/kvant.exe bin/libkvant.dll lib/ggml-kvant.dll; do
     [ -z "$others" ] || fail "$file needs $others"
 done
 exports() { # file
-    objdump -p "$1" | sed -n 's/.*\[ *[0-9]*\] +base\[ *[0-9]*\] *[0-9a-f]* //p' | sort
+    objdump -p "$1" | sed -n '/Name Pointer\] Table/,/^$/s/^.*\] .*\<\([a-z][a-z0-9_]*\)$/\1/p' | sort
 }
 globals() { # version script
     sed -nE 's/^ +(global: )?([a-z][a-z0-9_]*);$/\2/p' "$1" | sort

@@ -38,7 +38,10 @@ zig_tool() { # folder, name, words that $zig is called with
 
 zig_tools() { # folder
     mkdir -p "$1"
-    zig_tool "$1" cc cc -target $target -g0 "'-ffile-prefix-map=$root=.'"
+    # Objects for Windows hold the name of their own file, unless it is given another one.
+    name_of_object=
+    [ "$cmake_system" != Windows ] || name_of_object="-Xclang -object-file-name=kvant"
+    zig_tool "$1" cc cc -target $target -g0 "$name_of_object" "'-ffile-prefix-map=$root=.'"
     zig_tool "$1" ar ar
     zig_tool "$1" ranlib ranlib
 }

@@ -37,13 +37,17 @@ compile() { # name of the program, its sources and more words
 # These tests need what Windows has not: fork(), signals, libgomp, the linker's --wrap, a mock of a
 # GPU, files of Linux in /proc, /sys and /dev, or llama.cpp's headers.
 without="allocation_failure cache_allocation index_allocation available cuda_loader cuda_struct_sizes"
-without="$without eval_texts host_threads learning_bytes llama_params model_file openmp parallel"
+without="$without eval_texts host_threads learning_bytes llama_params openmp parallel"
 without="$without trace unload"
 
 unit_test() { # name
     test=$1 more=
     case $test in
         test_attention | test_attention_codes) more=$root/tests/unit/attention_setup.c ;;
+        test_host | test_model_file)
+            more="$root/integrations/llama.cpp/model_file.c"
+            more="$more $root/integrations/llama.cpp/host_windows.c"
+            ;;
         test_placement | test_mla) more=$root/integrations/llama.cpp/${test#test_}.c ;;
     esac
     # shellcheck disable=SC2086 # there may be no more sources
