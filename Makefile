@@ -22,9 +22,9 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-windows test-cuda test-docs test-lean \
-    test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache asan tsan format \
-    check-format install dist wheel release clean help
+.PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-windows test-cuda \
+    test-docs test-lean test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache \
+    asan tsan format check-format install dist dist-all wheel release clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -280,14 +280,20 @@ install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 # A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder
-# (scripts/check_dist.sh). MACHINE=aarch64 makes the one for ARM64, MACHINE=windows-x86_64 a zip file
-# for Windows, and MACHINE=macos-aarch64 a tarball for macOS.
+# (scripts/check_dist.sh). MACHINE=aarch64 makes the one for ARM64, MACHINE=windows-x86_64 a zip
+# file for Windows, and MACHINE=macos-aarch64 a tarball for macOS.
 dist:
 	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
 	JOBS=$(JOBS) scripts/dist.sh $(FOLDER) "$$headers" "$$plot" "$$zig" $(MACHINE)
 
-# A Python wheel for the same systems: library, command, plug-in and package
+# The archives of all systems.
+dist-all:
+	for machine in x86_64 aarch64 windows-x86_64 macos-aarch64; do \
+	    $(MAKE) dist MACHINE=$$machine || exit; \
+	done
+
+# A Python wheel for Linux on the same machines: library, command, plug-in and package
 # (scripts/check_wheel.sh installs and runs it).
 wheel:
 	scripts/deps.sh fetch
@@ -331,7 +337,7 @@ help:
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
 	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, or MACHINE=aarch64,'
-	@echo '                windows-x86_64 or macos-aarch64'
+	@echo '                windows-x86_64 or macos-aarch64; make dist-all makes the four of them'
 	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
 	@echo 'make release    build/release: source, tarball, wheel, sums and notes (3 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

@@ -1,5 +1,5 @@
-# kvant_exports(TARGET MAP): exports the global symbols of a version script from a DLL of Windows, and
-# no other symbol. The linker reads their names from a section of an object file.
+# kvant_exports(TARGET MAP): exports the global symbols of a version script from a DLL of Windows,
+# and no other symbol. The linker reads their names from a section of an object file.
 function(kvant_exports target map)
     file(STRINGS ${map} lines REGEX "^ +(global: )?[a-z][a-z0-9_]*;$")
     set(text "/* Made of ${map} by cmake/exports.cmake. */\n")

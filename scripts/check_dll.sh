@@ -1,7 +1,7 @@
 #!/bin/sh
-# check_dll.sh FOLDER: the programs and libraries for Windows need KERNEL32 and the universal C runtime
-# only, which every Windows 10 has. Each DLL exports the functions of its version script and nothing
-# else. No file names a folder of this machine.
+# check_dll.sh FOLDER: the programs and libraries for Windows need KERNEL32 and the universal C
+# runtime only, which every Windows 10 has. Each DLL exports the functions of its version script and
+# nothing else. No file names a folder of this machine.
 set -eu
 [ $# = 1 ] || { echo "usage: scripts/check_dll.sh FOLDER" >&2; exit 2; }
 folder=$1
@@ -20,7 +20,8 @@ for file in bin/kvant.exe bin/libkvant.dll lib/ggml-kvant.dll; do
     [ -z "$others" ] || fail "$file needs $others"
 done
 exports() { # file
-    objdump -p "$1" | sed -n '/Name Pointer\] Table/,/^$/s/^.*\] .*\<\([a-z][a-z0-9_]*\)$/\1/p' | sort
+    objdump -p "$1" |
+        sed -n '/Name Pointer\] Table/,/^$/s/^.*\] .*\<\([a-z][a-z0-9_]*\)$/\1/p' | sort
 }
 globals() { # version script
     sed -nE 's/^ +(global: )?([a-z][a-z0-9_]*);$/\2/p' "$1" | sort

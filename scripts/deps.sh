@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs missing packages for building (deps.sh build), for fetching models and compilers, too
 # (deps.sh fetch), for testing (deps.sh test), for testing with LMCache (deps.sh lmcache), or for
-# running programs of ARM64 (deps.sh arm64) or of Windows (deps.sh windows) on this machine. Does and prints nothing when all of them are
-# there. Uses apt-get, as root or through sudo; without
+# running programs of ARM64 (deps.sh arm64) or of Windows (deps.sh windows) on this machine. Does
+# and prints nothing when all of them are there. Uses apt-get, as root or through sudo; without
 # apt-get it names the missing packages.
 set -eu
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # dist.sh BUILD HEADERS PLOT ZIG MACHINE: BUILD/kvant-VERSION-linux-MACHINE.tar.gz for any Linux on
-# x86_64 or aarch64 with glibc 2.28 or newer. MACHINE may be windows-x86_64, which makes a zip file, or
-# macos-aarch64.
+# x86_64 or aarch64 with glibc 2.28 or newer. MACHINE may be windows-x86_64, which makes a zip file,
+# or macos-aarch64.
 set -eu
 [ $# = 5 ] || { echo "usage: scripts/dist.sh BUILD HEADERS PLOT ZIG MACHINE" >&2; exit 2; }
 headers=$2 plot=$3 zig=$4 machine=$5

@@ -8,6 +8,10 @@ set -eu
 headers=$2 plot=$3 zig=$4 machine=$5
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/zig_tools.sh"
+[ "$cmake_system" = Linux ] || {
+    echo "wheel: the Python package runs on Linux alone, not on $system" >&2
+    exit 2
+}
 mkdir -p "$1"
 build=$(cd "$1" && pwd)
 zig_tools "$build/tools"

@@ -1,7 +1,7 @@
-# Sourced by dist.sh and wheel.sh: a compiler for $machine. zig cc carries the headers and the symbol
-# lists of every system's C library, so programs for Linux run with glibc 2.28 and newer, and nothing
-# newer can be linked by mistake. The compiler writes no folder of this machine ($root) into files
-# that others get.
+# Sourced by dist.sh and wheel.sh: a compiler for $machine. zig cc carries the headers and the
+# symbol lists of every system's C library, so programs for Linux run with glibc 2.28 and newer, and
+# nothing newer can be linked by mistake. The compiler writes no folder of this machine ($root) into
+# files that others get.
 GLIBC=2.28
 processor=${machine#*-}
 case $machine in

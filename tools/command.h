@@ -32,7 +32,8 @@ int command_selftest(int argc, char **argv);
  * Returns only when the command could not be started. */
 int python_command(int argc, char **argv);
 
-/* Casts away const for os_become(). Its type says that it may write to arguments, but it does not. */
+/* Casts away const for os_become(). Its type says that it may write to arguments, but it does not.
+ * */
 static inline char *program_argument(const char *word)
 {
     return (char *)(uintptr_t)word;

@@ -48,8 +48,8 @@ bool os_is_program(const char head[4], bool scripts);
 void os_become(char *const *words);
 
 /* Runs a program without input and error output. Reads its output to its end, or until text is full
- * or the time is over; then ends it, with the programs that it started. variables: n words
- * NAME=value, which are added to its environment. *late: the time was over. */
+ * or the time is over. Then it ends the program, with the programs that this one started.
+ * variables: n words NAME=value, which are added to its environment. *late: the time was over. */
 bool os_read_output(char *const *words, char *const *variables, int n, int seconds, char *text,
                     size_t bytes, bool *late);
 
@@ -84,5 +84,6 @@ char *os_stream_text(os_stream *s, size_t *bytes);
 
 bool os_errors_on_terminal(void);
 
-/* The names of the system and of the machine, as uname -s and uname -m print them; "" if unknown. */
+/* The names of the system and of the machine, as uname -s and uname -m print them; "" if unknown.
+ * */
 void os_names(char *system, char *machine, size_t bytes);

@@ -1,6 +1,6 @@
 /* os_windows.c - os.h for Windows 10, version 1903 and newer. kvant.rc makes UTF-8 the code page of
- * this program, so that the C library takes and gives texts in UTF-8: arguments, variables, paths of
- * fopen(). */
+ * this program, so that the C library takes and gives texts in UTF-8: arguments, variables, paths
+ * of fopen(). */
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 
@@ -411,8 +411,8 @@ bool os_each_file(const char *folder, bool (*see)(void *context, const char *nam
     return true;
 }
 
-/* The C library of Windows has no streams into memory. A temporary file that is closed soon stays in
- * the cache of the system. */
+/* The C library of Windows has no streams into memory. A temporary file that is closed soon stays
+ * in the cache of the system. */
 bool os_stream_open(os_stream *s)
 {
     *s = (os_stream){ .file = tmpfile() };
@@ -466,7 +466,7 @@ double machine_available_memory(void)
     return GlobalMemoryStatusEx(&memory) ? (double)memory.ullAvailPhys : 0;
 }
 
-/* Of all processors, because Windows has no times of one that a process may read. */
+/* Counts all processors: Windows does not tell a process the times of a single one. */
 double machine_idle_cpus(void)
 {
     FILETIME idle[2], kernel[2], user[2];

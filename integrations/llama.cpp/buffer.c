@@ -360,7 +360,8 @@ static size_t step_bytes(const abi_tensor *tensor)
     return padded_to_page(kvp_steps_bytes(&shape, settings));
 }
 
-/* The bytes that a tensor reserves, where its cells need so many. */
+/* The bytes that a tensor reserves: those of its cells, or on some systems those of its type if
+ * they are more. */
 static size_t at_least_nominal(size_t cells, size_t nominal)
 {
     return kvp_host_reserves_nominal_bytes() && cells < nominal ? nominal : cells;

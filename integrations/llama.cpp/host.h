@@ -40,8 +40,8 @@ void kvp_host_stay_loaded(void);
 bool kvp_host_reserves_nominal_bytes(void);
 
 /* Reserves addresses; NULL: there is no room. kvp_host_commit() turns a part of them into zeroed
- * memory, of which only pages that were written are resident. A part that is memory already stays as
- * it is. False: there is no memory. */
+ * memory, of which only pages that were written are resident. A part that is memory already stays
+ * as it is. False: there is no memory. */
 void *kvp_host_reserve(size_t bytes);
 bool kvp_host_commit(void *at, size_t bytes);
 void kvp_host_release(void *memory, size_t bytes);

@@ -117,7 +117,8 @@ static void clear(void *at, size_t bytes, bool (*drop)(void *pages, size_t bytes
     memset((void *)inner_last, 0, last - inner_last);
 }
 
-/* Linux zeroes the pages that MADV_DONTNEED drops. macOS does not, so new pages take their place. */
+/* Linux zeroes the pages that MADV_DONTNEED drops. macOS does not, so new pages take their place.
+ * */
 static bool drop_own(void *pages, size_t bytes)
 {
 #if defined(__linux__)

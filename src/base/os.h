@@ -41,8 +41,8 @@ bool kvant_os_replace(const char *from, const char *to);
 const char *kvant_os_file_name(const char *path);
 bool kvant_os_is_absolute(const char *path);
 
-/* The value of a variable of the environment; NULL when it is not set. The text stays as it is until
- * the variable is set again. */
+/* The value of a variable of the environment; NULL when it is not set. The text stays as it is
+ * until the variable is set again. */
 const char *kvant_os_variable(const char *name);
 
 /* A number that no other running process has, for names of temporary files. */

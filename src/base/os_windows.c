@@ -1,5 +1,5 @@
-/* os_windows.c - os.h for Windows 10 and newer. A file's number is its handle: Windows promises that
- * 32 bits of a handle are enough. */
+/* os_windows.c - os.h for Windows 10 and newer. A file's number is its handle: Windows promises
+ * that 32 bits of a handle are enough. */
 #define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 
@@ -343,7 +343,7 @@ void *kvant_os_map_memory(size_t n)
 
 void kvant_os_unmap(const void *memory, size_t n)
 {
-    (void)n; /* Windows unmaps what was mapped together */
+    (void)n; /* Windows unmaps a mapping as a whole */
     if (UnmapViewOfFile(memory))
         delete_old_files(NULL);
     else
@@ -370,7 +370,7 @@ void *kvant_os_open_library(const char *file)
         snprintf(library_error, sizeof library_error, "%.200s: %s", file, strerror(errno));
         return NULL;
     }
-    /* Libraries beside it are found, too, if the path is absolute and has no slashes. */
+    /* Libraries in its folder are found, too, if the path is absolute and has no slashes. */
     for (wchar_t *at = wide; *at; at++)
         *at = *at == L'/' ? L'\\' : *at;
     const DWORD how = kvant_os_is_absolute(file) ? LOAD_WITH_ALTERED_SEARCH_PATH : 0;
@@ -424,7 +424,7 @@ const char *kvant_os_library_error(void)
     return library_error[0] ? library_error : "unknown reason";
 }
 
-/* Of the process's group of at most 64 processors. */
+/* Counts the processors of the process's group, which has at most 64. */
 uint32_t kvant_os_processors(void)
 {
     DWORD_PTR own = 0, all = 0;

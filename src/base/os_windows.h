@@ -1,5 +1,5 @@
-/* os_windows.h - what the files that know Windows share: names in UTF-16, and errno for the error of
- * a call of Windows. Only such files include it. */
+/* os_windows.h - what the files that know Windows share: names in UTF-16, and errno for the error
+ * of a call of Windows. Only such files include it. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,6 +1,6 @@
-/* test_os.c - the layer between the library and the operating system (src/base/os.h): names of files
- * with spaces, letters outside ASCII and many letters, places in files, files that are replaced while
- * they are mapped, variables, and symbols of libraries. */
+/* test_os.c - the layer between the library and the operating system (src/base/os.h): names of
+ * files with spaces, letters outside ASCII and many letters, places in files, files that are
+ * replaced while they are mapped, variables, and symbols of libraries. */
 #include "../../src/base/os.h"
 #include "testing.h"
 

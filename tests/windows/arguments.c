@@ -1,6 +1,6 @@
-/* arguments.c - prints its arguments, one a line, in UTF-8, and a variable that is named by the first
- * argument `-v`. `-x N` ends with this status. `-w FILE` writes to a file until it is ended. A program
- * for tests of `kvant exec`. */
+/* arguments.c - prints its arguments, one a line, in UTF-8, and a variable that is named by the
+ * first argument `-v`. `-x N` ends with this status. `-w FILE` writes to a file until it is ended.
+ * A program for tests of `kvant exec`. */
 #include <windows.h>
 
 #include <shellapi.h>

@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh BUILD ZIP ZIG FETCHED MODEL: runs what people download for Windows under Wine: the unit tests
-# on the static library of the zip file, the bytes that codecs write, the command, and the plug-in
-# with llama.cpp's real libraries. FETCHED is the folder of `fetch.py windows`.
+# run.sh BUILD ZIP ZIG FETCHED MODEL: runs what people download for Windows under Wine: the unit
+# tests on the static library of the zip file, the bytes that codecs write, the command, and the
+# plug-in with llama.cpp's real libraries. FETCHED is the folder of `fetch.py windows`.
 #
 # KVANT_PARTS names the parts to run: unit bytes command.
 set -eu
@@ -36,9 +36,9 @@ compile() { # name of the program, its sources and more words
 
 # These tests need what Windows has not: fork(), signals, libgomp, the linker's --wrap, a mock of a
 # GPU, files of Linux in /proc, /sys and /dev, or llama.cpp's headers.
-without="allocation_failure cache_allocation index_allocation available cuda_loader cuda_struct_sizes"
-without="$without eval_texts host_threads learning_bytes llama_params openmp parallel"
-without="$without trace unload"
+without="allocation_failure cache_allocation index_allocation available cuda_loader"
+without="$without cuda_struct_sizes eval_texts host_threads learning_bytes llama_params openmp"
+without="$without parallel trace unload"
 
 unit_test() { # name
     test=$1 more=

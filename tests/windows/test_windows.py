@@ -1,6 +1,6 @@
-"""The command and the plug-in for Windows under Wine, in a folder whose name has a space and letters
-outside ASCII. KVANT_DIST is the unpacked zip file, KVANT_RUNTIME_DLLS a folder of llama.cpp's
-libraries, KVANT_ARGUMENTS the program arguments.exe."""
+"""The command and the plug-in for Windows under Wine, in a folder whose name has a space and
+letters outside ASCII. KVANT_DIST is the unpacked zip file, KVANT_RUNTIME_DLLS a folder of
+llama.cpp's libraries, KVANT_ARGUMENTS the program arguments.exe."""
 
 import os
 import pathlib
