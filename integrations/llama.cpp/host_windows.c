@@ -8,6 +8,7 @@
 
 #include "../../src/base/os_windows.h"
 
+#include <errno.h>
 #include <io.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,27 @@ uint64_t kvp_host_file_bytes(FILE *file)
     const int64_t bytes = _filelengthi64(_fileno(file));
 
     return bytes > 0 ? (uint64_t)bytes : 0;
+}
+
+/* Only a plug-in that serves a program's states writes files, and this one serves none
+ * (host_no_imports.c). */
+FILE *kvp_host_create(const char *path, char *name, size_t n)
+{
+    (void)path;
+    (void)name;
+    (void)n;
+    errno = ENOSYS;
+    return NULL;
+}
+
+bool kvp_host_finish(FILE *file, const char *path, const char *name, bool keep)
+{
+    (void)file;
+    (void)path;
+    (void)name;
+    (void)keep;
+    errno = ENOSYS;
+    return false;
 }
 
 void kvp_host_file_state(const char *path, char *text, size_t n)

@@ -82,7 +82,7 @@ static int seed_of_file(int n_seeds)
 {
     int32_t read[N_TOKENS];
     kvp_pack_tokens to = { read, N_TOKENS, 0 };
-    FILE *file = kvp_host_open(path);
+    FILE *file = kvp_host_open(path, false);
     kvp_plain plain;
     const char *why;
 
@@ -122,7 +122,7 @@ static void states_come_back(void **state)
     assert_non_null(kvp_unpack(packed, n, true, &got)); /* another kind of state */
     assert_true(kvp_pack_save(&plain, tokens, N_TOKENS, path));
     assert_int_equal(seed_of_file(1), 0);
-    file = kvp_host_open(path);
+    file = kvp_host_open(path, false);
     assert_null(kvp_pack_count(file, &n_tokens));
     assert_int_equal(n_tokens, N_TOKENS);
     assert_int_equal(kvp_host_file_bytes(file), kvp_pack_bytes(&plain, N_TOKENS));
