@@ -218,7 +218,7 @@ async def run(a, folder):
         "vllm": vllm.__version__,
         "model": a.model,
         "cache": a.cache,
-        "gib": a.gib or "",
+        "gib": f"{a.gib:g}" if a.gib else "",
         "tokens_that_fit": (cache.num_gpu_blocks or 0) * cache.block_size,
     }
     for what in ("first", "second"):  # presets learn from the first
@@ -241,7 +241,8 @@ def engine_of(a, cache):
 def main():
     a = arguments()
     if not a.cache:
-        bench_vllm.measure(a, engine_of, "vllm_serving.py", COLUMNS)
+        command = f"vllm_serving.py --gib {a.gib:g} --at-once {a.at_once}"
+        bench_vllm.measure(a, engine_of, command, COLUMNS)
         return
     with tempfile.TemporaryDirectory() as folder:
         lengths = [n for _, n in bench_vllm.shapes(f"{a.filled},{a.served}")]

@@ -188,7 +188,7 @@ def register(cache: Cache) -> tuple[int, Tensor]:
     orders the calls that change the cache. Keep the cache alive."""
     number = next(_numbers)
     _caches[number] = cache
-    return number, torch.zeros(cache.n_layers, dtype=torch.int64)
+    return number, torch.zeros(cache.n_layers, dtype=torch.int64, device="cpu")
 
 
 def _cache(number: int) -> Cache:
@@ -225,7 +225,7 @@ def _cache_append(
     with on_its_gpu(k):
         if q is not None and held.wants_queries(layer, q.shape[1]):
             step = max(1, q.shape[1] // _MOST_QUERIES[q.device.type])
-            later = torch.arange(0, q.shape[1], step, dtype=torch.int32)
+            later = torch.arange(0, q.shape[1], step, dtype=torch.int32, device="cpu")
             for queries, sequence in zip(q.detach()[:, ::step], sequences):
                 rows = _plain(queries) if q.is_cuda else queries.to(torch.float32)
                 held.note_queries(layer, rows, later + held.length(sequence, layer))

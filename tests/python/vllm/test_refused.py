@@ -277,12 +277,16 @@ class SelfCheck(TestCase):
 
     def test_defaults_of_torch(self):
         """vLLM makes the model's type the default type of tensors while it loads weights. Numbers
-        of a calibration stay float32, because the library writes and reads them as such."""
+        of a calibration stay float32, because the library writes and reads them as such. Another
+        default device must not matter either."""
         self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.bfloat16)
         for kind in self.kinds:
             for layer in (0, LAYER):
                 self._check_preset(kind, layer)
+                with torch.device("meta"):
+                    self_check._checked.clear()
+                    self.check("balanced", kind, torch.bfloat16, layer)
 
     def _check_preset(self, kind, layer):
         self_check._checked.clear()

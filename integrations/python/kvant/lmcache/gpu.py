@@ -241,14 +241,18 @@ class GpuPages:
     def _make_plan(self, stored: Stored) -> _Plan:
         layout = stored.layout
         roles = self._role(stored, 0), self._role(stored, 1)
-        tokens = torch.arange(layout.n_tokens, dtype=torch.int64)
-        first = torch.arange(layout.n_layers, dtype=torch.int64) * (layout.n_blocks * PAGE_TOKENS)
+        tokens = torch.arange(layout.n_tokens, dtype=torch.int64, device="cpu")
+        first = torch.arange(layout.n_layers, dtype=torch.int64, device="cpu") * (
+            layout.n_blocks * PAGE_TOKENS
+        )
         per_layer = any(map(any, stored.own)) or any(role.numbers.any for role in roles)
         return _Plan(
             roles,
             (first[:, None] + tokens).reshape(-1).to(self.device),
-            torch.arange(layout.n_layers * layout.n_blocks, dtype=torch.int32).to(self.device),
-            torch.tensor(state.sample(layout.n_tokens)).to(self.device),
+            torch.arange(layout.n_layers * layout.n_blocks, dtype=torch.int32, device="cpu").to(
+                self.device
+            ),
+            torch.tensor(state.sample(layout.n_tokens), device="cpu").to(self.device),
             per_layer,
         )
 

@@ -76,7 +76,10 @@ class CpuPages:
         """This thread's float32 rows of a block, which fit into the cache of a core."""
         shape = planes, PAGE_TOKENS, row
         if getattr(self._mine, "shape", None) != shape:
-            self._mine.rows, self._mine.shape = torch.empty(shape, dtype=torch.float32), shape
+            self._mine.rows, self._mine.shape = (
+                torch.empty(shape, dtype=torch.float32, device="cpu"),
+                shape,
+            )
         return self._mine.rows
 
     def _encode_layer(

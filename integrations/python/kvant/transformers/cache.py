@@ -307,7 +307,11 @@ class KvantCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         for store in self._settle():
-            rows = torch.arange(store.batch)[indices.cpu()] if torch.is_tensor(indices) else indices
+            rows = (
+                torch.arange(store.batch, device="cpu")[indices.cpu()]
+                if torch.is_tensor(indices)
+                else indices
+            )
             store.select([int(row) for row in rows])
         for layer in self._others():
             layer.batch_select_indices(indices)

@@ -36,7 +36,9 @@ def rope_of(config: Any, layer: int, head_dim: int, n_positions: int) -> Rope | 
             or 1
         )
         n = int(head_dim * part)
-        found = given["rope_theta"] ** -(torch.arange(0, n, 2, dtype=torch.float32) / n)
+        found = given["rope_theta"] ** -(
+            torch.arange(0, n, 2, dtype=torch.float32, device="cpu") / n
+        )
     else:
         found = ROPE_INIT_FUNCTIONS[given["rope_type"]](
             config, torch.device("cpu"), **({"layer_type": kind} if kind else {})

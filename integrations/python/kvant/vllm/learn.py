@@ -93,16 +93,11 @@ class Learner:
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         sums = moments.of_keys(k) | moments.of_queries(q, len(k))
         if not softcap:  # scores that are not <q, k> times a factor are left out
-            at, tokens = (
-                torch.arange(_SAMPLED - 1, k.shape[1], _SAMPLED)[:, None],
-                torch.arange(k.shape[1]),
-            )
+            at = torch.arange(_SAMPLED - 1, k.shape[1], _SAMPLED, device=k.device)[:, None]
+            tokens = torch.arange(k.shape[1], device=k.device)
             hidden = (tokens > at) | (at - tokens >= (window or k.shape[1]))
-            added = (
-                torch.zeros(hidden.shape, dtype=torch.float32)
-                .masked_fill_(hidden, -torch.inf)
-                .to(k.device)
-            )
+            added = torch.zeros(hidden.shape, dtype=torch.float32, device=k.device)
+            added = added.masked_fill_(hidden, -torch.inf)
             sums |= moments.of_attention(
                 q[:, _SAMPLED - 1 :: _SAMPLED], k, added, scale, PAGE_TOKENS
             )

@@ -148,7 +148,9 @@ class LayerPages:
     def _tables(self, batch: Any) -> np.ndarray:
         """Blocks of 64 tokens per sequence; a block of vLLM has several of them."""
         tables = batch.block_table.to(torch.int32)[:, :, None] * self.parts
-        return (tables + torch.arange(self.parts, dtype=torch.int32)).flatten(1).numpy()
+        return (
+            (tables + torch.arange(self.parts, dtype=torch.int32, device="cpu")).flatten(1).numpy()
+        )
 
     def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
         """Attention of the newest tokens of a part's sequences: rows of q and out, [n, heads,

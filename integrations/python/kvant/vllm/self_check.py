@@ -88,14 +88,14 @@ def _queries(impl: Any, k: np.ndarray, scale: float, random: np.random.Generator
 
 def _batch(blocks: Tensor, device: torch.device) -> tuple[Batch, Tensor]:
     """A decode step of sequences that share blocks, and the slots of their tokens."""
-    n, tokens = len(LENGTHS), torch.arange(TOKENS)
+    n, tokens = len(LENGTHS), torch.arange(TOKENS, device="cpu")
     slots = blocks[tokens // PAGE_TOKENS] * PAGE_TOKENS + tokens % PAGE_TOKENS
     part = Part(0, n, 0, n, 1, 0, False)
     made = Batch(
         torch.arange(n + 1, dtype=torch.int32, device=device),
         torch.tensor(LENGTHS, dtype=torch.int32, device=device),
         blocks.to(torch.int32).repeat(n, 1).to(device),
-        slots[torch.tensor(LENGTHS) - 1].to(device),
+        slots[torch.tensor(LENGTHS, device="cpu") - 1].to(device),
         True,
         [part],
     )
@@ -111,7 +111,7 @@ def _found(
         BLOCKS, len(impl.heads), PAGE_TOKENS, cell, dtype=torch.uint8, device=device
     )
     pages = impl.Pages(stored, memory, layer, impl.heads, impl.head_size)
-    batch, slots = _batch(torch.tensor([3, 1, 2]), device)
+    batch, slots = _batch(torch.tensor([3, 1, 2], device="cpu"), device)
     pages.write(case.k.to(device), case.v.to(device), slots)
     q = case.q.to(device)
     out = torch.zeros_like(q)
