@@ -88,6 +88,14 @@ papers-long: all
 	    $(PYTHON) bench/long_contexts.py "$$long" $$rows --positions 2048 \
 	        --only "balanced small quality" || exit; done
 
+# Other programs' caches next to kvant's, on the CPU: builds those programs, measures what
+# bench/results/rivals.csv lacks, and draws the tables. TEXT as above; bench/rivals --help has more.
+.PHONY: rivals
+rivals: all
+	run="$(PYTHON) bench/rivals -f $(TEXT) --kvant $(BUILD)/bin/kvant --work $(BUILD)/rivals" && \
+	$$run --lengths 2048 && $$run --lengths 8192 --models smollm2
+	$(PYTHON) scripts/pages
+
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
@@ -317,6 +325,7 @@ help:
 	@echo 'make doors      which program serves which codec; writes the table (needs what test needs)'
 	@echo 'make papers     ablations of papers on three models (hours); TEXT=wiki.test.raw'
 	@echo 'make papers-long  the same with contexts up to 32768 tokens, on a GPU'
+	@echo 'make rivals     caches of other programs next to kvant (hours); TEXT=wiki.test.raw'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (15 minutes on 2 cores)'
 	@echo 'make test-fast  those that need no model (under a minute)'

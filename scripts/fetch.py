@@ -58,6 +58,7 @@ from fetch_pins import (
     MODELS,
     NEWEST,
     PLOT,
+    PROGRAMS,
     RUNTIMES,
     SOURCE,
     TORCH,
@@ -253,17 +254,18 @@ def unpack_mesa(scratch, made, final):
     (made / "lvp.json").write_text(json.dumps({"ICD": driver, "file_format_version": "1.0.0"}))
 
 
-def build_programs(source, made):
-    """llama.cpp's programs, linked with the libraries in their folder."""
+def build_programs(names, source, made, kind=""):
+    """llama.cpp's programs, linked with the libraries in their folder. kind is a part of the names
+    of libraries that have a GPU's back end."""
     compiler = program("c++", "g++")
     include = ["include", "ggml/include", "common", "vendor", "src"]
     libraries = [
         "llama-common",
-        f"llama.vulkan.v{LLAMA_VERSION}",
-        f"ggml.vulkan.v{LLAMA_VERSION}",
+        f"llama{kind}.v{LLAMA_VERSION}",
+        f"ggml{kind}.v{LLAMA_VERSION}",
         "ggml-base",
     ]
-    for name in VULKAN_PROGRAMS:
+    for name in names:
         note(f"building {name}: a minute")
         folder = source / "tools" / (name if name == "llama-bench" else name.removeprefix("llama-"))
         call(
@@ -285,8 +287,22 @@ def fetch_vulkan():
             made.mkdir()
             unpack_libraries(npm_pack(VULKAN, scratch / "vulkan"), made / "bin")
             unpack_mesa(scratch, made / "mesa", final)
-            build_programs(clone_source(scratch), made / "bin")
+            build_programs(VULKAN_PROGRAMS, clone_source(scratch), made / "bin", ".vulkan")
             (made / "shaders").mkdir()
+            publish(made, final)
+    return final
+
+
+def fetch_programs():
+    """llama.cpp's own programs in one folder with its prebuilt libraries, which they load from
+    there. Measurements compare kvant with them."""
+    final = cache() / f"programs-{LLAMA_VERSION}"
+    if not final.exists():
+        runtime = fetch_runtime()
+        with workspace() as scratch:
+            made = scratch / "made"
+            shutil.copytree(runtime, made)
+            build_programs(PROGRAMS, clone_source(scratch), made)
             publish(made, final)
     return final
 
@@ -470,6 +486,7 @@ def main():
         "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
     )
     runtime.add_argument("machine", nargs="?", choices=sorted(RUNTIMES), help="default: this one")
+    what.add_parser("programs", help="its programs, linked with these libraries (2 minutes)")
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     what.add_parser("archs", help="its library, from that source, for make test-archs (3 minutes)")
     what.add_parser(

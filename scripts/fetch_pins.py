@@ -7,6 +7,8 @@ NPM_VERSION = "3.22.1"
 API3_VERSION = "11434.0.0"
 API3_TARGETS = ("llama-bench", "llama-perplexity", "llama-server", "llama-completion")
 
+PROGRAMS = ("llama-bench", "llama-completion", "llama-perplexity")
+
 # By machine, as Python's platform.machine() names it.
 RUNTIMES = {
     "x86_64": (

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Measures the caches of other programs next to kvant's, in those programs themselves, and appends
+lines to bench/results/rivals.csv. A second call continues where the first one stopped. With --speed
+it measures speed instead, for bench/results/rivals_speed.csv.
+
+    python3 bench/rivals -f wiki.test.raw --lengths 2048
+    python3 bench/rivals -f wiki.test.raw --models smollm2 --only "kvant llama.cpp"
+    python3 bench/rivals --speed --models smollm2
+    python3 bench/rivals --list
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from programs import ROOT, BuildError  # noqa: E402
+from quality import Run  # noqa: E402
+from speed import SpeedError, measure  # noqa: E402
+from systems import SYSTEMS  # noqa: E402
+
+
+def fetch_model(name):
+    words = [sys.executable, ROOT / "scripts" / "fetch.py", "model", name]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    return pathlib.Path(done.stdout.strip())
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cpus = os.cpu_count() or 1
+    parser.add_argument("-f", "--text", type=pathlib.Path, help="text to score")
+    parser.add_argument(
+        "--models", default="smollm2 qwen gemma", help="names of fetch.py, or files"
+    )
+    parser.add_argument("--lengths", default="2048 8192", help="tokens of a chunk")
+    parser.add_argument("--chunks", type=int, default=1, help="chunks to score (default 1)")
+    parser.add_argument("--only", default="", help="names of programs (default: all)")
+    parser.add_argument(
+        "--caches", default="", help="names of caches, with semicolons (default: all)"
+    )
+    parser.add_argument("--threads", type=int, default=cpus)
+    parser.add_argument("--jobs", type=int, default=cpus, help="of builds")
+    parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build" / "rivals")
+    parser.add_argument(
+        "-o", "--output", type=pathlib.Path, default=ROOT / "bench" / "results" / "rivals.csv"
+    )
+    parser.add_argument("--speed", action="store_true", help="measure speed; needs an idle machine")
+    parser.add_argument("--rounds", type=int, default=2, help="of llama-bench (default 2)")
+    parser.add_argument(
+        "--speed-output", type=pathlib.Path, default=ROOT / "bench/results/rivals_speed.csv"
+    )
+    parser.add_argument("--list", action="store_true", help="print the caches and end")
+    options = parser.parse_args()
+    if options.text is None and not (options.list or options.speed):
+        parser.error("-f TEXT is missing")
+    for name in ("text", "kvant", "work", "output", "speed_output"):
+        if path := getattr(options, name):
+            setattr(options, name, pathlib.Path(path).resolve())
+    return options
+
+
+def choose(options):
+    programs = options.only.split()
+    caches = [name for name in options.caches.split(";") if name]
+    return [
+        system
+        for system in SYSTEMS
+        if (not programs or system.program in programs) and (not caches or system.cache in caches)
+    ]
+
+
+def main():
+    options = parse_arguments()
+    chosen = choose(options)
+    if options.list:
+        print("\n".join(f"{system.program} {system.cache}" for system in chosen))
+        return 0
+    options.work.mkdir(parents=True, exist_ok=True)
+    return measure_speed(options, chosen) if options.speed else measure_quality(options, chosen)
+
+
+def find_model(name):
+    path = pathlib.Path(name).resolve()
+    return path if path.is_file() else fetch_model(name)
+
+
+def measure_speed(options, chosen):
+    for model in map(find_model, options.models.split()):
+        for system in chosen:
+            try:
+                measure(options, system, model)
+            except (BuildError, SpeedError) as error:
+                print(f"rivals: {error}", file=sys.stderr)
+    return 0
+
+
+def measure_quality(options, chosen):
+    for length in map(int, options.lengths.split()):
+        for model in map(find_model, options.models.split()):
+            try:
+                Run(options, model, length).all(chosen, SYSTEMS)
+            except BuildError as error:
+                print(f"rivals: {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Measures caches with each program's own llama-perplexity: KL divergence to that program's own f16
+cache on the same text and positions, and the bits of everything that the cache holds at that
+length. It owns what is read from the programs' logs, and refuses a log that lacks a number."""
+
+import re
+import subprocess
+
+from programs import folder, start, version
+from record import append, context, read_rows
+from systems import HOSTS, LOUD, QUIRKS
+
+NUMBER = r"(-?[\d.]+(?:e[-+]?\d+)?)"
+FOUND = {
+    "ppl": rf"Mean PPL\(Q\) *: *{NUMBER}",
+    "kld_mean": rf"Mean +KLD: *{NUMBER}",
+    "kld_se": rf"Mean +KLD: *{NUMBER} *\S+ *{NUMBER}",
+    "kld_p99": rf"99\.0% +KLD: *{NUMBER}",
+    "top1": rf"Same top p: *{NUMBER}",
+}
+# llama.cpp prints a line for each of the model's caches; windows have their own.
+CACHE_MIB = r"(?:llama_kv_cache: size|KV self size) *= *([\d.]+) MiB"
+KVANT_BITS = r"KV cache \S+: ([\d.]+) bits per number"
+
+
+def model_name(path):
+    """A model's name as the CSV has it, from the name of its file."""
+    return path.name.split(".Q")[0].removesuffix("-Instruct")
+
+
+class LogError(Exception):
+    """A program failed, or a number is missing in its log."""
+
+
+def last_number(pattern, text, what):
+    found = re.findall(pattern, text)
+    if not found:
+        raise LogError(f"the log has no {what}")
+    return float(found[-1][-1] if isinstance(found[-1], tuple) else found[-1])
+
+
+def cache_mib(text):
+    """Memory of all caches of the context. A program may make a context to measure it first: the
+    lines of the last one count, and each of its lines is printed once."""
+    begin = max(text.rfind("constructing llama_context"), text.rfind("llama_new_context"), 0)
+    sizes = [float(size) for size in re.findall(CACHE_MIB, text[begin:])]
+    if not sizes:
+        raise LogError("the log has no size of the cache")
+    return sum(sizes)
+
+
+def bits(system, text, f16_mib):
+    """Bits per number, with exact tokens, scales, padding and what the cache learns."""
+    if system.program == "kvant":
+        return last_number(KVANT_BITS, text, "line about kvant's cache")
+    return round(16 * cache_mib(text) / f16_mib, 2)
+
+
+def parse(system, text, f16_mib):
+    row = {name: last_number(pattern, text, name) for name, pattern in FOUND.items()}
+    row["top1"] = round(row["top1"] / 100, 6)
+    return {"bits": bits(system, text, f16_mib), **row}
+
+
+class Run:
+    """The measurements of one model at one length. The f16 logits of each program are in a file
+    while its caches are measured."""
+
+    def __init__(self, options, model, length):
+        self.options, self.model, self.length = options, model, length
+        self.name = model_name(model)
+
+    def key(self, system):
+        return {
+            "program": system.program,
+            "version": version(HOSTS.get(system.program, system.program)),
+            "cache": system.cache,
+            "model": self.name,
+            "text": self.options.text.name,
+            "length": str(self.length),
+            "chunks": str(self.options.chunks),
+        }
+
+    def is_done(self, system):
+        path, key = self.options.output, self.key(system)
+        return path.exists() and any(
+            all(row.get(name) == value for name, value in key.items()) for row in read_rows(path)
+        )
+
+    def call(self, system, *words):
+        """Runs llama-perplexity and returns its words and its log."""
+        options = self.options
+        binary = folder(system.program, options.work, options.jobs) / "llama-perplexity"
+        threads = ["-t", options.threads, "-tb", options.threads]
+        command = [
+            *start(system, binary, options.kvant),
+            *("-m", self.model, "-f", options.text, "-c", self.length, "-b", 512, "-ub", 512),
+            *("--chunks", options.chunks, "-fa", "on", *threads, *words),
+            *LOUD.get(HOSTS.get(system.program, system.program), ()),
+            *QUIRKS.get((system.program, self.name), ()),
+        ]
+        command = [str(word) for word in command]
+        # ik_llama.cpp writes a log into the current folder.
+        done = subprocess.run(
+            command, cwd=options.work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        text = done.stdout.decode("utf-8", "replace")
+        name = f"{system.program}-{system.cache}-{self.name}-{self.length}.log".replace(" ", "_")
+        (options.work / name).write_text(text)
+        if done.returncode != 0:
+            raise LogError(f"exit status {done.returncode}; {name} says why")
+        return command, text
+
+    def base(self, program, systems):
+        """The file of f16's logits of a program, and the memory of its f16 cache."""
+        path = self.options.work / f"{program}-{self.name}-{self.length}.logits"
+        f16 = next(s for s in systems if s.program == program and s.cache == "f16")
+        _, text = self.call(f16, "--kl-divergence-base", path)
+        return path, cache_mib(text)
+
+    def measure(self, system, base):
+        path, f16_mib = base
+        words, text = self.call(system, "--kl-divergence-base", path, "--kl-divergence")
+        numbers = parse(system, text, f16_mib)
+        scored = {"from": self.length // 2, "to": self.length - 2}
+        row = {**self.key(system), **scored, **numbers, **context(words)}
+        append(self.options.output, [{name: str(value) for name, value in row.items()}])
+        print(f"{self.name} {self.length} {system.program} {system.cache}: {numbers}", flush=True)
+
+    def all(self, chosen, systems):
+        """Measures the systems that the CSV lacks, a program at a time."""
+        waiting = [s for s in chosen if s.cache != "f16" and not self.is_done(s)]
+        for program in dict.fromkeys(HOSTS.get(s.program, s.program) for s in waiting):
+            base = None
+            try:
+                base = self.base(program, systems)
+                for system in waiting:
+                    if HOSTS.get(system.program, system.program) == program:
+                        self.try_system(system, base)
+            except LogError as error:
+                print(f"{self.name} {self.length} {program} f16: {error}", flush=True)
+            finally:
+                if base:
+                    base[0].unlink()
+
+    def try_system(self, system, base):
+        try:
+            self.measure(system, base)
+        except LogError as error:
+            print(f"{self.name} {system.program} {system.cache}: {error}", flush=True)

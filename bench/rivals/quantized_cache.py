@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Measures transformers' QuantizedCache (backends quanto and HQQ) on the texts and positions of
+llama-perplexity, compared with DynamicCache, and appends lines to bench/results/rivals.csv.
+
+    python3 scripts/fetch.py torch      # prints the Python that this needs
+    PYTHON -m pip install --no-deps --target DIR --require-hashes -r bench/rivals/python.txt
+    PYTHONPATH=DIR PYTHON bench/rivals/quantized_cache.py -m model.gguf -f wiki.test.raw
+
+Tokens come in calls of 512, as llama.cpp's batches do. With one call for the whole text attention
+would read no compressed row. Scales, zero points and exact tokens count 2 bytes a number, because
+models run with 16-bit floats, while this runs with float32."""
+
+import argparse
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from record import append, context  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
+
+CALL = 512
+
+
+def logits(model, ids, cache):
+    """Rows of the logits of one context."""
+    parts = []
+    for first in range(0, len(ids), CALL):
+        call = ids[None, first : first + CALL]
+        parts.append(model(call, past_key_values=cache, use_cache=True).logits[0].float())
+    return torch.cat(parts)
+
+
+def tensors(thing):
+    """All plain tensors inside a quantised tensor of quanto, or inside HQQ's tensor and its
+    description."""
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, (list, tuple)):
+        for inner in thing:
+            yield from tensors(inner)
+    elif hasattr(thing, "__tensor_flatten__") and type(thing) is not torch.Tensor:
+        for name in thing.__tensor_flatten__()[0]:
+            yield from tensors(getattr(thing, name))
+    elif isinstance(thing, torch.Tensor):
+        yield thing
+
+
+def count_bits(cache, numbers):
+    size = 0
+    for layer in cache.layers:
+        held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
+        for tensor in tensors(held):
+            size += tensor.numel() * (2 if tensor.is_floating_point() else tensor.element_size())
+    return 8 * size / numbers
+
+
+def score(reference, found, first):
+    """Numbers of llama-perplexity: of the tokens after `first`, without the last one."""
+    p, q = (torch.log_softmax(x[first:-1], -1) for x in (reference, found))
+    kld = (p.exp() * (p - q)).sum(-1)
+    return {
+        "kld_mean": f"{kld.mean():.6f}",
+        "kld_se": f"{kld.std() / len(kld) ** 0.5:.6f}",
+        "kld_p99": f"{kld.quantile(0.99):.6f}",
+        "top1": f"{(p.argmax(-1) == q.argmax(-1)).float().mean():.6f}",
+    }
+
+
+def measure(options, model, ids, name):
+    kind, _, bits = name.partition(":")
+    cache = transformers.QuantizedCache(kind, model.config, nbits=int(bits))
+    numbers = 2 * len(ids) * len(cache.layers) * kv_dimensions(model.config)
+    found = logits(model, ids, cache)
+    return count_bits(cache, numbers), found
+
+
+def kv_dimensions(config):
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_key_value_heads * head
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    root = pathlib.Path(__file__).resolve().parents[2]
+    parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
+    parser.add_argument("-f", "--text", type=pathlib.Path, required=True)
+    parser.add_argument("-c", "--length", type=int, default=2048)
+    parser.add_argument("--caches", default="quanto:4,quanto:2,hqq:4,hqq:2")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument(
+        "-o", "--output", type=pathlib.Path, default=root / "bench" / "results" / "rivals.csv"
+    )
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main():
+    options = parse_arguments()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    folder, file = options.model.parent, options.model.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    text = options.text.read_text()[: 16 * options.length]
+    ids = tokenizer(text, return_tensors="pt").input_ids[0, : options.length]
+    reference = logits(model, ids, DynamicCache(config=model.config))
+    command = ["quantized_cache.py", "-m", file, "-f", options.text.name, "-c", str(len(ids))]
+    for name in options.caches.split(","):
+        bits, found = measure(options, model, ids, name)
+        target = torch.log_softmax(found[len(ids) // 2 : -1], -1)
+        target = target.gather(-1, ids[len(ids) // 2 + 1 :, None])
+        row = {
+            "program": "transformers",
+            "version": transformers.__version__,
+            "cache": name.replace(":", ", ") + " bits",
+            "model": file.split(".Q")[0].removesuffix("-Instruct"),
+            "text": options.text.name,
+            "length": str(len(ids)),
+            "chunks": "1",
+            "from": str(len(ids) // 2),
+            "to": str(len(ids) - 2),
+            "bits": f"{bits:.2f}",
+            "ppl": f"{(-target.mean()).exp():.6f}",
+            **score(reference, found, len(ids) // 2),
+            **context(command),
+        }
+        append(options.output, [row])
+        print(name, row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""bench/rivals reads the logs and tables of other programs, and refuses what it cannot read."""
+
+import pathlib
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench" / "rivals"), str(ROOT / "bench")]
+
+from quality import LogError, cache_mib, parse  # noqa: E402
+from speed import DEPTH, read_bench, read_sweep  # noqa: E402
+from systems import SYSTEMS, System  # noqa: E402
+
+NUMBERS = """
+Mean PPL(Q)                   :  16.560670 ±   1.543209
+Mean    KLD:   0.004360 ±   0.000208
+99.9%   KLD:   0.092566
+99.0%   KLD:   0.030058
+Same top p: 97.361 ± 0.501 %
+"""
+LLAMA = """
+llama_context: constructing llama_context
+llama_kv_cache: size =    45.00 MiB (  2048 cells,  30 layers), K (f16):   22.50 MiB
+llama_context: constructing llama_context
+llama_kv_cache: size =    10.00 MiB (  2048 cells,  3 layers), K (q4_0):   5.00 MiB
+llama_kv_cache: size =    2.50 MiB (  1024 cells,  15 layers), K (q4_0):   1.25 MiB
+"""
+FORK = "llama_init_from_model: KV self size  =   45.00 MiB, K (f16):   22.50 MiB"
+KVANT = "kvant: KV cache balanced: 6.56 bits per number, 30 of 30 layers, 18.5 MiB for 2048 tokens"
+
+
+class Quality(unittest.TestCase):
+    def test_memory_is_the_last_context(self):
+        self.assertEqual(cache_mib(LLAMA), 12.5)
+        self.assertEqual(cache_mib(FORK), 45)
+
+    def test_numbers(self):
+        row = parse(System("llama.cpp", "q4_0"), LLAMA + NUMBERS, 40.0)
+        expected = {"bits": 5.0, "ppl": 16.56067, "kld_mean": 0.00436, "kld_se": 0.000208}
+        self.assertEqual(row, {**expected, "kld_p99": 0.030058, "top1": 0.97361})
+
+    def test_kvant_says_its_bits(self):
+        self.assertEqual(parse(System("kvant", "balanced"), KVANT + NUMBERS, 45.0)["bits"], 6.56)
+
+    def test_a_log_without_a_number_is_refused(self):
+        for text in (NUMBERS, LLAMA, LLAMA + NUMBERS.replace("Same top", "top")):
+            with self.assertRaises(LogError):
+                parse(System("llama.cpp", "q4_0"), text, 45.0)
+
+    def test_names_are_unique_and_every_program_has_an_f16(self):
+        names = [(system.program, system.cache) for system in SYSTEMS]
+        self.assertEqual(len(set(names)), len(names))
+        for program in {program for program, _ in names} - {"kvant"}:
+            self.assertIn((program, "f16"), names)
+
+
+class Speed(unittest.TestCase):
+    def test_bench(self):
+        text = """load
+[
+  {"n_depth": 0, "n_gen": 0, "avg_ts": 90.5},
+  {"n_depth": 0, "n_gen": 32, "avg_ts": 15.0}
+]
+kvant: a line behind it"""
+        self.assertEqual(read_bench(text), {0: (90.5, 15.0)})
+
+    def test_sweep(self):
+        text = f"""main: n_kv_max = {DEPTH}
+|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |
+|-------|--------|--------|----------|----------|----------|----------|
+|   512 |    128 |      0 |    1.000 |   512.00 |    2.000 |    64.00 |
+|   512 |    128 |    512 |    1.100 |   465.45 |    2.100 |    60.95 |
+|   512 |    128 |   {DEPTH} |    2.000 |   256.00 |    4.000 |    32.00 |"""
+        self.assertEqual(read_sweep(text), {0: (512.0, 64.0), DEPTH: (256.0, 32.0)})
+
+
+if __name__ == "__main__":
+    unittest.main()
