@@ -1,0 +1,58 @@
+"""Caches of several programs: what each loses against the bits that it takes, on three models."""
+
+from caches import MODELS
+from draw import WIDTH, Canvas, Scale
+
+LENGTH = 2048
+LEFT, RIGHT, TOP, PANEL, GAP = 64, WIDTH - 20, 112, 220, 64
+COLORS = {
+    "kvant": "ours",
+    "llama.cpp": "stock",
+    "ik_llama.cpp": "b",
+    "llama-cpp-turboquant": "d",
+    "transformers": "e",
+}
+KLDS, BITS = (0.001, 0.01, 0.1, 1, 10), (2, 4, 6, 8, 10)
+
+
+def _points(results, model):
+    """[(program, bits, KLD)] of the newest lines."""
+    found = {}
+    for line in results.lines("rivals.csv", {"length": LENGTH, "model": model}):
+        found.setdefault((line["program"], line["cache"]), []).append(line)
+    for (program, _), lines in found.items():
+        line = results.take(lines)
+        yield program, line.number("bits"), line.number("kld_mean")
+
+
+def _panel(canvas, results, model, top):
+    up = Scale((0.001, 20), (top + PANEL, top), log=True)
+    across = Scale((1.5, 11), (LEFT, RIGHT))
+    canvas.text(LEFT, top - 12, MODELS[model], bold=True)
+    for tick in KLDS:
+        canvas.path([(LEFT, up(tick)), (RIGHT, up(tick))])
+        canvas.text(LEFT - 10, up(tick) + 6, f"{tick:g}", "soft", "end")
+    for tick in BITS:
+        canvas.text(across(tick), top + PANEL + 22, str(tick), "soft", "middle")
+    points, names = sorted(_points(results, model)), list(COLORS)
+    for program in COLORS:
+        line = [(across(bits), up(kld)) for name, bits, kld in points if name == program]
+        if program == "kvant":
+            canvas.path(line, "ours", 2)
+        for x, y in line:
+            canvas.mark(names.index(program), x, y, COLORS[program])
+
+
+def draw(theme, results):
+    bottom = TOP + len(MODELS) * (PANEL + GAP)
+    canvas = Canvas(theme, bottom + 96, "Loss against bits of the caches of several programs")
+    canvas.text(16, 30, "What a bit buys, program by program", size=20, bold=True)
+    canvas.text(16, 58, f"KL divergence from f16 at {LENGTH:,} tokens (less is better),", "soft")
+    canvas.text(16, 80, "against bits per number with everything counted", "soft")
+    for number, model in enumerate(MODELS):
+        _panel(canvas, results, model, TOP + number * (PANEL + GAP))
+    for number, (program, color) in enumerate(COLORS.items()):
+        x, y = 28 + 170 * (number % 2), bottom + 10 + 28 * (number // 2)
+        canvas.mark(number, x, y, color)
+        canvas.text(x + 14, y + 6, program, "soft")
+    return canvas
