@@ -1,5 +1,5 @@
-"""The programs that kvant is compared with, each at a pinned commit, and the caches of each that run
-on a CPU. It does not know how they are built (programs.py) or measured (quality.py, speed.py).
+"""The programs that kvant is compared with, each at a pinned commit, and their caches that run on a
+CPU. It does not know how they are built (programs.py) or measured (quality.py, speed.py).
 
 llama.cpp's own programs come from scripts/fetch.py and are not built here."""
 
@@ -43,8 +43,8 @@ PROGRAMS = {
 # llama.cpp's programs print the size of the cache only when they are asked to.
 LOUD = {"llama.cpp": ("-lv", "4")}
 
-# The pinned build of ik_llama.cpp multiplies Q4_1 weights wrongly in large batches. SmolLM2 then has
-# a perplexity of 61 instead of 12. Its caches do not depend on the batch.
+# The pinned build of ik_llama.cpp multiplies Q4_1 weights wrongly in large batches. SmolLM2 then
+# has a perplexity of 61 instead of 12. Its caches do not depend on the batch.
 QUIRKS = {("ik_llama.cpp", "SmolLM2-135M"): ("-ub", "16")}
 
 # kvant is measured in llama.cpp's own programs, against the same f16 as llama.cpp's caches.

@@ -1,4 +1,4 @@
-"""Other programs' caches next to kvant's: quality, memory and speed in those programs, and answers."""
+"""Other programs' caches next to kvant's: quality, bits and speed in those programs, and answers."""
 
 from caches import MODELS
 from text import code, divergence, table, times
@@ -110,7 +110,7 @@ def compared_speed(results):
 
 
 def compared_answers(results):
-    """Greedy answers of caches: perplexity that f16 gives them, divergence by quarter, and loops."""
+    """Greedy answers of caches: their perplexity by f16, divergence by quarter, and loops."""
     found = {}
     for line in results.lines(ANSWERS):
         found.setdefault((line["model"], line["cache"]), []).append(line)
