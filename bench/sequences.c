@@ -93,8 +93,8 @@ static void decode(task *t, struct llama_context *context, struct llama_batch *b
     }
     check(llama_decode(context, *batch) == 0, "decoding");
     for (int i = 0; i < batch->n_tokens; i++) {
-        float *from = t->reference +
-                      ((size_t)sequence * half + (size_t)(at + i - half)) * (size_t)t->n_vocab;
+        float *from =
+            t->reference + ((size_t)sequence * half + (size_t)(at + i - half)) * (size_t)t->n_vocab;
         if (at + i < half)
             continue;
         const float *logits = llama_get_logits_ith(context, i);

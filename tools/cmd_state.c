@@ -116,11 +116,11 @@ static beginning read_packed(const uint8_t *data, size_t size)
     b.n_tokens = header.n_tokens;
     b.nominal = header.nominal;
     b.all = header.all != 0;
-    b.sound =
-        header.bytes == size &&
-        check == kvant_fnv1a(kvant_fnv1a_words(kvant_fnv1a_words(KVANT_FNV_START, &header, sizeof header),
-                                           data + sizeof header, (size - sizeof header) / 8 * 8),
-                           data + size / 8 * 8, size % 8);
+    b.sound = header.bytes == size &&
+              check == kvant_fnv1a(kvant_fnv1a_words(
+                                       kvant_fnv1a_words(KVANT_FNV_START, &header, sizeof header),
+                                       data + sizeof header, (size - sizeof header) / 8 * 8),
+                                   data + size / 8 * 8, size % 8);
     return b;
 }
 

@@ -159,8 +159,8 @@ static abi_reg *set_up(const void *caller)
         find_gpus(accel);
     if (n_gpus == 0 && !accel && takes_gpus)
         kvp_offload_setup();
-    if (!gpu && !kvp_api.gpus && kvant_os_variable("KVANT_GPU") == NULL && kvp_api.reg_by_name != NULL &&
-        kvp_api.reg_by_name("CUDA") != NULL)
+    if (!gpu && !kvp_api.gpus && kvant_os_variable("KVANT_GPU") == NULL &&
+        kvp_api.reg_by_name != NULL && kvp_api.reg_by_name("CUDA") != NULL)
         kvp_error("warning: kvant works in the computer's memory, because it was not tried on a "
                   "GPU with ggml %s, which is older than 0.21; KVANT_GPU=1 tries it",
                   kvp_api.version);
