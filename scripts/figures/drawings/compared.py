@@ -51,8 +51,10 @@ def draw(theme, results):
     canvas.text(16, 80, "against bits per number with everything counted", "soft")
     for number, model in enumerate(MODELS):
         _panel(canvas, results, model, TOP + number * (PANEL + GAP))
-    for number, (program, color) in enumerate(COLORS.items()):
+    measured = {line["program"] for line in results.lines("rivals.csv", {"length": LENGTH})}
+    shown = [program for program in COLORS if program in measured]
+    for number, program in enumerate(shown):
         x, y = 28 + 170 * (number % 2), bottom + 10 + 28 * (number // 2)
-        canvas.mark(number, x, y, color)
+        canvas.mark(list(COLORS).index(program), x, y, COLORS[program])
         canvas.text(x + 14, y + 6, program, "soft")
     return canvas

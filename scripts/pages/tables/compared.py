@@ -1,4 +1,4 @@
-"""Other programs' caches next to kvant's: quality, bits and speed in those programs, and answers."""
+"""Caches of other programs next to kvant: quality, bits, speed, and greedy answers."""
 
 from caches import MODELS
 from text import code, divergence, table, times
