@@ -339,6 +339,6 @@ class Owned:
     def __reduce__(self) -> Any:
         raise TypeError(f"{type(self).__name__}: an object of libkvant cannot be copied or pickled")
 
-    def __del__(self) -> None:
+    def __del__(self, by_reference: Any = c.byref) -> None:  # modules are empty when Python ends
         if getattr(self, "_handle", None) and getattr(self, "_free", ""):
-            getattr(self._library, self._free)(c.byref(self._handle))
+            getattr(self._library, self._free)(by_reference(self._handle))
