@@ -1,5 +1,6 @@
-"""vLLM's DecodeBenchConnector for some of the requests: it fills the contexts of those whose names
-begin with "filled", and the others compute their prompts. vLLM imports this module by its name."""
+"""vLLM's DecodeBenchConnector for some of the requests. It fills the contexts of requests whose
+names begin with "filled". All other requests compute their prompts. vLLM imports this module by its
+name."""
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import decode_bench_connector
 

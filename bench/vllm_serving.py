@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Requests that run at once in vLLM, with kvant's blocks and with vLLM's own caches: random weights,
-one engine per cache, CSV on stdout and in a file. vLLM and kvant must be importable, kvant as a
-plug-in (its wheel).
+"""Measures requests that run at once in vLLM, with kvant's blocks and with vLLM's own caches. The
+weights are random, each cache has an engine, and the CSV goes to stdout and into a file. vLLM and
+kvant must be importable, kvant as a plug-in (its wheel).
 
-    bench/vllm_serving.py --csv serving.csv                        # Qwen3 8B's shape on a GPU
-    bench/vllm_serving.py --csv serving.csv --caches auto turboquant4 --gib 0 --prompts 512 \\
+    bench/vllm_serving.py --csv vllm_serving.csv                        # Qwen3 8B's shape on a GPU
+    bench/vllm_serving.py --csv vllm_serving.csv --caches auto turboquant4 --gib 0 --prompts 512 \\
         --filled 2x512 --served 1x64,4x64 --output 16 --layers 2 --hidden 256 --heads 4 \\
         --kv-heads 2 --head-dim 64 --feed-forward 512 --vocabulary 1024          # on a CPU
 
-Each engine is vLLM's AsyncLLM, which `vllm serve` uses, without HTTP. All caches get the same memory
-(--gib), so a smaller cache holds more requests; the others wait. Kinds of measurements:
+Each engine is vLLM's AsyncLLM, which `vllm serve` uses, without HTTP. All caches get the same
+memory (--gib), so a smaller cache holds more requests. Requests without room wait. Kinds of
+measurements:
 
     prompt   one prompt of `input` tokens: the median time until its first token
     filled   `concurrency` requests whose contexts DecodeBenchConnector fills with constants:

@@ -159,7 +159,7 @@ class Limits(TestCase):
 
 
 class Steps(TestCase):
-    """What a step of the engine refuses, because its tokens would be wrong."""
+    """A step of the engine refuses these, because its tokens would be wrong."""
 
     def test_quantised_outputs(self):
         made, step = made_impl("int8"), Step(DECODES, torch.float32)

@@ -235,8 +235,8 @@ class LayerPages:
     def relearn(self, memory: Tensor) -> None:
         """Encodes the rows of used blocks again, with the transforms that the preset has learned.
         Pages pass through temporary blocks, because an encoder writes keys and values together.
-        vLLM's memory begins as zeros, so a block of zeros holds no rows, or rows of zeros alone.
-        A cache has tens of thousands of blocks, and encoding all of them would take seconds."""
+        vLLM's memory begins as zeros, so a block of zeros holds no rows, or rows of zeros. A cache
+        has tens of thousands of blocks, and encoding all of them would take seconds."""
         stored, *rest = self._made_of
         part = min(_RELEARNED, len(memory))
         temporary = torch.zeros_like(memory[:part], memory_format=torch.contiguous_format)
