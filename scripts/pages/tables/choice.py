@@ -44,8 +44,3 @@ def transformers_gain(results):
     if not pair:
         raise Missing(f"{transformers.FILE} has no run with both caches")
     return f"{pair[0].number('tokens_per_s') / pair[1].number('tokens_per_s'):.1f}"
-
-
-def vllm_gain(results):
-    """Decode speed of turboquant4 relative to bfloat16: 64 requests of 4,096 tokens, an H200."""
-    return _relative(results, "turboquant4", (64, 4096), "tpot_ms", times)

@@ -1,0 +1,45 @@
+"""vLLM: tokens per second of all requests relative to bfloat16, against the requests at once."""
+
+import serving
+from draw import WIDTH, Canvas, Scale
+
+LEFT, RIGHT, TOP, BOTTOM, INPUT = 56, WIDTH - 20, 92, 330, 8192
+
+
+def draw(theme, results):
+    lines = {}
+    for cache in serving.NAMES:
+        pairs = {
+            n: serving.pair(results, cache, "served", n, INPUT, "tps_system")
+            for n in serving.AT_ONCE
+        }
+        found = {
+            n: x[0].number("tps_system") / x[1].number("tps_system") for n, x in pairs.items() if x
+        }
+        if found and cache != serving.RIVAL:
+            lines[cache] = found
+    used = sorted({n for found in lines.values() for n in found})
+    most = max(max(found.values()) for found in lines.values())
+    canvas = Canvas(theme, BOTTOM + 104 + 26 * len(lines), "Tokens per second in vLLM")
+    canvas.text(16, 30, "Many long prompts gain the most", size=20, bold=True)
+    canvas.text(16, 58, "all requests' tokens per second divided by bfloat16's", "soft")
+    up = Scale((0.7, max(1.5, 1.1 * most)), (BOTTOM, TOP), log=True)
+    step = (RIGHT - LEFT - 40) / max(1, len(used) - 1)
+    across = {n: LEFT + 20 + i * step for i, n in enumerate(used)}
+    for tick in (x for x in (0.75, 1, 1.25, 1.5, 2, 3) if x <= max(1.5, 1.1 * most)):
+        canvas.path([(LEFT, up(tick)), (RIGHT, up(tick))], "soft" if tick == 1 else "grid")
+        canvas.text(LEFT - 10, up(tick) + 6, f"{tick:g}", "soft", "end")
+    for n, x in across.items():
+        canvas.text(x, BOTTOM + 22, str(n), "soft", "middle")
+    canvas.text((LEFT + RIGHT) / 2, BOTTOM + 44, "requests at once", "soft", "middle")
+    for row, (cache, found) in enumerate(lines.items()):
+        number, name = serving.NUMBERS[cache], serving.NAMES[cache].strip("`")
+        color, y = "abcdef"[number], BOTTOM + 76 + 26 * row
+        canvas.path([(across[n], up(x)) for n, x in found.items()], color, 2)
+        for n, x in found.items():
+            canvas.mark(number, across[n], up(x), color)
+        canvas.mark(number, 28, y - 6, color)
+        canvas.text(44, y, name, "soft")
+    note = f"prompts of {INPUT:,} tokens, Qwen3 8B's shape, equal memory"
+    canvas.text(16, BOTTOM + 82 + 26 * len(lines), note, "soft")
+    return canvas
