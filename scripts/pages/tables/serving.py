@@ -54,9 +54,7 @@ def serving_goals(results):
         if any(x for x, _ in found):
             first = next(x for x, _ in found if x)
             fit = first[0].number("tokens_that_fit")
-            cells = [
-                x and times(x[1].number(column) / x[0].number(column)) for x, column in found
-            ]
+            cells = [x and times(x[1].number(column) / x[0].number(column)) for x, column in found]
             rows.append([name, thousands(fit), *cells])
     return table(["KV cache", "tokens that fit", *columns], *rows)
 
