@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../src/base/os.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "log.h"

@@ -19,13 +19,15 @@ for header in "$root"/include/kvant/*.h; do
 done
 # The plug-in is linked to the static library and shares two headers of it: the plan of exact pages
 # and the decisions about learning have no public interface, because they are policy and may change.
-# Everybody shares fnv.h, which is definitions alone: the checksum of files.
+# Everybody shares fnv.h, which is definitions alone: the checksum of files. The command and the
+# plug-in have layers of the operating system of their own, which begin with src/base/os.h.
 folders='src|base|blocks|math|page|kernels|codec|cache|cuda|device|index|attention'
 folders="$folders|calibration|settings|store"
 if grep -rnE "#include *\"[^\"]*($folders)/" \
     "$root/tools" "$root/integrations" --include='*.c' --include='*.h' |
     grep -vE 'integrations/llama.cpp/.*"[./]*src/store/(plan|learn).h"' |
-    grep -v '"[./]*src/base/fnv.h"'; then
+    grep -v '"[./]*src/base/fnv.h"' |
+    grep -vE '/(host|host_windows|os|os_windows)\.[ch]:.*"[./]*src/base/os(_windows)?\.h"'; then
     echo "tools/ and integrations/ may include public headers only" >&2
     exit 1
 fi
