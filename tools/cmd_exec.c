@@ -451,8 +451,7 @@ static bool keep_other_backend(const char *plugin)
  * prints a line then. A user's choice stays. */
 static bool choose_states(const exec_options *o)
 {
-    return o->accel || getenv(PLUGIN_ENV_STATES) != NULL ||
-           os_set_variable(PLUGIN_ENV_STATES, "auto");
+    return o->accel || os_set_default(PLUGIN_ENV_STATES, "auto");
 }
 
 /* Sets the variables that load the plug-in and say how much it prints. 0 or an exit code. */

@@ -3,6 +3,7 @@
  * checksums. It does not decode rows, which need the model's codecs. */
 #include "args.h"
 #include "command.h"
+#include "fingerprint.h"
 #include "os.h"
 
 #include "../integrations/llama.cpp/state_format.h"
@@ -117,10 +118,8 @@ static beginning read_packed(const uint8_t *data, size_t size)
     b.nominal = header.nominal;
     b.all = header.all != 0;
     b.sound = header.bytes == size &&
-              check == kvant_fnv1a(kvant_fnv1a_words(
-                                       kvant_fnv1a_words(KVANT_FNV_START, &header, sizeof header),
-                                       data + sizeof header, (size - sizeof header) / 8 * 8),
-                                   data + size / 8 * 8, size % 8);
+              check == fingerprint_words(fingerprint_words(KVANT_FNV_START, &header, sizeof header),
+                                         data + sizeof header, size - sizeof header);
     return b;
 }
 

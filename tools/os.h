@@ -84,6 +84,6 @@ char *os_stream_text(os_stream *s, size_t *bytes);
 
 bool os_errors_on_terminal(void);
 
-/* The names of the system and of the machine, as uname -s and uname -m print them; "" if unknown.
- * */
+/* The names of the system and of the machine, as uname -s and uname -m print them; "" for an
+ * unknown one. */
 void os_names(char *system, char *machine, size_t bytes);
