@@ -293,6 +293,22 @@ static FILE *open_packed(const char *path)
     return NULL;
 }
 
+/* Restores a packed file. False: it is no packed file. *read: as above. */
+static bool load_packed(const which *w, const char *path, int32_t *tokens, size_t room, size_t *n,
+                        size_t *read)
+{
+    kvp_pack_tokens to = { tokens, room, 0 };
+    FILE *file = open_packed(path);
+
+    if (file == NULL)
+        return false;
+    *read = load(w, file, path, &to);
+    fclose(file);
+    if (*read > 0)
+        *n = to.n;
+    return true;
+}
+
 /* The functions in place of llama.cpp's */
 
 static size_t get_size(void *context)
@@ -313,20 +329,14 @@ static size_t set_data(void *context, const uint8_t *from, size_t size)
 static bool load_file(void *context, const char *path, int32_t *tokens, size_t room, size_t *n)
 {
     const which w = { .context = context, .all = true };
-    kvp_pack_tokens to = { tokens, room, 0 };
-    FILE *file = open_packed(path);
+    size_t read;
     bool done;
 
-    if (file == NULL) {
-        begin_restoring();
-        done = llama.load_file(context, path, tokens, room, n);
-        return end_restoring(&w, path) && done;
-    }
-    done = load(&w, file, path, &to) > 0;
-    fclose(file);
-    if (done)
-        *n = to.n;
-    return done;
+    if (load_packed(&w, path, tokens, room, n, &read))
+        return read > 0;
+    begin_restoring();
+    done = llama.load_file(context, path, tokens, room, n);
+    return end_restoring(&w, path) && done;
 }
 
 static bool save_file(void *context, const char *path, const int32_t *tokens, size_t n)
@@ -373,20 +383,13 @@ static size_t seq_load_file(void *context, const char *path, int32_t seq, int32_
                             size_t room, size_t *n)
 {
     const which w = { .context = context, .seq = seq };
-    kvp_pack_tokens to = { tokens, room, 0 };
-    FILE *file = open_packed(path);
     size_t read;
 
-    if (file == NULL) {
-        begin_restoring();
-        read = llama.seq_load_file(context, path, seq, tokens, room, n);
-        return end_restoring(&w, path) ? read : 0;
-    }
-    read = load(&w, file, path, &to);
-    fclose(file);
-    if (read > 0)
-        *n = to.n;
-    return read;
+    if (load_packed(&w, path, tokens, room, n, &read))
+        return read;
+    begin_restoring();
+    read = llama.seq_load_file(context, path, seq, tokens, room, n);
+    return end_restoring(&w, path) ? read : 0;
 }
 
 static size_t seq_save_file(void *context, const char *path, int32_t seq, const int32_t *tokens,
