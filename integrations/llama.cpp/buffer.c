@@ -443,6 +443,26 @@ void kvp_buft_setup(int api, abi_device *device)
         };
 }
 
+size_t kvp_buft_tensor_bytes(abi_buft *of, const abi_tensor *tensor)
+{
+    return kvp_api.api == 2 ? ((abi_buft_2 *)of)->iface.get_alloc_size(of, tensor)
+                            : ((abi_buft_3 *)of)->iface.get_alloc_size(of, tensor);
+}
+
+size_t kvp_buft_padded(abi_buft *of, size_t bytes)
+{
+    const size_t alignment = kvp_api.api == 2 ? ((abi_buft_2 *)of)->iface.get_alignment(of)
+                                              : ((abi_buft_3 *)of)->iface.get_alignment(of);
+
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+abi_buffer *kvp_buft_new_buffer(abi_buft *of, size_t bytes)
+{
+    return kvp_api.api == 2 ? ((abi_buft_2 *)of)->iface.alloc_buffer(of, bytes)
+                            : ((abi_buft_3 *)of)->iface.alloc_buffer(of, bytes);
+}
+
 void kvp_buft_label(abi_any_buft *label)
 {
     *label = buft;

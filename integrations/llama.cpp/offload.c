@@ -51,31 +51,15 @@ static struct offload *of_buft(const abi_buft *buft)
     return &offloads[i];
 }
 
-static size_t inner_alloc_size(const struct offload *o, const abi_tensor *tensor)
-{
-    return kvp_api.api == 2
-               ? ((abi_buft_2 *)o->inner_buft)->iface.get_alloc_size(o->inner_buft, tensor)
-               : ((abi_buft_3 *)o->inner_buft)->iface.get_alloc_size(o->inner_buft, tensor);
-}
-
-static size_t inner_padded(const struct offload *o, size_t bytes)
-{
-    const size_t alignment =
-        kvp_api.api == 2 ? ((abi_buft_2 *)o->inner_buft)->iface.get_alignment(o->inner_buft)
-                         : ((abi_buft_3 *)o->inner_buft)->iface.get_alignment(o->inner_buft);
-
-    return (bytes + alignment - 1) / alignment * alignment;
-}
-
 /* The bytes that a tensor takes of the device's memory. A compressed cache takes none, but ggml
  * allocates no buffer of 0 bytes. */
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
     const struct offload *o = of_buft(buft);
-    const size_t plain = inner_alloc_size(o, tensor);
+    const size_t plain = kvp_buft_tensor_bytes(o->inner_buft, tensor);
 
     if (tensor->view_src == NULL && kvp_kv_is_cache_tensor(tensor))
-        return kvp_buffer_request(tensor, inner_padded(o, plain)) > 0 ? 1 : plain;
+        return kvp_buffer_request(tensor, kvp_buft_padded(o->inner_buft, plain)) > 0 ? 1 : plain;
     kvp_requests_note(tensor, plain);
     kvp_requests_reset(); /* a cache that was only planned may have come before */
     return plain;
@@ -87,11 +71,7 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
     size_t plain;
     abi_buffer *cache = kvp_buffer_alloc((abi_buft *)&o->label, kvp_requests_cache(), size, &plain);
 
-    if (plain == 0)
-        return cache;
-    return kvp_api.api == 2
-               ? ((abi_buft_2 *)o->inner_buft)->iface.alloc_buffer(o->inner_buft, plain)
-               : ((abi_buft_3 *)o->inner_buft)->iface.alloc_buffer(o->inner_buft, plain);
+    return plain > 0 ? kvp_buft_new_buffer(o->inner_buft, plain) : cache;
 }
 
 static void derive_buft(struct offload *o)

@@ -127,22 +127,6 @@ static const char *buft_get_name(abi_buft *buft)
     return gpu_of_buft(buft)->name;
 }
 
-static size_t inner_alloc_size(const kvp_gpu *gpu, const abi_tensor *tensor)
-{
-    return kvp_api.api == 2
-               ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor)
-               : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor);
-}
-
-static size_t padded(const kvp_gpu *gpu, size_t bytes)
-{
-    const size_t alignment =
-        kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft)
-                         : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alignment(gpu->inner_buft);
-
-    return (bytes + alignment - 1) / alignment * alignment;
-}
-
 static bool is_cache(const abi_tensor *tensor)
 {
     return tensor->view_src == NULL && kvp_kv_is_cache_tensor(tensor);
@@ -151,11 +135,11 @@ static bool is_cache(const abi_tensor *tensor)
 static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
     kvp_gpu *gpu = gpu_of_buft(buft);
-    const size_t bytes = inner_alloc_size(gpu, tensor);
+    const size_t bytes = kvp_buft_tensor_bytes(gpu->inner_buft, tensor);
 
     if (tensor->ne[0] == 0)
         return bytes;
-    if (kvp_requests_note(tensor, padded(gpu, bytes)))
+    if (kvp_requests_note(tensor, kvp_buft_padded(gpu->inner_buft, bytes)))
         return kvp_buffer_bytes(tensor, true);
     kvp_requests_reset(); /* this was a planned cache; a model's weights come next */
     return bytes + kvp_gpu_room(gpu, tensor);
@@ -190,9 +174,10 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
         values = values || (is_cache(tensors[i]) && tensors[i]->name[6] == 'v');
     for (int i = 0; i < n_tensors; i++)
         if (tensors[i]->data == NULL && tensors[i]->view_src == NULL)
-            bytes +=
-                padded(gpu, values && is_cache(tensors[i]) ? kvp_buffer_bytes(tensors[i], true)
-                                                           : inner_alloc_size(gpu, tensors[i]));
+            bytes += kvp_buft_padded(gpu->inner_buft,
+                                     values && is_cache(tensors[i])
+                                         ? kvp_buffer_bytes(tensors[i], true)
+                                         : kvp_buft_tensor_bytes(gpu->inner_buft, tensors[i]));
     for (int i = 0; i < n_tensors && values; i++)
         if (is_cache(tensors[i]))
             find_room(tensors[i], &learning, &staging);
@@ -203,7 +188,7 @@ static size_t buft_get_alloc_size_n(abi_buft *buft, abi_tensor **tensors, int n_
 static size_t label_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
 {
     return is_cache(tensor) ? kvp_buffer_bytes(tensor, true)
-                            : inner_alloc_size(gpu_of_buft(buft), tensor);
+                            : kvp_buft_tensor_bytes(gpu_of_buft(buft)->inner_buft, tensor);
 }
 
 /* Inputs on their way to the GPU */
@@ -321,10 +306,7 @@ const int32_t *kvp_gpu_positions_at(const kvp_gpu *gpu, const void *at, size_t n
 /* Allocates a buffer of CUDA's with CUDA's label. */
 static abi_buffer *plain_buffer(kvp_gpu *gpu, size_t size)
 {
-    abi_buffer *inner =
-        kvp_api.api == 2
-            ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
-            : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
+    abi_buffer *inner = kvp_buft_new_buffer(gpu->inner_buft, size);
 
     if (inner == NULL)
         return NULL;
