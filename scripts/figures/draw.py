@@ -69,6 +69,21 @@ class Canvas:
         way = MARKS[number - 1]
         self._add(f'<path d="M{x:.1f} {y:.1f} {way}" fill="{self.colors[color]}"/>')
 
+    def series(self, number, name, points, y):
+        """A line with its marks, in the colour of a number, and its name at height y."""
+        color = "abcdef"[number]
+        self.path(points, color, 2)
+        for at in points:
+            self.mark(number, *at, color)
+        self.mark(number, 28, y - 6, color)
+        self.text(44, y, name, "soft")
+
+    def ratios(self, ticks, up, left, right):
+        """Lines across at ratios; the one at 1, where nothing is gained or lost, is darker."""
+        for tick in ticks:
+            self.path([(left, up(tick)), (right, up(tick))], "soft" if tick == 1 else "grid")
+            self.text(left - 10, up(tick) + 6, f"{tick:g}", "soft", "end")
+
     def lines(self):
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" '

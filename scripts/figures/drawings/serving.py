@@ -26,20 +26,15 @@ def draw(theme, results):
     up = Scale((0.7, max(1.5, 1.1 * most)), (BOTTOM, TOP), log=True)
     step = (RIGHT - LEFT - 40) / max(1, len(used) - 1)
     across = {n: LEFT + 20 + i * step for i, n in enumerate(used)}
-    for tick in (x for x in (0.75, 1, 1.25, 1.5, 2, 3) if x <= max(1.5, 1.1 * most)):
-        canvas.path([(LEFT, up(tick)), (RIGHT, up(tick))], "soft" if tick == 1 else "grid")
-        canvas.text(LEFT - 10, up(tick) + 6, f"{tick:g}", "soft", "end")
+    ticks = [x for x in (0.75, 1, 1.25, 1.5, 2, 3) if x <= max(1.5, 1.1 * most)]
+    canvas.ratios(ticks, up, LEFT, RIGHT)
     for n, x in across.items():
         canvas.text(x, BOTTOM + 22, str(n), "soft", "middle")
     canvas.text((LEFT + RIGHT) / 2, BOTTOM + 44, "requests at once", "soft", "middle")
     for row, (cache, found) in enumerate(lines.items()):
         number, name = serving.NUMBERS[cache], serving.NAMES[cache].strip("`")
-        color, y = "abcdef"[number], BOTTOM + 76 + 26 * row
-        canvas.path([(across[n], up(x)) for n, x in found.items()], color, 2)
-        for n, x in found.items():
-            canvas.mark(number, across[n], up(x), color)
-        canvas.mark(number, 28, y - 6, color)
-        canvas.text(44, y, name, "soft")
+        points = [(across[n], up(x)) for n, x in found.items()]
+        canvas.series(number, name, points, BOTTOM + 76 + 26 * row)
     note = f"prompts of {INPUT:,} tokens, Qwen3 8B's shape, equal memory"
     canvas.text(16, BOTTOM + 82 + 26 * len(lines), note, "soft")
     return canvas

@@ -37,12 +37,8 @@ def draw(theme, results):
     canvas.text((LEFT + RIGHT) / 2, BOTTOM + 44, words, "soft", "middle")
     for row, (cache, found) in enumerate(lines.items()):
         number, name = serving.NUMBERS[cache], serving.NAMES[cache].strip("`")
-        color, y = "abcdef"[number], BOTTOM + 76 + 26 * row
-        canvas.path([(right(x), up(z)) for x, z in found.values()], color, 2)
-        for x, z in found.values():
-            canvas.mark(number, right(x), up(z), color)
-        canvas.mark(number, 28, y - 6, color)
-        canvas.text(44, y, name, "soft")
+        points = [(right(x), up(z)) for x, z in found.values()]
+        canvas.series(number, name, points, BOTTOM + 76 + 26 * row)
     note = f"prompts of {INPUT:,} tokens; more requests from left to right"
     canvas.text(16, BOTTOM + 82 + 26 * len(lines), note, "soft")
     return canvas

@@ -31,20 +31,14 @@ def draw(theme, results):
     canvas.text(16, 58, "speed of balanced divided by that of the f16 cache", "soft")
     up = Scale((0.45, 3.6), (BOTTOM, TOP), log=True)
     across = dict(zip(COLUMNS, (LEFT + 20 + i * (RIGHT - LEFT - 40) / 4 for i in range(5))))
-    for tick in TICKS:
-        canvas.path([(LEFT, up(tick)), (RIGHT, up(tick))], "soft" if tick == 1 else "grid")
-        canvas.text(LEFT - 10, up(tick) + 6, f"{tick:g}", "soft", "end")
+    canvas.ratios(TICKS, up, LEFT, RIGHT)
     canvas.text(RIGHT, up(1) + 20, "as fast as f16", "soft", "end")
     for depth, x in across.items():
         canvas.text(x, BOTTOM + 22, caches.context_name(depth), "soft", "middle")
     canvas.text((LEFT + RIGHT) / 2, BOTTOM + 44, "tokens in the cache", "soft", "middle")
     for number, (name, found) in enumerate(lines):
-        color, y = "abcdef"[number], BOTTOM + 76 + 26 * number
-        canvas.path([(across[depth], up(ratio)) for depth, ratio in found.items()], color, 2)
-        for depth, ratio in found.items():
-            canvas.mark(number, across[depth], up(ratio), color)
-        canvas.mark(number, 28, y - 6, color)
-        canvas.text(44, y, name, "soft")
+        points = [(across[depth], up(ratio)) for depth, ratio in found.items()]
+        canvas.series(number, name, points, BOTTOM + 76 + 26 * number)
     note = f"CPUs: the shape of {speed.CPU_MODEL}. GPUs: that of an 8B model."
     canvas.text(16, BOTTOM + 82 + 26 * len(lines), note, "soft")
     return canvas
