@@ -66,23 +66,26 @@ def arguments():
     )
     parser.add_argument("--prompts", default="", help="requests x prompt, with commas, for ttft_ms")
     parser.add_argument(
-        "--at-once",
-        type=int,
-        default=1,
-        help="engines that start together; they are measured one by one",
-    )
-    parser.add_argument(
-        "--start", type=float, default=150, help="seconds that engines may take to start"
-    )
-    parser.add_argument(
         "--gib", type=json.loads, default={}, help="memory of the cache by its name, as JSON"
     )
     parser.add_argument(
         "--against", default="auto@TRITON_ATTN", help="of ids: further stock caches, with commas"
     )
+    return parse(parser)
+
+
+def parse(parser):
+    """Parses the command line, with the options of engines added."""
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        help="engines that start together; they are measured one by one",
+    )
+    parser.add_argument("--start", type=float, default=150, help="seconds until an engine is ready")
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
     parser.add_argument(
-        "--options", type=json.loads, default={}, help="further options of vllm.LLM, as JSON"
+        "--options", type=json.loads, default={}, help="further options of vLLM's engine, as JSON"
     )
     parser.add_argument("--csv", default="")
     parser.add_argument("--commit", default="")

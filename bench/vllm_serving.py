@@ -68,22 +68,7 @@ def arguments():
     parser.add_argument(
         "--waves", type=float, default=1, help="requests per request that runs at once"
     )
-    parser.add_argument(
-        "--at-once",
-        type=int,
-        default=1,
-        help="engines that start together; they are measured one by one",
-    )
-    parser.add_argument("--start", type=float, default=150, help="seconds until an engine is ready")
-    parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
-    parser.add_argument(
-        "--options", type=json.loads, default={}, help="further options of vLLM's engine, as JSON"
-    )
-    parser.add_argument("--csv", default="")
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--cache", help=argparse.SUPPRESS)
-    a = parser.parse_args()
-    model_shape.complete(a)
+    a = bench_vllm.parse(parser)
     a.what = "speed"  # of bench_vllm: the model has no weights
     return a
 
