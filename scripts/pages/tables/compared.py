@@ -1,9 +1,14 @@
-"""Caches of other programs next to kvant: quality, bits, speed, and greedy answers."""
+"""Caches of other programs next to kvant: quality, bits, speed, greedy answers, and what their
+ideas are worth inside kvant."""
 
-from caches import MODELS
+from caches import MODELS as SMALL
 from text import code, divergence, table, times
 
 FILE, SPEED, ANSWERS = "rivals.csv", "rivals_speed.csv", "generate.csv"
+SHORT, IDEAS, PREDICTED = "rivals_short.csv", "rivals_ideas.csv", "rivals_predicted.csv"
+KLD = ("kld_mean", "kld_se")
+MODELS = {**SMALL, "Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B"}
+LENGTHS = (2048, 8192, 32768)
 BUDGETS = (8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5)
 
 
@@ -51,6 +56,11 @@ def compared_8k(results):
     return _quality(results, 8192)
 
 
+def compared_32k(results):
+    """The same at 32768 tokens."""
+    return _quality(results, 32768)
+
+
 def _best(lines, budget):
     """The line with the lowest KLD among those that need at most `budget` bits."""
     fitting = [line for line in lines if line.number("bits") <= budget]
@@ -69,7 +79,7 @@ def _cells(line):
 def compared_budget(results):
     """The lowest KLD that kvant and other programs reach within a budget of bits per number."""
     rows = []
-    for length in (2048, 8192):
+    for length in LENGTHS:
         for model, name in MODELS.items():
             lines = list(_newest(results, length, model).values())
             ours = [line for line in lines if line["program"] == "kvant"]
@@ -134,3 +144,73 @@ def compared_answers(results):
     heading = ["cache", "perplexity of the answers", "95 % interval", "KLD", "95 % interval"]
     heading += ["KLD, first quarter", "KLD, last quarter", "answers that loop"]
     return table(heading, *rows)
+
+
+def compared_short(results):
+    """Smaller exact parts and matrices in 2048 tokens: bits and KLD by tokens of a batch."""
+    rows = []
+    for model, name in MODELS.items():
+        found = {}
+        for line in results.lines(SHORT, {"model": model}):
+            found.setdefault(line["setting"], {}).setdefault(line["batch"], []).append(line)
+        for setting, batches in found.items():
+            newest = {batch: results.take(lines) for batch, lines in batches.items()}
+            preset, _, rest = setting.partition(", ")
+            cells = [name, code(preset) + (f", {rest}" if rest else "")]
+            cells.append(f"{next(iter(newest.values())).number('bits'):.2f}")
+            for batch in ("512", "64", "8"):
+                line = newest.get(batch)
+                error = "" if line is None else f" ± {divergence(line.number('kld_se'))}"
+                cells.append("" if line is None else divergence(line.number("kld_mean")) + error)
+            rows.append(cells)
+    heading = ["model", "cache", "bits", "KLD, batches of 512", "of 64", "of 8"]
+    return table(heading, *rows)
+
+
+_IDEAS = {
+    "trellis-3, W, 4 bits": "W in 4 bits instead of 16",
+    "trellis-2, predicted, later tokens": "predicted from the layer below, 2 bits (AQUA-KV)",
+    "trellis-3, predicted, later tokens": "predicted from the layer below, 3 bits",
+    "trellis-3, entropy coded": "entropy coding per channel, 3 bits (KVTC)",
+    "trellis-3, evened, half": "evened variances, half, 3 bits (KVarN)",
+    "trellis-3, evened, whole": "evened variances, whole, 3 bits (KVarN)",
+    "trellis-3, by head": "bits by head, 3 bits on average (RateQuant)",
+    "trellis-2, resealed from 4": "sealed again from 4 to 2 bits (buun-llama-cpp)",
+    "trellis-3, resealed from 4": "sealed again from 4 to 3 bits",
+    "trellis-2, resealed from 4, 3": "sealed again from 4 to 3 to 2 bits",
+    "exllamav3, 2 bits": "exllamav3's own kernels, 2 bits",
+    "exllamav3, 3 bits": "exllamav3's own kernels, 3 bits",
+    "exllamav3, 4 bits": "exllamav3's own kernels, 4 bits",
+}
+
+
+def compared_ideas(results):
+    """Errors of keys and values with ideas of other programs, relative to trellis at equal bits."""
+    rows = []
+    for idea, words in _IDEAS.items():
+        cells = [words]
+        for role in "kv":
+            for model in SMALL:
+                line = results.maybe(IDEAS, {"model": model, "role": role, "idea": idea})
+                # The same bits are dealt otherwise, so the mean of logarithms does not change.
+                ratio = "means" if "by head" in idea else "geometric"
+                cells.append("" if line is None else f"{line.number(ratio):.2f}")
+        if any(cells[1:]):
+            rows.append(cells)
+    columns = [f"{role}, {name}" for role in ("keys", "values") for name in SMALL.values()]
+    return table(["idea", *columns], *rows)
+
+
+def compared_predicted(results):
+    """KLD of codecs of 2 and 3 bits with and without prediction from the layer below."""
+    rows = []
+    for model, name in MODELS.items():
+        for bits in (2, 3):
+            lines = [
+                results.maybe(PREDICTED, {"model": model, "codec": f"trellis-{bits}{end}"})
+                for end in ("", ", predicted")
+            ]
+            if all(lines):
+                cells = [divergence(line.number(key)) for line in lines for key in KLD]
+                rows.append([name, bits, *cells])
+    return table(["model", "bits of codes", "KLD", "±", "KLD, predicted", "±"], *rows)
