@@ -1,6 +1,7 @@
-// exllamav3.cu - reads halves, and writes what exllamav3's own cache kernels make of them: quantised
-// and restored. The kernels come unmodified from its source (exllamav3/exllamav3_ext/cache of
-// github.com/turboderp-org/exllamav3). exllamav3.py writes the input and judges the output.
+// exllamav3.cu - reads halves, and writes what exllamav3's own cache kernels make of them. They
+// quantise the halves and restore them. The kernels come unmodified from its source, the folder
+// exllamav3/exllamav3_ext/cache of github.com/turboderp-org/exllamav3 (commit 4f8ad012).
+// exllamav3.py writes the input and judges the output.
 //
 //     nvcc -O2 -arch=sm_90 -I exllamav3/exllamav3_ext/cache bench/rivals/exllamav3.cu -o exllamav3
 //     ./exllamav3 BITS < rows.f16 > restored.f16
@@ -40,18 +41,19 @@ int main(int argc, char **argv)
         return 2;
     }
     std::vector<half> rows = read_all();
-    const int groups = (int)(rows.size() / 32), blocks = (groups + 4 * MAX_WARPS - 1) / (4 * MAX_WARPS);
+    const int groups = (int)(rows.size() / 32), each = 4 * MAX_WARPS;
+    const int blocks = (groups + each - 1) / each;
     half *in, *scales;
     uint32_t *codes;
     check(cudaMalloc(&in, rows.size() * sizeof(half)));
     check(cudaMalloc(&codes, (size_t)groups * bits * sizeof(uint32_t)));
     check(cudaMalloc(&scales, groups * sizeof(half)));
     check(cudaMemcpy(in, rows.data(), rows.size() * sizeof(half), cudaMemcpyHostToDevice));
-    quant_cache_cont_kernel_instances[bits - 2]<<<blocks, MAX_WARPS * 32>>>(in, codes, scales, groups,
-                                                                           0.0f);
+    quant_cache_cont_kernel_instances[bits - 2]<<<blocks, MAX_WARPS * 32>>>(in, codes, scales,
+                                                                            groups, 0.0f);
     check(cudaMemset(in, 0, rows.size() * sizeof(half)));
     dequant_cache_cont_kernel_instances[bits - 2]<<<blocks, MAX_WARPS * 32>>>(codes, scales, in,
-                                                                             groups, 0.0f);
+                                                                              groups, 0.0f);
     check(cudaGetLastError());
     check(cudaMemcpy(rows.data(), in, rows.size() * sizeof(half), cudaMemcpyDeviceToHost));
     return fwrite(rows.data(), sizeof(half), rows.size(), stdout) == rows.size() ? 0 : 1;

@@ -4,9 +4,9 @@
 same heads and queries, and so are the captures. exllamav3 stores one fp16 scale for 32 numbers.
 
     bench/rivals/exllamav3.py rows --layers 4,15 S.safetensors > rows.f16
-    for bits in 2 3 4 5 6 8; do ./exllamav3 $bits < rows.f16 > S.$bits.f16; done    # on the GPU
+    for bits in 2 3 4; do ./exllamav3 $bits < rows.f16 > S.$bits.f16; done    # on the GPU
     bench/rivals/exllamav3.py judge --layers 4,15 --append bench/results/rivals_ideas.csv \\
-        SmolLM2-135M=S.safetensors:1e5,i S.[2-8].f16
+        SmolLM2-135M=S.safetensors:1e5,i S.[2-4].f16
 """
 
 import argparse
@@ -63,8 +63,11 @@ def judge(options):
     made = []
     for decoded in options.decoded:
         bits = int(re.search(r"\.(\d)\.f16$", decoded.name)[1])
+        true = bits + SCALE_BITS
+        if true > ideas.MOST_BITS:
+            sys.exit(f"exllamav3: {decoded}: trellis has at most {ideas.MOST_BITS} bits here")
         for role, errors in errors_of(path, options.layers, decoded).items():
-            ours, true = np.array(errors), bits + SCALE_BITS
+            ours = np.array(errors)
             trellis = ideas.at_bits(found, role, true, len(ours))
             made.append(
                 ideas.line(model, role, f"exllamav3, {bits} bits", true, 0, ours, trellis, about)

@@ -16,10 +16,11 @@ bits leave out what a head stores once, such as W; `once` has these bits. Ideas:
     W, N bits       the numbers of W's triangle below the diagonal are rounded to N bits per row
     evened          variances of a block's channels are evened before the codec (KVarN)
     resealed        codes of more bits are decoded and encoded again
-    predicted       a linear map of the layer below predicts the row, and the rest is coded (AQUA-KV)
-                    and `trellis` itself for the same heads
+    predicted       a linear map of the decoded layer below predicts the row, and the rest is coded
+                    (AQUA-KV); `all tokens` and `later tokens` are lines of `trellis`, too
     entropy coded   uniform steps after W with an ideal entropy coder per channel (KVTC)
-    by head         heads get 2 to 5 bits by errors on the learned tokens, same mean bits (RateQuant)
+    by head         heads get 2 to 5 bits by their errors on the learned tokens, with the same mean
+                    (RateQuant)
 """
 
 import argparse
@@ -116,7 +117,8 @@ def w_in_few_bits(rows, transform, bits, scale):
     dim = len(lower)
     for few in (8, 4, 2) if bits == 3 else ():
         once = few * np.count_nonzero(np.tril(lower, -1)) + 2 * 16 * dim
-        yield f"W, {few} bits", bits + scale, once, coded(rows, (centre, in_few_bits(lower, few)), bits)
+        made = coded(rows, (centre, in_few_bits(lower, few)), bits)
+        yield f"W, {few} bits", bits + scale, once, made
 
 
 def evened(rows, transform, bits, scale):

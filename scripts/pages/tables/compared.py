@@ -8,7 +8,7 @@ FILE, SPEED, ANSWERS = "rivals.csv", "rivals_speed.csv", "generate.csv"
 SHORT, IDEAS, PREDICTED = "rivals_short.csv", "rivals_ideas.csv", "rivals_predicted.csv"
 KLD = ("kld_mean", "kld_se")
 MODELS = {**SMALL, "Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B"}
-LENGTHS = (2048, 8192, 32768)
+LENGTHS = (2048, 8192)
 BUDGETS = (8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5)
 
 
@@ -54,11 +54,6 @@ def compared_2k(results):
 def compared_8k(results):
     """The same at 8192 tokens."""
     return _quality(results, 8192)
-
-
-def compared_32k(results):
-    """The same at 32768 tokens."""
-    return _quality(results, 32768)
 
 
 def _best(lines, budget):
