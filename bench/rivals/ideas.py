@@ -268,23 +268,27 @@ def judge_head(found, head, role, rows, centre, queries, ideas):
 # Prediction across layers
 
 
-def fitted(known, target):
-    """A ridge regression with a constant, from the learned tokens."""
-    x = np.concatenate([known, np.ones((len(known), 1))], 1)
-    some = x[KNOWN]
-    square = some.T @ some
-    square += RIDGE * np.trace(square) / len(square) * np.eye(len(square)) / 100
-    return x @ np.linalg.solve(square, some.T @ target[KNOWN])
-
-
 def wide(rows):
     return rows.transpose(1, 0, 2).reshape(rows.shape[1], -1)
 
 
-def predicted_from(inputs, rows):
-    """Rows [heads, tokens, dim] from the wide inputs."""
-    made = fitted(np.concatenate([wide(x) for x in inputs], 1), wide(rows))
-    return made.reshape(rows.shape[1], rows.shape[0], -1).transpose(1, 0, 2)
+def inputs_of(inputs):
+    made = [wide(x) for x in inputs]
+    return np.concatenate([*made, np.ones((len(made[0]), 1))], 1)
+
+
+def learned_map(inputs, rows):
+    """A ridge regression with a constant, from the learned tokens."""
+    some = inputs_of(inputs)[KNOWN]
+    square = some.T @ some
+    square += RIDGE * np.trace(square) / len(square) * np.eye(len(square)) / 100
+    return np.linalg.solve(square, some.T @ wide(rows)[KNOWN])
+
+
+def predicted(weights, inputs, shape):
+    """Rows [heads, tokens, dim] of this shape."""
+    made = inputs_of(inputs) @ weights
+    return made.reshape(shape[1], shape[0], -1).transpose(1, 0, 2)
 
 
 def constant(rows):
@@ -300,31 +304,47 @@ def code_rest(rows, guess, heads, role, bits):
     return np.stack(made) + guess
 
 
-def judge_prediction(found, state, heads, keys, values, rope, bits):
-    """state: decoded unrotated keys and values of the layer below."""
-    scale, plain = 16 / keys.shape[2], rope.turn(keys, -1)
-    below = state.get(bits)
-    guesses = (np.zeros_like(keys), np.zeros_like(values))
-    usable = below is not None and below[0].shape == keys.shape
-    if usable:
-        guesses = rope.turn(predicted_from([below[0]], plain), 1), None
-    new_keys = code_rest(keys, guesses[0], heads, "k", bits)
-    unturned = rope.turn(new_keys, -1)
-    value_guess = predicted_from([unturned, below[1]] if usable else [unturned], values)
-    new_values = code_rest(values, value_guess, heads, "v", bits)
-    state[bits] = unturned, new_values
-    if not usable:
+def code_predicted(maps, below, heads, keys, values, rope, bits):
+    """Decoded keys, and decoded values. maps has a map for each role; roles that it lacks are
+    learned and added. Without a layer below keys are not predicted."""
+    guess = np.zeros_like(keys)
+    if below is not None:
+        if "k" not in maps:
+            maps["k"] = learned_map([below[0]], rope.turn(keys, -1))
+        guess = rope.turn(predicted(maps["k"], [below[0]], keys.shape), 1)
+    new_keys = code_rest(keys, guess, heads, "k", bits)
+    inputs = [rope.turn(new_keys, -1), *(below[1:] if below is not None else ())]
+    if "v" not in maps:
+        maps["v"] = learned_map(inputs, values)
+    guess = predicted(maps["v"], inputs, values.shape)
+    return new_keys, code_rest(values, guess, heads, "v", bits)
+
+
+def judge_prediction(found, state, maps, heads, keys, values, rope, bits):
+    """state: decoded unrotated keys and values of the layer below. maps: of this layer, from
+    another context."""
+    scale, below, own = 16 / keys.shape[2], state.get(bits), {}
+    if below is not None and below[0].shape != keys.shape:
+        below = None
+    new = code_predicted(own, below, heads, keys, values, rope, bits)
+    state[bits] = rope.turn(new[0], -1), new[1]
+    if below is None:
         return
-    width = keys.shape[0] * keys.shape[2]
-    base = {"k": rope.turn(constant(plain), 1), "v": constant(values)}
-    for i, (head, k, v) in enumerate(zip(heads, new_keys, new_values)):
-        for role, row, exact, n in (("k", k, head.keys, 1), ("v", v, head.values, 2)):
-            plain = code_rest(exact[None], base[role][i : i + 1], heads[i : i + 1], role, bits)[0]
-            once = n * 16 * width * keys.shape[2]
+    base = rope.turn(constant(rope.turn(keys, -1)), 1), constant(values)
+    ways = [("", 0, None), (", predicted", 1, new)]
+    if maps.get(bits):
+        other = code_predicted(maps[bits], below, heads, keys, values, rope, bits)
+        ways.append((", predicted by another text's map", 1, other))
+    maps.setdefault(bits, own)
+    for n, role, exact in ((0, "k", keys), (1, "v", values)):
+        once = (n + 1) * 16 * keys.shape[0] * keys.shape[2] ** 2
+        for name, size, made in ways:
+            rows = code_rest(exact, base[n], heads, role, bits) if made is None else made[n]
             for end, first in ((FROM_BELOW, EXACT), (LATER, LEARN)):
-                for name, size, made in (("", 0, plain), (", predicted", once, row)):
-                    error = head.error(role, made, None, first)
-                    found.add(role, f"trellis-{bits}{name}{end}", bits + scale, size, error)
+                for head, row in zip(heads, rows):
+                    error = head.error(role, row, None, first)
+                    label = f"trellis-{bits}{name}{end}"
+                    found.add(role, label, bits + scale, size * once, error)
 
 
 # Bits by head
@@ -355,6 +375,7 @@ def judge(path, rope, layers, contexts, ideas=()):
         for layer in capture.layers if layers is None else layers:
             if layer - 1 not in (layers or capture.layers):
                 states.clear()
+            maps = {}
             for first, keys, values, heads in heads_of(capture, layer, contexts):
                 centres = rope.turn(constant(rope.turn(keys, -1)), 1)
                 for head, centre in zip(heads, centres):
@@ -366,7 +387,7 @@ def judge(path, rope, layers, contexts, ideas=()):
                         tables[role].append(made)
                 for bits in (2, 3) if "predicted" in ideas else ():
                     state = states.setdefault(first, {})
-                    judge_prediction(found, state, heads, keys, values, rope, bits)
+                    judge_prediction(found, state, maps, heads, keys, values, rope, bits)
             print(f"layer {layer}", file=sys.stderr, flush=True)
     return found, tables
 
@@ -390,7 +411,8 @@ def rows_of(model, path, rope, options, about):
         theirs = at_bits(found, role, bits, len(ours))
         for end in (FROM_BELOW, LATER):
             if name.endswith(end):
-                theirs = np.array(found.errors[role, name[: len("trellis-2")] + end][1])
+                theirs = found.errors[role, name[: len("trellis-2")] + end][1]
+                theirs = np.array(theirs[-len(ours) :])
         yield model, role, name, bits, once, ours, theirs, about
     for role, table in tables.items() if "by-head" in options.ideas else ():
         for bits in (3, 4):

@@ -166,6 +166,8 @@ _IDEAS = {
     "trellis-3, W, 4 bits": "W in 4 bits instead of 16",
     "trellis-2, predicted, later tokens": "predicted from the layer below, 2 bits (AQUA-KV)",
     "trellis-3, predicted, later tokens": "predicted from the layer below, 3 bits",
+    "trellis-3, predicted by another text's map, later tokens": "the same, 3 bits, by a map that "
+    "was learned on another text",
     "trellis-3, entropy coded": "entropy coding per channel, 3 bits (KVTC)",
     "trellis-3, evened, half": "evened variances, half, 3 bits (KVarN)",
     "trellis-3, evened, whole": "evened variances, whole, 3 bits (KVarN)",
