@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Judges what exllamav3's own cache kernels make of captured keys and values. They run on a GPU
-(exllamav3.cu); the rest needs NumPy, libkvant and no GPU. The errors are those of ideas.py, for the
-same heads and queries, and so are the captures. exllamav3 stores one fp16 scale for 32 numbers.
+(exllamav3.cu); the rest needs NumPy, libkvant and no GPU. ideas.py computes the errors, from
+the same captures and for the same queries. exllamav3 stores one fp16 scale for 32 numbers.
 
     bench/rivals/exllamav3.py rows --layers 4,15 S.safetensors > rows.f16
     for bits in 2 3 4; do ./exllamav3 $bits < rows.f16 > S.$bits.f16; done    # on the GPU

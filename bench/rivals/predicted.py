@@ -20,10 +20,11 @@ import ideas  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from quality import model_name  # noqa: E402
+from quantized_cache import CALL, load, score  # noqa: E402
 from record import append, context  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
+from transformers import DynamicCache  # noqa: E402
 
-CALL, LEARN, EXACT = 512, ideas.LEARN, ideas.EXACT
+LEARN, EXACT = ideas.LEARN, ideas.EXACT
 
 
 class Learner:
@@ -143,17 +144,7 @@ def logits(model, ids, cache):
         if first >= LEARN:
             parts.append(model.lm_head(out.last_hidden_state[0]).float())
         cache.after_call()
-    return torch.log_softmax(torch.cat(parts), -1)
-
-
-def score(exact, found):
-    kld = (exact.exp() * (exact - found)).sum(-1)
-    return {
-        "kld_mean": f"{kld.mean():.6f}",
-        "kld_se": f"{kld.std() / len(kld) ** 0.5:.6f}",
-        "kld_p99": f"{kld.quantile(0.99):.6f}",
-        "top1": f"{(exact.argmax(-1) == found.argmax(-1)).float().mean():.6f}",
-    }
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -172,11 +163,7 @@ def main():
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    folder, file = options.model.parent, options.model.name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-    text = options.text.read_text()[: 16 * options.length]
-    ids = tokenizer(text, return_tensors="pt").input_ids[0, : options.length]
+    model, ids = load(options)
     theta = model.config.rope_parameters["rope_theta"]
     rope, queries = ideas.Rope(f"{theta}"), {}
     finish = read_queries(model, queries, rope)
@@ -192,7 +179,7 @@ def main():
                 "text": options.text.name,
                 "length": str(len(ids)),
                 **score(exact, found),
-                **context(["predicted.py", "-m", file, "-f", options.text.name]),
+                **context(["predicted.py", "-m", options.model.name, "-f", options.text.name]),
             }
             append(options.output, [row])
             print(*list(row.values())[:8], flush=True)

@@ -57,9 +57,9 @@ def count_bits(cache, numbers):
     return 8 * size / numbers
 
 
-def score(reference, found, first):
-    """Numbers of llama-perplexity: of the tokens after `first`, without the last one."""
-    p, q = (torch.log_softmax(x[first:-1], -1) for x in (reference, found))
+def score(reference, found):
+    """Numbers of llama-perplexity, from two tables of logits."""
+    p, q = (torch.log_softmax(x, -1) for x in (reference, found))
     kld = (p.exp() * (p - q)).sum(-1)
     return {
         "kld_mean": f"{kld.mean():.6f}",
@@ -80,6 +80,15 @@ def measure(options, model, ids, name):
 def kv_dimensions(config):
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_key_value_heads * head
+
+
+def load(options):
+    """The model, and the ids of the first tokens of the text."""
+    folder, file = options.model.parent, options.model.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    text = options.text.read_text()[: 16 * options.length]
+    return model, tokenizer(text, return_tensors="pt").input_ids[0, : options.length]
 
 
 def parse_arguments():
@@ -103,11 +112,8 @@ def main():
     options = parse_arguments()
     if options.threads:
         torch.set_num_threads(options.threads)
-    folder, file = options.model.parent, options.model.name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-    text = options.text.read_text()[: 16 * options.length]
-    ids = tokenizer(text, return_tensors="pt").input_ids[0, : options.length]
+    file = options.model.name
+    model, ids = load(options)
     reference = logits(model, ids, DynamicCache(config=model.config))
     command = ["quantized_cache.py", "-m", file, "-f", options.text.name, "-c", str(len(ids))]
     for name in options.caches.split(","):
@@ -126,7 +132,7 @@ def main():
             "to": str(len(ids) - 2),
             "bits": f"{bits:.2f}",
             "ppl": f"{(-target.mean()).exp():.6f}",
-            **score(reference, found, len(ids) // 2),
+            **score(reference[len(ids) // 2 : -1], found[len(ids) // 2 : -1]),
             **context(command),
         }
         append(options.output, [row])

@@ -141,25 +141,37 @@ def compared_answers(results):
     return table(heading, *rows)
 
 
+def _short(results, model):
+    """{setting: {tokens of a batch: its newest line}}; a preset's prompts come from FILE."""
+    found = {}
+    for line in results.lines(SHORT, {"model": model}):
+        found.setdefault(line["setting"], {}).setdefault(line["batch"], []).append(line)
+    for setting, batches in found.items():
+        for batch, lines in batches.items():
+            batches[batch] = results.take(lines)
+        if "512" not in batches:
+            of = {"program": "kvant", "cache": setting, "model": model, "length": 2048}
+            batches["512"] = results.maybe(FILE, of)
+    return found
+
+
 def compared_short(results):
     """Smaller exact parts and matrices in 2048 tokens: bits and KLD by tokens of a batch."""
     rows = []
     for model, name in MODELS.items():
-        found = {}
-        for line in results.lines(SHORT, {"model": model}):
-            found.setdefault(line["setting"], {}).setdefault(line["batch"], []).append(line)
-        for setting, batches in found.items():
-            newest = {batch: results.take(lines) for batch, lines in batches.items()}
+        for setting, batches in _short(results, model).items():
             preset, _, rest = setting.partition(", ")
             cells = [name, code(preset) + (f", {rest}" if rest else "")]
-            cells.append(f"{next(iter(newest.values())).number('bits'):.2f}")
+            bits = next(line for line in batches.values() if line).number("bits")
+            cells.append(f"{bits:.2f}")
             for batch in ("512", "64", "8"):
-                line = newest.get(batch)
+                line = batches.get(batch)
                 error = "" if line is None else f" ± {divergence(line.number('kld_se'))}"
                 cells.append("" if line is None else divergence(line.number("kld_mean")) + error)
-            rows.append(cells)
+            rows.append((-bits, cells))
+        rows = sorted(rows, key=lambda row: (list(MODELS.values()).index(row[1][0]), row[0]))
     heading = ["model", "cache", "bits", "KLD, batches of 512", "of 64", "of 8"]
-    return table(heading, *rows)
+    return table(heading, *(cells for _, cells in rows))
 
 
 _IDEAS = {
