@@ -3,9 +3,9 @@
 (exllamav3.cu); the rest needs NumPy, libkvant and no GPU. ideas.py computes the errors, from
 the same captures and for the same queries. exllamav3 stores one fp16 scale for 32 numbers.
 
-    bench/rivals/exllamav3.py rows --layers 4,15 S.safetensors > rows.f16
+    python3 bench/rivals/exllamav3.py rows --layers 4,15 S.safetensors > rows.f16
     for bits in 2 3 4; do ./exllamav3 $bits < rows.f16 > S.$bits.f16; done    # on the GPU
-    bench/rivals/exllamav3.py judge --layers 4,15 --append bench/results/rivals_ideas.csv \\
+    python3 bench/rivals/exllamav3.py judge --layers 4,15 --append bench/results/rivals_ideas.csv \\
         SmolLM2-135M=S.safetensors:1e5,i S.[2-4].f16
 """
 

@@ -3,7 +3,8 @@
 captured keys and values of real models. It needs NumPy and libkvant.
 
     kvant capture -m model.gguf -f text.txt -n 4096 -c 2048 --spread 2 --queries 8 -o S.safetensors
-    bench/rivals/ideas.py --append bench/results/rivals_ideas.csv SmolLM2-135M=S.safetensors:1e5,i
+    python3 bench/rivals/ideas.py --append bench/results/rivals_ideas.csv \\
+        SmolLM2-135M=S.safetensors:1e5,i
 
 After the capture comes RoPE: its base, and i if pairs of channels are neighbours. A context's first
 1024 tokens are what an idea learns from. Queries of later tokens judge. Keys: the KL divergence of

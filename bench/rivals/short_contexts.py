@@ -2,8 +2,9 @@
 """Measures smaller exact parts and smaller matrices in short contexts, where these take more memory
 than in long ones. short_contexts.patch makes a build that reads such settings from variables.
 
-    git archive HEAD | tar -x -C TRY && git -C TRY apply bench/rivals/short_contexts.patch
-    make -C TRY && bench/rivals/short_contexts.py --kvant TRY/build/bin/kvant -m model.gguf \\
+    mkdir TRY && git archive HEAD | tar -x -C TRY
+    patch -d TRY -p1 < bench/rivals/short_contexts.patch && make -C TRY
+    python3 bench/rivals/short_contexts.py --kvant TRY/build/bin/kvant -m model.gguf \\
         -f wiki.test.raw
 
 Lines go to bench/results/rivals_short.csv. `bits` counts everything: codes, exact pages, and the
