@@ -10,7 +10,6 @@ Tokens come in calls of 512, and a call sees its own rows exact. After 1024 toke
 W, centres and predictions from them, and restores all rows but the first 64. Rows of later calls
 are restored with what was learned. Tokens from 1024 on are scored."""
 
-import argparse
 import pathlib
 import sys
 
@@ -20,7 +19,7 @@ import ideas  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from quality import model_name  # noqa: E402
-from quantized_cache import CALL, load, score  # noqa: E402
+from quantized_cache import CALL, load, parser_of, score  # noqa: E402
 from record import append, context  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
@@ -149,18 +148,8 @@ def logits(model, ids, cache):
 
 @torch.no_grad()
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    root = pathlib.Path(__file__).resolve().parents[2]
-    parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
-    parser.add_argument("-f", "--text", type=pathlib.Path, required=True)
-    parser.add_argument("-c", "--length", type=int, default=2048)
+    parser = parser_of(__doc__, "rivals_predicted.csv")
     parser.add_argument("--bits", default="2,3")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "-o", "--output", type=pathlib.Path, default=root / "bench/results/rivals_predicted.csv"
-    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model, ids = load(options)

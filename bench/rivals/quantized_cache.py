@@ -91,27 +91,26 @@ def load(options):
     return model, tokenizer(text, return_tensors="pt").input_ids[0, : options.length]
 
 
-def parse_arguments():
+def parser_of(words, output):
+    """A parser with the options that load() needs, and with a file of bench/results."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=words, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    root = pathlib.Path(__file__).resolve().parents[2]
+    results = pathlib.Path(__file__).resolve().parents[1] / "results"
     parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
     parser.add_argument("-f", "--text", type=pathlib.Path, required=True)
     parser.add_argument("-c", "--length", type=int, default=2048)
-    parser.add_argument("--caches", default="quanto:4,quanto:2,hqq:4,hqq:2")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument(
-        "-o", "--output", type=pathlib.Path, default=root / "bench" / "results" / "rivals.csv"
-    )
-    return parser.parse_args()
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("-o", "--output", type=pathlib.Path, default=results / output)
+    return parser
 
 
 @torch.no_grad()
 def main():
-    options = parse_arguments()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    parser = parser_of(__doc__, "rivals.csv")
+    parser.add_argument("--caches", default="quanto:4,quanto:2,hqq:4,hqq:2")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     file = options.model.name
     model, ids = load(options)
     reference = logits(model, ids, DynamicCache(config=model.config))
