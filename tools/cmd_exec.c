@@ -170,11 +170,11 @@ static const program_option option_draft_layers = {
 };
 
 /* Whether the draft model has its cache elsewhere, where every type is possible. */
-static bool drafts_elsewhere(const program *p)
+static bool drafts_elsewhere(const program *p, const device_list *list)
 {
     const char *devices = program_value(p, &option_draft_device, NULL);
     const char *layers = program_value(p, &option_draft_layers, NULL);
-    return (devices != NULL && strstr(devices, PLUGIN_DEVICE) == NULL) ||
+    return (devices != NULL && !gpu_names_kvant(devices, list)) ||
            (layers != NULL && strcmp(layers, "0") == 0);
 }
 
@@ -193,18 +193,19 @@ static bool refuse_type(const program_option *option, const char *name, const ch
                 name);
 }
 
-static bool check_types(const program *p)
+static bool check_types(const program *p, const device_list *list)
 {
     for (size_t i = 0; i < N_TYPES; i++) {
         const char *name = NULL, *type = program_value(p, &option_types[i], &name);
         const bool of_draft = i >= N_MODEL_TYPES;
-        if (type != NULL && strcmp(type, "f16") != 0 && !(of_draft && drafts_elsewhere(p)))
+        if (type != NULL && strcmp(type, "f16") != 0 && !(of_draft && drafts_elsewhere(p, list)))
             return refuse_type(&option_types[i], name, type, of_draft);
     }
     return true;
 }
 
-/* Refuses options of the program that would later end it, or its cache, without giving a reason. */
+/* Refuses options of the program that would later end it, or its cache, without giving a reason.
+ * The caches of listed GPUs may be kvant's, too. */
 static bool check_program_options(const program *p, bool accel)
 {
     const char *name = NULL, *attention = program_value(p, &option_attention, &name);
@@ -213,7 +214,7 @@ static bool check_program_options(const program *p, bool accel)
                  "flash attention, which is one");
         return hint("leave %s %s out", name, attention);
     }
-    return accel || check_types(p);
+    return accel || check_types(p, &(device_list){ .known = false });
 }
 
 /* Whether the options leave all layers out. The plug-in sees how many layers another -ngl leaves
@@ -487,6 +488,8 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     gpu_plan plan = { .on_gpu = false };
     if (is_llama && !program_only_prints(p)) {
         devices_query(p, &list);
+        if (!o->accel && !check_types(p, &list))
+            return EXIT_USAGE;
         if (!o->accel)
             gpu_plan_make(p, &list, &plan);
         report_notes(o, p, &list, &plan);

@@ -7,8 +7,8 @@ import re
 import struct
 import unittest
 
-from test_cli_exec import ADDED, Case, gguf
-from testing import PLUGIN, program
+from test_cli_exec import ADDED, OK, USAGE, Case, gguf
+from testing import PLUGIN, program, run
 
 CARD = "AMD Radeon RX 7900 XTX (RADV NAVI31)"
 VULKAN = f"Vulkan0: {CARD} [kvant] (24560 MiB, 24000 MiB free)"
@@ -302,6 +302,19 @@ class Cuda(Gpus):
             words, said = self.given(listed=listed)
             self.assertEqual(words, ["--device", "CUDA0", *REST])
             self.assertIn("weights on CUDA0 (H100), the compressed cache in the computer's", said)
+
+    def test_a_drafts_cache_type_on_a_gpu_whose_caches_are_kvants(self):
+        """The plug-in would refuse the cache when the program creates it."""
+        for listed, device, code in (
+            ([VULKAN, KVANT], "Vulkan0", USAGE),
+            ([VULKAN, KVANT], "none", OK),
+            ([VULKAN.replace(" [kvant]", ""), KVANT], "Vulkan0", OK),
+        ):
+            words = ("-m", self.model(), "-ctkd", "q8_0", "-devd", device)
+            done = run("exec", "--", self.program(*listed), *words)
+            self.assertEqual(done.returncode, code, (listed, device, done.stderr))
+            refused = "exec: -ctkd q8_0 chooses a cache of llama.cpp's own" in done.stderr
+            self.assertEqual(refused, code == USAGE)
 
     def test_accel_claims_what_it_computes(self):
         claim, nothing = "attention on llama.cpp's own cache", "computes nothing"
