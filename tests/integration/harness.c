@@ -59,9 +59,9 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
         fputs(message, stderr);
 }
 
-bool harness_has_vulkan(void)
+bool harness_offloads(void)
 {
-    return getenv("KVANT_TEST_VULKAN") != NULL;
+    return getenv("KVANT_TEST_OFFLOAD") != NULL;
 }
 
 /* Loads a model on one device or two. */
@@ -133,7 +133,7 @@ int harness_load_plugin(void **state)
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     if (harness_has_mock() && ggml_backend_load(getenv("KVANT_TEST_MOCK")) == NULL)
         return -1;
-    if (harness_has_vulkan() && ggml_backend_load(getenv("KVANT_TEST_VULKAN")) == NULL)
+    if (harness_offloads() && ggml_backend_load(getenv("KVANT_TEST_BACKEND")) == NULL)
         return -1;
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
     return plugin != NULL ? 0 : -1;
@@ -141,8 +141,8 @@ int harness_load_plugin(void **state)
 
 static ggml_backend_dev_t first_device(void)
 {
-    return harness_has_vulkan() ? ggml_backend_dev_by_name("Vulkan0")
-                                : ggml_backend_reg_dev_get(plugin, 0);
+    return harness_offloads() ? ggml_backend_dev_by_name(getenv("KVANT_TEST_OFFLOAD"))
+                              : ggml_backend_reg_dev_get(plugin, 0);
 }
 
 static ggml_backend_dev_t second_gpu(void)

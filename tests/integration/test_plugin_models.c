@@ -314,7 +314,6 @@ static void bad_rows_of_latents(void **state)
     free(saved);
 }
 
-/* An argument names the tests to run. */
 /* Logits of single tokens behind a prompt. A second context decodes each token first. */
 static float *logits_beside(const harness_options *options, const harness_options *other)
 {
@@ -340,7 +339,7 @@ static float *logits_beside(const harness_options *options, const harness_option
 /* The same codecs have the same errors, wherever the weights are. The GPU rounds other sums than
  * the CPU, which moves a code only where a number lies between two codes. So the logits of both
  * differ by less than each differs from logits without compression. */
-static void weights_on_a_gpu_or_on_the_cpu(void **state)
+static void check_weights_on_a_gpu(const char *model)
 {
     const harness_options plain = { .n_ctx = 512, .n_seq = 1 };
     const harness_options ours = { .n_ctx = 512, .n_seq = 1, .spec = "int-4" };
@@ -348,17 +347,16 @@ static void weights_on_a_gpu_or_on_the_cpu(void **state)
     float *gpu, *beside, *cpu, *stock;
     double moved, error;
 
-    (void)state;
-    if (!harness_has_vulkan())
+    if (!harness_offloads())
         skip();
-    harness_load_tiny("llama");
-    stock = logits_beside(&plain, NULL);
+    harness_load_tiny(model);
     gpu = logits_beside(&ours, NULL);
     beside = logits_beside(&ours, &other);
     assert_memory_equal(gpu, beside, n_logits() * sizeof(*gpu));
-    unsetenv("KVANT_TEST_VULKAN"); /* from now on the device is KVANT */
-    harness_load_tiny("llama");
+    unsetenv("KVANT_TEST_OFFLOAD"); /* from now on the device is KVANT */
+    harness_load_tiny(model);
     cpu = logits_beside(&ours, NULL);
+    stock = logits_beside(&plain, NULL);
     moved = harness_rms_difference(gpu, cpu, n_logits());
     error = harness_rms_difference(cpu, stock, n_logits());
     print_message("GPU and CPU differ by %.6f, from f16 by %.6f\n", moved, error);
@@ -369,6 +367,21 @@ static void weights_on_a_gpu_or_on_the_cpu(void **state)
     free(cpu);
 }
 
+static void weights_on_a_gpu_or_on_the_cpu(void **state)
+{
+    (void)state;
+    check_weights_on_a_gpu("llama");
+}
+
+/* The driver of the tests takes minutes for llama.cpp's own attention on latents, which only the
+ * CPU computes here. */
+static void latents_on_a_gpu_or_on_the_cpu(void **state)
+{
+    (void)state;
+    check_weights_on_a_gpu("latents");
+}
+
+/* An argument names the tests to run. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +395,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(latents_of_several_sequences_in_one_batch),
         cmocka_unit_test(bad_rows_of_latents),
         cmocka_unit_test(weights_on_a_gpu_or_on_the_cpu),
+        cmocka_unit_test(latents_on_a_gpu_or_on_the_cpu),
     };
 
     choose_cases(argc, argv);
