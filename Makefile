@@ -24,6 +24,7 @@ endef
 
 .PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-windows test-cuda \
     test-docs test-lean test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache \
+    bench-vulkan \
     asan tsan format check-format install dist dist-all wheel release clean help
 
 all: $(BUILD)/fetched
@@ -251,14 +252,24 @@ test-versions:
 	    $(abspath $(BUILD))/lib/libggml-kvant.so "$$($(FETCH) model)" --csv bench/results/versions.csv
 
 # Weights on a GPU of Vulkan, for which Mesa's software driver stands, and caches in the computer's
-# memory.
+# memory. And the shaders of bench/vulkan.
 test-vulkan:
 	scripts/deps.sh test
+	scripts/deps.sh vulkan
 	vulkan=$$($(FETCH) vulkan) && model=$$($(FETCH) model) && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
 	    -DKVANT_TEST_VULKAN="$$vulkan")
 	cmake --build $(BUILD) -j $(JOBS)
 	$(RUN_TESTS) $(BUILD) -R vulkan -j 1
+
+# Times of the shaders of bench/vulkan on the computer's first Vulkan device, and of the CPU.
+SHAPE = 1,32,8,128,8192
+bench-vulkan:
+	scripts/deps.sh vulkan
+	vulkan=$$($(FETCH) vulkan) && \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_VULKAN="$$vulkan")
+	cmake --build $(BUILD) -j $(JOBS) --target bench_vulkan vulkan_shaders
+	$(BUILD)/bin/bench_vulkan $(BUILD)/tests/vulkan times $(SHAPE)
 
 # Everything else builds and passes without the families that only papers need.
 test-lean:
@@ -339,6 +350,7 @@ help:
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes)'
 	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'
 	@echo 'make test-vulkan  weights on a GPU of Vulkan, on a software driver (70 MB to download)'
+	@echo 'make bench-vulkan  times of the shaders of bench/vulkan; SHAPE=SEQUENCES,HEADS,KV_HEADS,DIM,TOKENS'
 	@echo 'make test-vllm  vLLM on the CPU with compressed blocks, and its GPU backend on a mock'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'

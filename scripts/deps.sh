@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs missing packages for building (deps.sh build), for fetching models and compilers, too
 # (deps.sh fetch), for testing (deps.sh test), for testing with LMCache (deps.sh lmcache), or for
-# running programs of ARM64 (deps.sh arm64) or of Windows (deps.sh windows) on this machine. Does
-# and prints nothing when all of them are there. Uses apt-get, as root or through sudo; without
-# apt-get it names the missing packages.
+# compiling shaders (deps.sh vulkan), or for running programs of ARM64 (deps.sh arm64) or of Windows
+# (deps.sh windows) on this machine. Does and prints nothing when all of them are there. Uses
+# apt-get, as root or through sudo; without apt-get it names the missing packages.
 set -eu
 
 missing=
@@ -25,9 +25,9 @@ need_numpy() {
 }
 
 case "${1:-}" in
-    build | fetch | test | lmcache | arm64 | windows) ;;
+    build | fetch | test | lmcache | arm64 | vulkan | windows) ;;
     *)
-        echo "usage: scripts/deps.sh build|fetch|test|lmcache|arm64|windows" >&2
+        echo "usage: scripts/deps.sh build|fetch|test|lmcache|arm64|vulkan|windows" >&2
         exit 2
         ;;
 esac
@@ -56,6 +56,11 @@ if [ "$1" = arm64 ] || [ "$1" = test ] && [ "$(uname -m)" = x86_64 ]; then # for
     need_program qemu-aarch64 qemu-user
     # Compilers do not name the C library that they need.
     need_program aarch64-linux-gnu-gcc "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+fi
+if [ "$1" = vulkan ]; then # for bench/vulkan
+    need_program glslangValidator glslang-tools
+    need_program pkg-config pkg-config
+    need_library vulkan libvulkan-dev
 fi
 if [ "$1" = windows ]; then # for tests/windows
     need_program wine "wine wine64"
