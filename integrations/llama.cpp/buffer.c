@@ -52,6 +52,16 @@ bool kvp_is_kv(const abi_tensor *tensor)
     return root->buffer != NULL && kvp_is_ours(root->buffer->buft) && kvp_kv_is_cache_tensor(root);
 }
 
+const abi_tensor *kvp_cache_tensor_of(const abi_tensor *node)
+{
+    if (kvp_is_kv(node))
+        return node;
+    for (int i = 0; i < ABI_MAX_SRC; i++)
+        if (node->src[i] != NULL && kvp_is_kv(node->src[i]))
+            return node->src[i];
+    return NULL;
+}
+
 kvp_kv *kvp_kv_of(const abi_tensor *tensor)
 {
     return kvp_is_kv(tensor) ? kvp_root(tensor)->extra : NULL;
@@ -461,6 +471,24 @@ abi_buffer *kvp_buft_new_buffer(abi_buft *of, size_t bytes)
 {
     return kvp_api.api == 2 ? ((abi_buft_2 *)of)->iface.alloc_buffer(of, bytes)
                             : ((abi_buft_3 *)of)->iface.alloc_buffer(of, bytes);
+}
+
+void kvp_buft_derive(abi_any_buft *to, const abi_buft *from,
+                     abi_buffer *(*alloc_buffer)(abi_buft *, size_t),
+                     size_t (*get_alloc_size)(abi_buft *, const abi_tensor *))
+{
+    if (kvp_api.api == 2) {
+        to->v2 = *(const abi_buft_2 *)from;
+        to->v2.iface.alloc_buffer = alloc_buffer;
+        to->v2.iface.get_alloc_size = get_alloc_size;
+    } else {
+        to->v3 = *(const abi_buft_3 *)from;
+        to->v3.iface.alloc_buffer = alloc_buffer;
+        to->v3.iface.get_alloc_size = get_alloc_size;
+        to->v3.iface.alloc_buffer_n = NULL; /* then ggml asks for one size after another */
+        to->v3.iface.get_alloc_size_n = NULL;
+    }
+    kvp_buft_add((abi_buft *)to);
 }
 
 void kvp_buft_label(abi_any_buft *label)

@@ -36,6 +36,11 @@ size_t kvp_buft_tensor_bytes(abi_buft *buft, const abi_tensor *tensor);
 size_t kvp_buft_padded(abi_buft *buft, size_t bytes);
 abi_buffer *kvp_buft_new_buffer(abi_buft *buft, size_t bytes);
 
+/* Makes a copy of such a type that has these two functions, and adds it. */
+void kvp_buft_derive(abi_any_buft *to, const abi_buft *from,
+                     abi_buffer *(*alloc_buffer)(abi_buft *, size_t),
+                     size_t (*get_alloc_size)(abi_buft *, const abi_tensor *));
+
 /* Makes a buffer of such a type for cache tensors, in the memory of `inner`, which it frees with
  * itself. Without memory it frees inner and returns NULL. */
 abi_buffer *kvp_buffer_around(abi_buft *buft, const kvp_remote *remote, abi_buffer *inner);
@@ -65,6 +70,10 @@ const abi_tensor *kvp_root(const abi_tensor *tensor);
 /* True when the tensor is (a view of) a cache tensor that lives in a KVANT buffer, allocated or
  * about to be. */
 bool kvp_is_kv(const abi_tensor *tensor);
+
+/* The tensor that is (a view of) such a cache tensor: the node or one of its sources. NULL: the node
+ * touches no cache. */
+const abi_tensor *kvp_cache_tensor_of(const abi_tensor *node);
 
 /* The cells behind such a tensor; NULL for other tensors and while llama.cpp only estimates
  * sizes. */

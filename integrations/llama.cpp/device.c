@@ -155,7 +155,7 @@ static abi_tensor *next_node(abi_graph *graph, int *i)
 {
     for (int n = kvp_api.graph_n_nodes(graph); *i < n; (*i)++) {
         abi_tensor *node = kvp_api.graph_node(graph, *i);
-        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && !kvp_is_view(node))
+        if (kvp_is_computed(node))
             return node;
     }
     return NULL;

@@ -88,6 +88,34 @@ static inline bool kvp_is_view(const abi_tensor *node)
            node->op == kvp_api.op.transpose;
 }
 
+/* Whether a node of a graph is computed. Views are not, and nodes that llama.cpp left out are
+ * not. */
+static inline bool kvp_is_computed(const abi_tensor *node)
+{
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && !kvp_is_view(node);
+}
+
+/* Nodes begin to end - 1 as a graph without a uid. */
+static inline abi_graph kvp_graph_part(const abi_graph *graph, int begin, int end)
+{
+    return (abi_graph){ .size = end - begin,
+                        .n_nodes = end - begin,
+                        .nodes = graph->nodes + begin,
+                        .use_counts = graph->use_counts,
+                        .visited = graph->visited,
+                        .order = graph->order };
+}
+
+/* Whether a graph has views alone, which need no back end. */
+static inline bool kvp_has_only_views(const abi_graph *graph)
+{
+    int i = 0;
+
+    while (i < graph->n_nodes && kvp_is_view(graph->nodes[i]))
+        i++;
+    return i == graph->n_nodes;
+}
+
 /* Fills kvp_api from the object that contains the address caller. On failure prints why and returns
  * false. */
 bool kvp_ggml_load(const void *caller);

@@ -74,23 +74,6 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
     return plain > 0 ? kvp_buft_new_buffer(o->inner_buft, plain) : cache;
 }
 
-static void derive_buft(struct offload *o)
-{
-    if (kvp_api.api == 2) {
-        o->buft.v2 = *(const abi_buft_2 *)o->inner_buft;
-        o->buft.v2.iface.alloc_buffer = buft_alloc_buffer;
-        o->buft.v2.iface.get_alloc_size = buft_get_alloc_size;
-    } else {
-        o->buft.v3 = *(const abi_buft_3 *)o->inner_buft;
-        o->buft.v3.iface.alloc_buffer = buft_alloc_buffer;
-        o->buft.v3.iface.get_alloc_size = buft_get_alloc_size;
-        o->buft.v3.iface.alloc_buffer_n = NULL; /* then ggml asks for one size after another */
-        o->buft.v3.iface.get_alloc_size_n = NULL;
-    }
-    kvp_buft_add((abi_buft *)&o->buft);
-    kvp_buft_label(&o->label);
-}
-
 /* Devices */
 
 static abi_buft *device_get_buffer_type(abi_device *device)
@@ -123,8 +106,8 @@ static abi_backend *device_init_backend(abi_device *device, const char *params)
 
 static bool device_supports_op(abi_device *device, const abi_tensor *op)
 {
-    return kvp_offload_uses_cache(op) ? kvp_cache_supports(op)
-                                      : of_device(device)->inner.supports_op(device, op);
+    return kvp_cache_tensor_of(op) != NULL ? kvp_cache_supports(op)
+                                           : of_device(device)->inner.supports_op(device, op);
 }
 
 static bool device_supports_buft(abi_device *device, abi_buft *buft)
@@ -160,7 +143,8 @@ static void take_over(struct offload *o, abi_device *device)
     snprintf(o->description, sizeof(o->description), "%s [kvant%s]",
              device->iface.get_description(device),
              device->iface.get_type(device) == ABI_DEVICE_IGPU ? ", integrated" : "");
-    derive_buft(o);
+    kvp_buft_derive(&o->buft, o->inner_buft, buft_alloc_buffer, buft_get_alloc_size);
+    kvp_buft_label(&o->label);
     n_offloads++;
     device->iface.get_description = device_get_description;
     device->iface.get_buffer_type = device_get_buffer_type;

@@ -70,19 +70,9 @@ static struct state *state_of(const abi_backend *backend)
     return s;
 }
 
-bool kvp_offload_uses_cache(const abi_tensor *node)
-{
-    bool uses = kvp_is_kv(node);
-
-    for (int i = 0; i < ABI_MAX_SRC && !uses; i++)
-        uses = node->src[i] != NULL && kvp_is_kv(node->src[i]);
-    return uses;
-}
-
 static bool is_ours(const abi_tensor *node)
 {
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && !kvp_is_view(node) &&
-           kvp_offload_uses_cache(node);
+    return kvp_is_computed(node) && kvp_cache_tensor_of(node) != NULL;
 }
 
 /* Copies */
@@ -197,24 +187,12 @@ static int32_t by_kvant(struct state *s, abi_tensor *const *nodes, int n)
     return status;
 }
 
-/* Nodes begin to end - 1 as a graph. */
-static abi_graph part_of(const abi_graph *graph, int begin, int end)
-{
-    return (abi_graph){ .size = end - begin,
-                        .n_nodes = end - begin,
-                        .nodes = graph->nodes + begin,
-                        .use_counts = graph->use_counts,
-                        .visited = graph->visited,
-                        .order = graph->order };
-}
-
 static int32_t by_device(const struct state *s, const abi_graph *graph, int begin, int end)
 {
-    abi_graph part = part_of(graph, begin, end);
+    abi_graph part = kvp_graph_part(graph, begin, end);
 
-    while (begin < end && kvp_is_view(graph->nodes[begin]))
-        begin++;
-    return begin < end ? s->inner.graph_compute(s->backend, &part) : ABI_STATUS_SUCCESS;
+    return kvp_has_only_views(&part) ? ABI_STATUS_SUCCESS
+                                     : s->inner.graph_compute(s->backend, &part);
 }
 
 /* The number of the first node from `begin` on that is ours; n_nodes: none is. */
@@ -273,7 +251,7 @@ static void backend_graph_optimize(abi_backend *backend, abi_graph *graph, void 
 
     for (int begin = 0, i; begin < graph->n_nodes; begin = i + 1) {
         i = find_ours(graph, begin);
-        abi_graph part = part_of(graph, begin, i);
+        abi_graph part = kvp_graph_part(graph, begin, i);
         if (i > begin)
             s->inner.graph_optimize(backend, &part, params);
     }

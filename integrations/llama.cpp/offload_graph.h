@@ -7,9 +7,6 @@
 
 #include "abi.h"
 
-/* Whether a node touches a cache of kvant's. */
-bool kvp_offload_uses_cache(const abi_tensor *node);
-
 /* Creates a back end by the device's own function `init`. NULL on failure. */
 abi_backend *kvp_offload_backend(abi_device *device,
                                  abi_backend *(*init)(abi_device *device, const char *params),

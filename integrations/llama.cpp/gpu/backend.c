@@ -72,22 +72,10 @@ static void to_cuda(kvp_gpu_backend *b)
 
 /* Parts */
 
-static bool is_computed(const abi_tensor *node)
-{
-    return node->op != kvp_api.op.none && node->op != kvp_api.op.view &&
-           node->op != kvp_api.op.permute && node->op != kvp_api.op.reshape &&
-           node->op != kvp_api.op.transpose;
-}
-
-bool kvp_gpu_is_computed(const abi_tensor *node)
-{
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node);
-}
-
 bool kvp_gpu_is_ours(const abi_tensor *node)
 {
-    return kvp_gpu_is_computed(node) &&
-           ((kvp_gpu_uses_cache(node) && !kvp_gpu_in_place_uses(node)) ||
+    return kvp_is_computed(node) &&
+           ((kvp_cache_tensor_of(node) != NULL && !kvp_gpu_in_place_uses(node)) ||
             kvp_gpu_accelerates(node));
 }
 
@@ -144,19 +132,12 @@ static bool seal_ahead(const kvp_gpu_backend *b)
 static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, int end, uint64_t uid,
                        bool capturing)
 {
-    abi_graph part = { .n_nodes = end - begin,
-                       .nodes = graph->nodes + begin,
-                       .use_counts = graph->use_counts,
-                       .visited = graph->visited,
-                       .order = graph->order,
-                       .uid = uid };
-    bool empty = true;
+    abi_graph part = kvp_graph_part(graph, begin, end);
     int32_t status;
 
-    for (int i = begin; i < end && empty; i++)
-        empty = !is_computed(graph->nodes[i]);
-    if (empty)
+    if (kvp_has_only_views(&part))
         return ABI_STATUS_SUCCESS;
+    part.uid = uid;
     if (capturing && !put_front(b, &part))
         return ABI_STATUS_ALLOC_FAILED;
     to_cuda(b);
@@ -169,7 +150,7 @@ static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, in
 static abi_tensor *next_computed(const abi_graph *graph, int *i)
 {
     for ((*i)++; *i < graph->n_nodes; (*i)++)
-        if (kvp_gpu_is_computed(graph->nodes[*i]))
+        if (kvp_is_computed(graph->nodes[*i]))
             return graph->nodes[*i];
     return NULL;
 }

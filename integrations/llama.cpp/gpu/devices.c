@@ -341,22 +341,15 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
 static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu,
                         size_t (*get_alloc_size)(abi_buft *, const abi_tensor *))
 {
+    kvp_buft_derive(buft, gpu->inner_buft, buft_alloc_buffer, get_alloc_size);
     if (kvp_api.api == 2) {
-        buft->v2 = *(const abi_buft_2 *)gpu->inner_buft;
         buft->v2.device = &gpu->device;
         buft->v2.iface.get_name = buft_get_name;
-        buft->v2.iface.alloc_buffer = buft_alloc_buffer;
-        buft->v2.iface.get_alloc_size = get_alloc_size;
     } else {
-        buft->v3 = *(const abi_buft_3 *)gpu->inner_buft;
         buft->v3.device = &gpu->device;
         buft->v3.iface.get_name = buft_get_name;
-        buft->v3.iface.alloc_buffer = buft_alloc_buffer;
-        buft->v3.iface.get_alloc_size = get_alloc_size;
-        buft->v3.iface.alloc_buffer_n = NULL; /* then ggml asks for one size after another */
         buft->v3.iface.get_alloc_size_n = buft_get_alloc_size_n;
     }
-    kvp_buft_add((abi_buft *)buft);
 }
 
 /* Devices */
@@ -385,8 +378,8 @@ static bool device_supports_op(abi_device *device, const abi_tensor *node)
 {
     kvp_gpu *gpu = kvp_gpu_of(device);
 
-    return kvp_gpu_uses_cache(node) ? kvp_gpu_supports(gpu, node)
-                                    : gpu->inner->iface.supports_op(gpu->inner, node);
+    return kvp_cache_tensor_of(node) != NULL ? kvp_gpu_supports(gpu, node)
+                                             : gpu->inner->iface.supports_op(gpu->inner, node);
 }
 
 static bool device_supports_buft(abi_device *device, abi_buft *buft)

@@ -306,12 +306,7 @@ int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
 const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
-/* ops.c. Whether a node touches cache tensors. CUDA must not get such a node, not even if it is not
- * supported. */
-bool kvp_gpu_uses_cache(const abi_tensor *node);
-
-/* The cache tensor that a node writes to or reads, or NULL. */
-const abi_tensor *kvp_gpu_cache_tensor_of(const abi_tensor *node);
+/* ops.c. CUDA must not get a node that touches cache tensors, not even if it is not supported. */
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
 
 /* Whether the node's work for a few tokens can be captured. The context shift cannot. */
@@ -372,9 +367,6 @@ void kvp_gpu_find_positions(kvp_gpu_backend *b, const abi_graph *graph);
 bool kvp_gpu_look_at(kvp_gpu_backend *b, const abi_graph *graph);
 bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits);
 
-/* Whether a node of a graph is computed. Views are not, and nodes that llama.cpp left out are
- * not. */
-bool kvp_gpu_is_computed(const abi_tensor *node);
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
 
 #endif /* KVP_CUDA_GPU_H */

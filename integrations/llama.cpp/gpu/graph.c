@@ -24,7 +24,7 @@ static const abi_tensor *positions_of(const abi_tensor *node)
 {
     const abi_tensor *at = node->op == kvp_api.op.rope ? node->src[1] : NULL;
 
-    if (at != NULL && at->op == kvp_api.op.none && !kvp_gpu_uses_cache(node))
+    if (at != NULL && at->op == kvp_api.op.none && kvp_cache_tensor_of(node) == NULL)
         return at;
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && node->src[i]->type == ABI_TYPE_I32 &&

@@ -277,7 +277,7 @@ static bool is_shift(const abi_tensor *node)
 /* The cache tensor that a computed node writes to or reads; NULL: none. */
 static const kvp_gpu_cells *used_by(const abi_tensor *node)
 {
-    const abi_tensor *tensor = kvp_gpu_is_computed(node) ? kvp_gpu_cache_tensor_of(node) : NULL;
+    const abi_tensor *tensor = kvp_is_computed(node) ? kvp_cache_tensor_of(node) : NULL;
 
     return tensor != NULL ? kvp_gpu_cells_of(tensor) : NULL;
 }
@@ -572,7 +572,7 @@ bool kvp_gpu_in_place_prepare(kvp_gpu_backend *b, const abi_graph *graph)
 bool kvp_gpu_in_place_keeps_queries(const kvp_gpu_backend *b, const abi_tensor *node)
 {
     const bool attends = b->query_cache != NULL && node->op == kvp_api.op.flash_attn_ext &&
-                         kvp_gpu_is_computed(node) && kvp_is_kv(node->src[1]);
+                         kvp_is_computed(node) && kvp_is_kv(node->src[1]);
     const kvp_gpu_cells *cells = attends ? kvp_gpu_cells_of(node->src[1]) : NULL;
 
     return cells != NULL && cells->cache == b->query_cache && cells->learns_key_transform;

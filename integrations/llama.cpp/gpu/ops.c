@@ -14,21 +14,6 @@
 
 /* Which nodes are ours */
 
-const abi_tensor *kvp_gpu_cache_tensor_of(const abi_tensor *node)
-{
-    if (kvp_is_kv(node))
-        return node;
-    for (int i = 0; i < ABI_MAX_SRC; i++)
-        if (node->src[i] != NULL && kvp_is_kv(node->src[i]))
-            return node->src[i];
-    return NULL;
-}
-
-bool kvp_gpu_uses_cache(const abi_tensor *node)
-{
-    return kvp_gpu_cache_tensor_of(node) != NULL;
-}
-
 static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
 {
     const abi_buft *buft = kvp_root(tensor)->buffer->buft;
@@ -360,7 +345,7 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending)
 {
-    if (!kvp_gpu_uses_cache(node))
+    if (kvp_cache_tensor_of(node) == NULL)
         return kvp_gpu_accelerate(b, node);
     if (kvp_is_refused(node))
         return ABI_STATUS_FAILED;
