@@ -96,8 +96,8 @@ static void encode(const pages *p, uint32_t n, unsigned char *const *expected)
     for (uint32_t i = 0; i < 2 * n * kv_heads; i++) {
         const uint32_t role = i % 2, head = i / 2 % kv_heads, row = i / 2 / kv_heads;
         const float *from = (const float *)p->rows[role].at + (row * kv_heads + head) * d;
-        unsigned char *page = expected[role] +
-                              (slots[row] / 64 * kv_heads + head) * p->page_bytes[role];
+        unsigned char *page =
+            expected[role] + (slots[row] / 64 * kv_heads + head) * p->page_bytes[role];
         if (kvant_codec_encode(p->codec[role], NULL, from, d, slots[row] % 64, 1, page) !=
             KVANT_OK) {
             fprintf(stderr, "vulkan: the library refuses a row of the test\n");
@@ -124,7 +124,8 @@ static bool check_rows(const char *shaders, uint32_t head_dim, uint32_t n_rows, 
             n = n < n_rows - begin ? n : n_rows - begin;
             memcpy(p.slots.at, order + begin, n * sizeof *order);
             for (uint32_t i = 0; i < 2 * n * of.kv_heads; i++)
-                make(begin + i / 2 / of.kv_heads, (float *)p.rows[i % 2].at + i / 2 * head_dim, head_dim);
+                make(begin + i / 2 / of.kv_heads, (float *)p.rows[i % 2].at + i / 2 * head_dim,
+                     head_dim);
             encode(&p, n, expected);
             good = pages_set_rows(&p, n) && good;
         }
@@ -142,8 +143,8 @@ static bool check_rows(const char *shaders, uint32_t head_dim, uint32_t n_rows, 
 /* A call with one bad number stores nothing. */
 static bool check_refused(const char *shaders)
 {
-    static const uint32_t bad[] = { 0x7fc00000u, 0xffc00001u, 0x7f800000u, 0xff800000u,
-                                    0x477fe001u, 0xc77fe001u };
+    static const uint32_t bad[] = { 0x7fc00000u, 0xffc00001u, 0x7f800000u,
+                                    0xff800000u, 0x477fe001u, 0xc77fe001u };
     const shape of = { 1, 2, 2, 64, 64 };
     pages p = pages_new(shaders, &of, 64, 1);
     unsigned char *expected[2] = { calloc(1, pages_bytes(&p, 0)), calloc(1, pages_bytes(&p, 1)) };
@@ -272,8 +273,7 @@ static void fill(pages *p, unsigned char *const *encoded)
     random_order(table, p->of.sequences * p->blocks);
     for (uint32_t sequence = 0; sequence < p->of.sequences; sequence++) {
         for (uint32_t t = 0; t < n; t++)
-            ((uint32_t *)p->slots.at)[t] =
-                64 * table[sequence * p->blocks + t / 64] + t % 64;
+            ((uint32_t *)p->slots.at)[t] = 64 * table[sequence * p->blocks + t / 64] + t % 64;
         for (int role = 0; role < 2; role++)
             for (uint32_t i = 0; i < n * p->of.kv_heads * d; i++)
                 ((float *)p->rows[role].at)[i] = random_normal() + (float)(i % d % 5) - 2;

@@ -107,6 +107,7 @@ static bool load(void)
     void *library = dlopen("libvulkan.so.1", RTLD_NOW);
     PFN_vkGetInstanceProcAddr get = NULL;
     PFN_vkCreateInstance create;
+    VkResult result;
     const VkApplicationInfo app = { .sType = VK_STRUCTURE_TYPE_APPLICATION_INFO,
                                     .apiVersion = VK_API_VERSION_1_2 };
     const VkInstanceCreateInfo info = { .sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
@@ -118,8 +119,11 @@ static bool load(void)
     }
     *(void **)&get = dlsym(library, "vkGetInstanceProcAddr");
     create = (PFN_vkCreateInstance)get(NULL, "vkCreateInstance");
-    if (create(&info, NULL, &gpu.instance) != VK_SUCCESS)
+    result = create(&info, NULL, &gpu.instance);
+    if (result != VK_SUCCESS) {
+        fprintf(stderr, "vulkan: vkCreateInstance failed: VkResult %d\n", (int)result);
         return false;
+    }
 #define LOAD(name) name = (PFN_##name)get(gpu.instance, #name);
     FUNCTIONS(LOAD)
     gpu.n_physical = MAX_DEVICES;
@@ -141,8 +145,7 @@ bool gpu_list(uint32_t index)
         VkPhysicalDeviceProperties2 p = { .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2,
                                           .pNext = &driver };
         vkGetPhysicalDeviceProperties2(gpu.physical[i], &p);
-        fprintf(stderr, "vulkan: device %u: %s (%s), %s %s\n", (unsigned)i,
-                p.properties.deviceName,
+        fprintf(stderr, "vulkan: device %u: %s (%s), %s %s\n", (unsigned)i, p.properties.deviceName,
                 p.properties.deviceType <= 4 ? types[p.properties.deviceType] : "?",
                 driver.driverName, driver.driverInfo);
     }
@@ -177,10 +180,11 @@ static void check_device(void)
 /* Extensions that decide how a real path shares memory with a host engine, and how fast it is. */
 static void print_extensions(void)
 {
-    static const char *const wanted[] = { "VK_EXT_external_memory_host", "VK_KHR_external_memory_fd",
-                                          "VK_KHR_external_semaphore_fd",
-                                          "VK_KHR_cooperative_matrix", "VK_KHR_push_descriptor",
-                                          "VK_KHR_shader_integer_dot_product" };
+    static const char *const wanted[] = {
+        "VK_EXT_external_memory_host",  "VK_KHR_external_memory_fd",
+        "VK_KHR_external_semaphore_fd", "VK_KHR_cooperative_matrix",
+        "VK_KHR_push_descriptor",       "VK_KHR_shader_integer_dot_product"
+    };
     uint32_t n = 0;
     VkExtensionProperties *all;
 
@@ -214,19 +218,16 @@ static void make_pools(void)
 {
     const VkDescriptorPoolSize size = { VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
                                         MAX_SETS * GPU_MAX_BUFFERS };
-    const VkDescriptorPoolCreateInfo sets = {
-        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
-        .maxSets = MAX_SETS,
-        .poolSizeCount = 1,
-        .pPoolSizes = &size
-    };
-    const VkCommandPoolCreateInfo commands = {
-        .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
-        .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
-        .queueFamilyIndex = gpu.family
-    };
-    VkCommandBufferAllocateInfo command = { .sType =
-                                                VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+    const VkDescriptorPoolCreateInfo sets = { .sType =
+                                                  VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO,
+                                              .maxSets = MAX_SETS,
+                                              .poolSizeCount = 1,
+                                              .pPoolSizes = &size };
+    const VkCommandPoolCreateInfo commands = { .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                               .flags =
+                                                   VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT,
+                                               .queueFamilyIndex = gpu.family };
+    VkCommandBufferAllocateInfo command = { .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
                                             .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
                                             .commandBufferCount = 1 };
     const VkQueryPoolCreateInfo stamps = { .sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
@@ -369,13 +370,12 @@ static void make_layouts(gpu_shader *s)
         .pBindings = bindings
     };
     const VkPushConstantRange range = { VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof(gpu_push) };
-    const VkPipelineLayoutCreateInfo layout = {
-        .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
-        .setLayoutCount = 1,
-        .pSetLayouts = &s->set,
-        .pushConstantRangeCount = 1,
-        .pPushConstantRanges = &range
-    };
+    const VkPipelineLayoutCreateInfo layout = { .sType =
+                                                    VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+                                                .setLayoutCount = 1,
+                                                .pSetLayouts = &s->set,
+                                                .pushConstantRangeCount = 1,
+                                                .pPushConstantRanges = &range };
 
     for (uint32_t i = 0; i < s->n_buffers; i++)
         bindings[i] = (VkDescriptorSetLayoutBinding){ i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1,
@@ -431,13 +431,13 @@ static void order(void)
 {
     const VkPipelineStageFlags stages =
         VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT;
-    const VkMemoryBarrier barrier = {
-        .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
-        .srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
-        .dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT |
-                         VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT |
-                         VK_ACCESS_HOST_READ_BIT
-    };
+    const VkMemoryBarrier barrier = { .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
+                                      .srcAccessMask =
+                                          VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
+                                      .dstAccessMask =
+                                          VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT |
+                                          VK_ACCESS_TRANSFER_READ_BIT |
+                                          VK_ACCESS_TRANSFER_WRITE_BIT | VK_ACCESS_HOST_READ_BIT };
 
     vkCmdPipelineBarrier(gpu.command, stages, stages | VK_PIPELINE_STAGE_HOST_BIT, 0, 1, &barrier,
                          0, NULL, 0, NULL);
@@ -446,12 +446,11 @@ static void order(void)
 void gpu_dispatch(const gpu_shader *shader, const gpu_buffer *const *buffers, const gpu_push *push,
                   uint32_t x, uint32_t y, uint32_t z)
 {
-    const VkDescriptorSetAllocateInfo info = {
-        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
-        .descriptorPool = gpu.sets,
-        .descriptorSetCount = 1,
-        .pSetLayouts = &shader->set
-    };
+    const VkDescriptorSetAllocateInfo info = { .sType =
+                                                   VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO,
+                                               .descriptorPool = gpu.sets,
+                                               .descriptorSetCount = 1,
+                                               .pSetLayouts = &shader->set };
     VkDescriptorBufferInfo in[GPU_MAX_BUFFERS];
     VkWriteDescriptorSet write = { .sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
                                    .descriptorCount = shader->n_buffers,

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <vulkan/vulkan_core.h>
 
-enum { GPU_MAX_BUFFERS = 5, GPU_MAX_STAMPS = 8 };
+enum { GPU_MAX_BUFFERS = 6, GPU_MAX_STAMPS = 8 };
 
 /* The members of push.glsl. */
 typedef struct gpu_push {
@@ -54,7 +54,8 @@ void gpu_fill(const gpu_buffer *buffer, uint32_t word);
 void gpu_copy(const gpu_buffer *to, const gpu_buffer *from);
 void gpu_stamp(void);
 void gpu_end(void);
-/* Runs the recorded commands once, and waits. May be called again. */
+/* Runs the recorded commands once, and waits. May be called again. What the CPU wrote before is
+ * seen by all commands. */
 void gpu_run(void);
 /* Microseconds from stamp i to stamp i + 1 of the last run. */
 double gpu_time(uint32_t i);

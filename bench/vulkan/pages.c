@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_PARTS = 1024 }; /* of combine.comp */
+
 static kvant_codec *new_codec(uint32_t head_dim, kvant_role role, size_t *page_bytes)
 {
     kvant_codec *codec = NULL;
@@ -33,14 +35,15 @@ static uint32_t divide_up(uint32_t n, uint32_t by)
 static void cut(pages *p, uint32_t workgroups)
 {
     const uint32_t heads = p->of.sequences * p->of.kv_heads;
-    const uint32_t parts = divide_up(workgroups, heads);
+    const uint32_t wanted = divide_up(workgroups, heads);
+    const uint32_t parts = wanted < MOST_PARTS ? wanted : MOST_PARTS;
 
     p->push = (gpu_push){ .page_words = { (uint32_t)p->page_bytes[0] / 4,
-                                      (uint32_t)p->page_bytes[1] / 4 },
-                      .kv_heads = p->of.kv_heads,
-                      .n_tokens = p->of.tokens,
-                      .blocks = p->blocks,
-                      .part_pages = divide_up(p->blocks, parts) };
+                                          (uint32_t)p->page_bytes[1] / 4 },
+                          .kv_heads = p->of.kv_heads,
+                          .n_tokens = p->of.tokens,
+                          .blocks = p->blocks,
+                          .part_pages = divide_up(p->blocks, parts) };
     p->push.parts = divide_up(p->blocks, p->push.part_pages);
 }
 
@@ -48,8 +51,7 @@ static void load_shaders(pages *p, const char *shaders)
 {
     const uint32_t d = p->of.head_dim;
 
-    for (uint32_t role = 0; role < 2; role++)
-        p->set_rows[role] = gpu_new_shader(shaders, "set_rows", 4, d, role);
+    p->set_rows = gpu_new_shader(shaders, "set_rows", 6, d, 0);
     if (d % 64 == 0) {
         p->attention = gpu_new_shader(shaders, "attention", 5, d, p->of.heads / p->of.kv_heads);
         p->combine = gpu_new_shader(shaders, "combine", 2, d, 0);
@@ -90,25 +92,23 @@ void pages_free(pages *p)
 
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         gpu_free_buffer(buffers[i]);
-    for (int role = 0; role < 2; role++) {
-        gpu_free_shader(&p->set_rows[role]);
+    for (int role = 0; role < 2; role++)
         kvant_codec_free(&p->codec[role]);
-    }
+    gpu_free_shader(&p->set_rows);
     gpu_free_shader(&p->attention);
     gpu_free_shader(&p->combine);
 }
 
 void pages_record_rows(const pages *p, uint32_t n)
 {
-    gpu_fill(&p->refused, 0);
-    for (uint32_t check = 2; check-- > 0;)
-        for (int role = 0; role < 2; role++) {
-            const gpu_buffer *buffers[] = { &p->rows[role], &p->slots, &p->store[role],
-                                            &p->refused };
-            gpu_push push = p->push;
-            push.check = check;
-            gpu_dispatch(&p->set_rows[role], buffers, &push, n, p->of.kv_heads, 1);
-        }
+    const gpu_buffer *buffers[] = { &p->rows[0],  &p->rows[1], &p->store[0],
+                                    &p->store[1], &p->slots,   &p->refused };
+    gpu_push push = p->push;
+
+    push.check = 1;
+    gpu_dispatch(&p->set_rows, buffers, &push, n, p->of.kv_heads, 2);
+    push.check = 0;
+    gpu_dispatch(&p->set_rows, buffers, &push, n, p->of.kv_heads, 2);
 }
 
 void pages_record_attention(const pages *p)
@@ -122,9 +122,12 @@ void pages_record_attention(const pages *p)
 
 bool pages_set_rows(const pages *p, uint32_t n)
 {
+    uint32_t *refused = p->refused.at;
+
+    *refused = 0;
     gpu_begin();
     pages_record_rows(p, n);
     gpu_end();
     gpu_run();
-    return *(const uint32_t *)p->refused.at == 0;
+    return *refused == 0;
 }

@@ -17,7 +17,7 @@ typedef struct pages {
     uint32_t blocks, most_rows; /* blocks of a sequence; rows of a call */
     kvant_codec *codec[2];      /* int-4 of keys and values, of the library */
     size_t page_bytes[2];
-    gpu_shader set_rows[2], attention, combine;
+    gpu_shader set_rows, attention, combine;
     gpu_buffer store[2], rows[2], slots, refused, table, q, parts, out;
     gpu_push push;
 } pages;

@@ -1,9 +1,10 @@
 #version 450
 /* set_rows.comp - encodes rows into pages of int-4: SET_ROWS on codes (format.md, "Uniform codes").
  *
- * A workgroup has one row of one kv head. The rows of a call are checked by a first dispatch
- * (push.check), and encoded by a second one if none was refused. So a call stores all rows or none.
- * Slots must differ. Rows share words with other tokens, so words are changed by atomics. */
+ * A workgroup has one row of keys or of values of one kv head. The rows of a call are checked by a
+ * first dispatch (push.check), and encoded by a second one if none was refused. So a call stores all
+ * rows or none. Slots must differ. Rows share words with other tokens, so words are changed by
+ * atomics. */
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_spirv_intrinsics : require
 #include "exact.glsl"
@@ -13,17 +14,23 @@ ROUND_TO_NEAREST;
 
 layout(local_size_x = 32) in;
 layout(constant_id = 0) const uint HEAD_DIM = 128;
-layout(constant_id = 1) const uint IS_VALUE = 0;
 
-layout(binding = 0) readonly buffer Rows { uint rows[]; }; /* bits of binary32 */
-layout(binding = 1) readonly buffer Slots { uint slots[]; };
-layout(binding = 2) buffer Pages { uint pages[]; };
-layout(binding = 3) buffer Refused { uint refused; };
+layout(binding = 0) readonly buffer RowsK { uint k_rows[]; }; /* bits of binary32 */
+layout(binding = 1) readonly buffer RowsV { uint v_rows[]; };
+layout(binding = 2) buffer Keys { uint keys[]; };
+layout(binding = 3) buffer Values { uint values[]; };
+layout(binding = 4) readonly buffer Slots { uint slots[]; };
+layout(binding = 5) buffer Refused { uint refused; };
 
 const uint TILES = (HEAD_DIM + 15u) / 16u;
 
+bool is_value()
+{
+    return gl_WorkGroupID.z == 1u;
+}
+
 shared uint lows[32], highs[32];
-shared uint codes[16u * TILES];
+shared uint numbers[16u * TILES], codes[16u * TILES];
 
 /* Integers in the order of the numbers whose bits they come from; -0 lies below 0. */
 uint ordered(uint bits)
@@ -38,8 +45,13 @@ uint bits_of(uint order)
 
 void put(uint word, uint mask, uint bits)
 {
-    atomicAnd(pages[word], ~mask);
-    atomicOr(pages[word], bits);
+    if (is_value()) {
+        atomicAnd(values[word], ~mask);
+        atomicOr(values[word], bits);
+    } else {
+        atomicAnd(keys[word], ~mask);
+        atomicOr(keys[word], bits);
+    }
 }
 
 void put_half(uint at, uint h)
@@ -84,7 +96,8 @@ void main()
     if (push.check == 0u && refused != 0u)
         return;
     for (uint j = me; j < HEAD_DIM; j += 32u) {
-        const uint bits = rows[from + j];
+        const uint bits = is_value() ? v_rows[from + j] : k_rows[from + j];
+        numbers[j] = bits;
         low = min(low, ordered(bits));
         high = max(high, ordered(bits));
         bad = bad || (bits & 0x7fffffffu) > HALF_MAX_BITS; /* NaN and infinity, too */
@@ -109,7 +122,7 @@ void main()
     for (uint j = me; j < 16u * TILES; j += 32u) {
         float level = 0.0;
         if (j < HEAD_DIM) {
-            precise const float shifted = uintBitsToFloat(rows[from + j]) - offset;
+            precise const float shifted = uintBitsToFloat(numbers[j]) - offset;
             precise const float scaled = shifted * inverse;
             level = clamp(roundEven(scaled), 0.0, 15.0);
         }
@@ -117,11 +130,11 @@ void main()
     }
     barrier();
     const uint slot = slots[row], token = slot % 64u;
-    const uint page = (slot / 64u * push.kv_heads + head) * push.page_words[IS_VALUE];
-    if (IS_VALUE == 0u)
-        put_key(page, token);
-    else
+    const uint page = (slot / 64u * push.kv_heads + head) * (is_value() ? push.page_words.y : push.page_words.x);
+    if (is_value())
         put_value(page, token);
+    else
+        put_key(page, token);
     if (me == 0u) {
         const uint scales = 2u * page + 256u * TILES; /* in fp16 numbers, behind the codes */
         put_half(scales + token, scale);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The shaders of bench/vulkan agree with the library, and a wrong shader is found.
 
-    test_shaders.py bench_vulkan glslangValidator FOLDER      FOLDER: of the compiled shaders
+test_shaders.py bench_vulkan glslangValidator FOLDER      FOLDER: of the compiled shaders
 """
 
 import pathlib
@@ -19,10 +19,14 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2] / "bench" / "vulkan"
 MISTAKES = [
     ("rows", "set_rows", "roundEven(scaled)", "floor(scaled + 0.5)"),
     ("rows", "set_rows", "== 0x80000000u ? 0u", "== 1u ? 0u"),
-    ("rows", "set_rows", "atomicAnd(pages[word], ~mask);", ""),
+    ("rows", "set_rows", "atomicAnd(keys[word], ~mask);", ""),
     ("rows", "set_rows", "&& refused != 0u", "&& false"),
-    ("rows", "set_rows", "const float scaled = shifted * inverse", "const float scaled = "
-     "uintBitsToFloat(rows[from + j]) * inverse - offset * inverse"),
+    (
+        "rows",
+        "set_rows",
+        "const float scaled = shifted * inverse",
+        "const float scaled = uintBitsToFloat(numbers[j]) * inverse - offset * inverse",
+    ),
     ("rows", "exact", "(more || (kept & 1u) != 0u)", "(kept & 1u) != 0u"),
     ("rows", "exact", "(more || (kept & 1u) != 0u)", "more"),
     ("rows", "exact", "126u - exponent", "125u - exponent"),
@@ -31,7 +35,7 @@ MISTAKES = [
     ("attention", "attention", "p0 * v_zero[0] + p1 * v_zero[1]", "p0 * v_zero[0]"),
     ("attention", "attention", "total[g] * factor", "total[g]"),
     ("attention", "attention", "row % 2u == 0u ? x : x / 16.0", "x / 16.0"),
-    ("attention", "combine", "* exp2(parts[part] - most)", ""),
+    ("attention", "combine", "exp2(parts[part] - most)", "1.0"),
 ]
 
 
