@@ -350,7 +350,7 @@ help:
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes)'
 	@echo 'make test-archs every architecture of llama.cpp; writes bench/results/archs.csv (5 minutes)'
 	@echo 'make test-vulkan  weights on a GPU of Vulkan, on a software driver (70 MB to download)'
-	@echo 'make bench-vulkan  times of the shaders of bench/vulkan; SHAPE=SEQUENCES,HEADS,KV_HEADS,DIM,TOKENS'
+	@echo 'make bench-vulkan  times of bench/vulkan; SHAPE=SEQUENCES,HEADS,KV_HEADS,DIM,TOKENS'
 	@echo 'make test-vllm  vLLM on the CPU with compressed blocks, and its GPU backend on a mock'
 	@echo 'make test-lmcache  LMCache with files and a Redis server (2 minutes)'
 	@echo 'make test-lean  the tests of a build without the papers'"'"' families'

@@ -193,7 +193,7 @@ static void decode(const head *h, unsigned char *const *encoded)
     }
 }
 
-/* What attention of a head is, and how far each number of the shader's output may be from it.
+/* Computes attention of a head, and how far each number of the shader's output may be from it.
  *
  * u = 2^-23 bounds the relative error of one operation, whichever way it rounds. A score is scale x
  * <q, codes> + zero x sum of q. A thread adds d / 4 products, and 16 operations more follow. So its
@@ -201,9 +201,9 @@ static void decode(const head *h, unsigned char *const *encoded)
  * zero point is the smallest number of a decoded row. Vulkan allows exp2(x) an error of (3 + 2 |x|)
  * u. A weight is one exp2, and is multiplied by one for each page of its part and by one for the
  * part. Their arguments add up to at most the range of the scores. So each weight has a relative
- * error of at most e = the score's error + (4 pages + 16 + 4 range) u. A mean of v with such weights
- * moves by at most the mean of 2 e |v - mean|, where 2 covers terms of higher order. The sums over
- * tokens have (tokens + 16) u of the mean of scale code + |zero|. */
+ * error of at most e = the score's error + (4 pages + 16 + 4 range) u. A mean of v with such
+ * weights moves by at most the mean of 2 e |v - mean|, where 2 covers terms of higher order. The
+ * sums over tokens have (tokens + 16) u of the mean of scale code + |zero|. */
 static void reference(const head *h, double *out, double *bound)
 {
     const uint32_t d = h->p->of.head_dim, n = h->p->of.tokens;

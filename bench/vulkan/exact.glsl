@@ -40,8 +40,9 @@ uint to_half(uint bits)
 float from_half(uint h)
 {
     const uint exponent = h >> 10 & 31u, mantissa = h & 1023u;
-    const float magnitude = exponent == 0u ? float(mantissa) * 5.9604644775390625e-8
-                                           : uintBitsToFloat(exponent + 112u << 23 | mantissa << 13);
+    const float magnitude = exponent == 0u
+                                ? float(mantissa) * 5.9604644775390625e-8 /* 2^-24 */
+                                : uintBitsToFloat(exponent + 112u << 23 | mantissa << 13);
 
     return (h & 0x8000u) != 0u ? -magnitude : magnitude;
 }

@@ -1,5 +1,6 @@
 /* gpu.h - a Vulkan device for compute shaders: its own VkDevice and queue, buffers, and one command
- * buffer. Knows nothing of pages. Every function ends the program with one line when Vulkan fails. */
+ * buffer. Knows nothing of pages. Every function ends the program with one line when Vulkan
+ * fails. */
 #ifndef VULKAN_GPU_H
 #define VULKAN_GPU_H
 
@@ -54,8 +55,8 @@ void gpu_fill(const gpu_buffer *buffer, uint32_t word);
 void gpu_copy(const gpu_buffer *to, const gpu_buffer *from);
 void gpu_stamp(void);
 void gpu_end(void);
-/* Runs the recorded commands once, and waits. May be called again. What the CPU wrote before is
- * seen by all commands. */
+/* Runs the recorded commands once, and waits. May be called again. The commands see all
+ * that the CPU wrote before. */
 void gpu_run(void);
 /* Microseconds from stamp i to stamp i + 1 of the last run. */
 double gpu_time(uint32_t i);

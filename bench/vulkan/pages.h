@@ -1,6 +1,6 @@
 /* pages.h - the keys and values of one layer as int-4 pages in a Vulkan device's memory, written
  * and read by the shaders of this folder. Rows, queries and outputs are in memory that the CPU
- * sees, as they would be next to an engine that has a VkDevice of its own. */
+ * sees, because an engine with another VkDevice shares no other memory. */
 #ifndef VULKAN_PAGES_H
 #define VULKAN_PAGES_H
 
@@ -31,7 +31,7 @@ size_t pages_bytes(const pages *p, int role);
 /* Records SET_ROWS of n rows of keys and values, and attention. */
 void pages_record_rows(const pages *p, uint32_t n);
 void pages_record_attention(const pages *p);
-/* Stores n rows, which are in p->rows and p->slots. False: a row was refused, and none is stored. */
+/* Stores n rows, which are in p->rows and p->slots. False: one was refused, and none is stored. */
 bool pages_set_rows(const pages *p, uint32_t n);
 
 #endif

@@ -2,8 +2,8 @@
 /* set_rows.comp - encodes rows into pages of int-4: SET_ROWS on codes (format.md, "Uniform codes").
  *
  * A workgroup has one row of keys or of values of one kv head. The rows of a call are checked by a
- * first dispatch (push.check), and encoded by a second one if none was refused. So a call stores all
- * rows or none. Slots must differ. Rows share words with other tokens, so words are changed by
+ * first dispatch (push.check), and encoded by a second one if none was refused. So a call stores
+ * all rows or none. Slots must differ. Rows share words with other tokens, so words are changed by
  * atomics. */
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_spirv_intrinsics : require
@@ -130,7 +130,8 @@ void main()
     }
     barrier();
     const uint slot = slots[row], token = slot % 64u;
-    const uint page = (slot / 64u * push.kv_heads + head) * (is_value() ? push.page_words.y : push.page_words.x);
+    const uint page_words = is_value() ? push.page_words.y : push.page_words.x;
+    const uint page = (slot / 64u * push.kv_heads + head) * page_words;
     if (is_value())
         put_value(page, token);
     else

@@ -71,8 +71,8 @@ const abi_tensor *kvp_root(const abi_tensor *tensor);
  * about to be. */
 bool kvp_is_kv(const abi_tensor *tensor);
 
-/* The tensor that is (a view of) such a cache tensor: the node or one of its sources. NULL: the node
- * touches no cache. */
+/* The tensor that is (a view of) such a cache tensor: the node or one of its sources. NULL: the
+ * node touches no cache. */
 const abi_tensor *kvp_cache_tensor_of(const abi_tensor *node);
 
 /* The cells behind such a tensor; NULL for other tensors and while llama.cpp only estimates

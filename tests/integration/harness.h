@@ -55,8 +55,8 @@ ggml_backend_dev_t harness_add_accel(void);
 bool harness_on_gpu(void);
 bool harness_has_mock(void);
 /* KVANT_TEST_OFFLOAD names a GPU's device, and KVANT_TEST_BACKEND the file of its back end. Weights
- * are then on this device, and kvant's cache is in the computer's memory. The model with llama.cpp's
- * own cache stays on the CPU. */
+ * are then on this device, and kvant's cache is in the computer's memory. The model with
+ * llama.cpp's own cache stays on the CPU. */
 bool harness_offloads(void);
 /* Ends the program as skipped if harness_on_gpu() is false. */
 void harness_need_gpu(void);

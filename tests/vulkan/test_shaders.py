@@ -14,7 +14,7 @@ import unittest
 PROGRAM, COMPILER, SHADERS = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "bench" / "vulkan"
 
-# A mistake for each thing that the shaders must do right: what is compared, file, text, wrong text.
+# A mistake for each thing that the shaders must do right: comparison, file, text, wrong text.
 # A driver may divide exactly although Vulkan does not ask for it, so no mistake is a division.
 MISTAKES = [
     ("rows", "set_rows", "roundEven(scaled)", "floor(scaled + 0.5)"),
