@@ -13,7 +13,8 @@ function(kvant_install_wheel)
         if(TARGET ${library})
             set_property(TARGET ${library} PROPERTY VERSION)
             set_property(TARGET ${library} PROPERTY SOVERSION)
-            install(TARGETS ${library} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+            install(TARGETS ${library} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+                RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}) # DLLs of Windows
         endif()
     endforeach()
     install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/fetch.py

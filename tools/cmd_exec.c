@@ -61,16 +61,19 @@ static const arg_spec spec = {
     .usage =
         "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
         "                  [--accel] [--] PROGRAM [ARGUMENTS]",
-    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV "
-             "cache.\n"
-             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are "
-             "given. Other words\nmay stand before them: taskset -c 0 llama-server. Other programs "
-             "get variables only:\n"
-             "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
-             "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
-             "OLLAMA_FLASH_ATTENTION, unless these are set. With GPUs that are not CUDA's, llama* "
-             "get\n"
-             "the GPUs' names instead of KVANT.",
+    .about =
+        "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV "
+        "cache.\n"
+        "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are "
+        "given. Other words\nmay stand before them: taskset -c 0 llama-server. Other programs "
+        "get variables only:\n"
+        "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
+        "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
+        "OLLAMA_FLASH_ATTENTION, unless these are set. With GPUs that are not CUDA's, llama* "
+        "get\n"
+        "the GPUs' names instead of KVANT, and other programs LLAMA_ARG_OVERRIDE_TENSOR instead "
+        "of\n"
+        "LLAMA_ARG_DEVICE.",
     ARG_OPTIONS(options),
     .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the "
              "program opens\n"
@@ -347,6 +350,14 @@ static const variable variables[N_VARIABLES] = {
     { "LLAMA_ARG_FLASH_ATTN", "on" },
     { "OLLAMA_FLASH_ATTENTION", "1" },
 };
+/* With GPUs for which kvant has no kernels, llama.cpp chooses the devices: weights are on the GPUs
+ * then, and caches are kvant's. Only CUDA's GPUs have a device KVANT. */
+static const variable variables_of_others[N_VARIABLES] = {
+    { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
+    { "LLAMA_ARG_N_GPU_LAYERS", "99" },
+    { "LLAMA_ARG_FLASH_ATTN", "on" },
+    { "OLLAMA_FLASH_ATTENTION", "1" },
+};
 static const variable variables_of_accel[N_VARIABLES] = {
     { "LLAMA_ARG_FLASH_ATTN", "on" },
     { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
@@ -355,9 +366,9 @@ static const variable variables_of_accel[N_VARIABLES] = {
 
 /* Sets these variables instead of adding flags, for a program that is not llama.cpp's. Variables
  * that the user has set stay. */
-static bool set_variables(bool accel)
+static bool set_variables(bool accel, bool others)
 {
-    const variable *list = accel ? variables_of_accel : variables;
+    const variable *list = accel ? variables_of_accel : others ? variables_of_others : variables;
     for (size_t i = 0; i < N_VARIABLES && list[i].name != NULL; i++)
         if (!os_set_default(list[i].name, list[i].value))
             return complain("exec: cannot set the environment: %s", strerror(errno));
@@ -382,7 +393,7 @@ static void report_static(const char *name)
              file_name(name));
 }
 
-static void report_no_flags(const exec_options *o, const program *p)
+static void report_no_flags(const exec_options *o, const program *p, bool others)
 {
     if (o->quiet)
         return;
@@ -390,10 +401,15 @@ static void report_no_flags(const exec_options *o, const program *p)
              "and no flags",
              file_name(p->argv[0]));
     hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
-         "that calls the library itself must choose the device%s",
+         "that calls the library itself must %s",
          o->accel ? "OVERRIDE_TENSOR=none=CPU"
+         : others ? "OVERRIDE_TENSOR=none=CPU LLAMA_ARG_N_GPU_LAYERS=99"
                   : "DEVICE=" PLUGIN_DEVICE " LLAMA_ARG_N_GPU_LAYERS=99",
-         o->accel ? "" : "; without CUDA weights stay on the CPU then");
+         o->accel ? "choose the device"
+         : others
+             ? "take all devices with all layers; weights are on its GPUs then, and caches in the "
+               "computer's memory"
+             : "choose the device; without CUDA weights stay on the CPU then");
 }
 
 static int exec_failed(const char *name)
@@ -497,12 +513,13 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     bool watched = is_watched(o, p, &list, is_llama);
     if (!is_llama) {
         const char *linked = watched ? static_program(p) : NULL;
-        if (!set_variables(o->accel))
+        const bool others = !o->accel && devices_of_other_kinds();
+        if (!set_variables(o->accel, others))
             return EXIT_RUNTIME;
         if (linked != NULL)
             report_static(linked);
         else
-            report_no_flags(o, p);
+            report_no_flags(o, p, others);
         watched = watched && linked == NULL;
     }
     needed_flag *flags = is_llama ? needed_flags(p, o->accel, &list) : NULL;

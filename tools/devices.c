@@ -46,6 +46,23 @@ void devices_query(const program *p, device_list *list)
                  MAX_SECONDS);
 }
 
+static bool opens(const char *name)
+{
+    void *library = kvant_os_open_library(name);
+    if (library != NULL)
+        kvant_os_close_library(library);
+    return library != NULL;
+}
+
+bool devices_of_other_kinds(void)
+{
+    static const char *const names[] = { OS_GPU_LIBRARIES };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (opens(names[i]))
+            return !opens(KVANT_OS_CUDA_DRIVER);
+    return false;
+}
+
 static bool cut_end(char *text, const char *end)
 {
     const size_t n = strlen(text), bytes = strlen(end);

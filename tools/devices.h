@@ -26,5 +26,8 @@ typedef struct device_list {
 /* Runs `PROGRAM --list-devices` with this process's environment, for at most 10 seconds. */
 void devices_query(const program *p, device_list *list);
 
+/* Whether programs of this machine can use GPUs, but none of CUDA's. */
+bool devices_of_other_kinds(void);
+
 /* Sorts the text of such a list. Text of another kind gives a list that is not known. */
 void devices_read(char *text, device_list *list);

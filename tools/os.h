@@ -13,6 +13,22 @@
 
 #define OS_MAX_PATH KVANT_OS_MAX_PATH
 
+/* The file of libkvant, seen from an installation's folder of libraries; the Python that runs its
+ * package; libraries by which programs use GPUs that are not CUDA's. */
+#if defined(_WIN32)
+#define OS_LIBKVANT "../bin/libkvant.dll"
+#define OS_PYTHON "python"
+#define OS_GPU_LIBRARIES "vulkan-1.dll", "amdhip64.dll", "ze_loader.dll"
+#elif defined(__APPLE__)
+#define OS_LIBKVANT "libkvant.dylib"
+#define OS_PYTHON "python3"
+#define OS_GPU_LIBRARIES "/System/Library/Frameworks/Metal.framework/Metal"
+#else
+#define OS_LIBKVANT "libkvant.so"
+#define OS_PYTHON "python3"
+#define OS_GPU_LIBRARIES "libvulkan.so.1", "libamdhip64.so", "libze_loader.so.1"
+#endif
+
 /* Prepares the process. False after a line that says which system is needed. */
 bool os_start(void);
 
@@ -33,9 +49,6 @@ void *os_open_global(const char *path);
  * variable that is set. */
 bool os_set_variable(const char *name, const char *value);
 bool os_set_default(const char *name, const char *value);
-
-/* Whether kvant's Python package runs on this system. */
-bool os_runs_python(void);
 
 /* The file of a program: by its path, or by its name in the folders of PATH. */
 bool os_find_program(const char *word, char *path, size_t bytes);

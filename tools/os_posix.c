@@ -133,11 +133,6 @@ bool os_is_program(const char head[4], bool scripts)
     return scripts && memcmp(head, "#!", 2) == 0;
 }
 
-bool os_runs_python(void)
-{
-    return true;
-}
-
 void os_become(char *const *words)
 {
     execvp(words[0], words);

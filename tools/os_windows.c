@@ -130,12 +130,6 @@ bool os_is_program(const char head[4], bool scripts)
     return memcmp(head, "MZ", 2) == 0;
 }
 
-/* The package looks for Linux's names of libraries and for /proc. */
-bool os_runs_python(void)
-{
-    return false;
-}
-
 /* Puts a word into quotes as the C library of Windows reads them: backslashes are doubled where a
  * quote follows. Returns the end. */
 static char *quote(char *to, const char *word)
@@ -212,17 +206,25 @@ static bool start(char *const *words, STARTUPINFOW *how, HANDLE *job, HANDLE *pr
     return true;
 }
 
+static BOOL WINAPI leave_to_program(DWORD event)
+{
+    return event == CTRL_C_EVENT || event == CTRL_BREAK_EVENT;
+}
+
 /* Windows cannot put another program into this process. So this one waits, leaves Ctrl-C to the
- * program, and ends as it ended. */
+ * program, and ends as it ended. The program does not inherit a handler, as it would inherit that
+ * Ctrl-C is ignored. */
 void os_become(char *const *words)
 {
     STARTUPINFOW how = { .cb = 0 };
     HANDLE job, process;
     DWORD code = 1;
     fflush(NULL);
-    if (!start(words, &how, &job, &process))
+    SetConsoleCtrlHandler(leave_to_program, TRUE);
+    if (!start(words, &how, &job, &process)) {
+        SetConsoleCtrlHandler(leave_to_program, FALSE);
         return;
-    SetConsoleCtrlHandler(NULL, TRUE);
+    }
     WaitForSingleObject(process, INFINITE);
     GetExitCodeProcess(process, &code);
     ExitProcess(code);

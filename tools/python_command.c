@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENV_PYTHON "KVANT_PYTHON"   /* the interpreter, instead of python3 */
+#define ENV_PYTHON "KVANT_PYTHON"   /* the interpreter, instead of OS_PYTHON */
 #define ENV_COMMAND "KVANT_COMMAND" /* this program, which Python commands start again */
 #define ENV_DATA "KVANT_DATA"       /* the folder with the package and its data */
 #define ENV_RUNTIME "KVANT_RUNTIME" /* llama.cpp's libraries, for commands that call them */
-#define ENV_LIBRARY "KVANT_LIBRARY" /* libkvant.so, for commands that call it */
+#define ENV_LIBRARY "KVANT_LIBRARY" /* libkvant, for commands that call it */
 
 static bool set_package_variables(const char *data)
 {
@@ -30,7 +30,7 @@ static bool set_package_variables(const char *data)
         return false;
 #endif
     return os_set_variable(ENV_COMMAND, command) && os_set_variable(ENV_DATA, data) &&
-           (!library_beside_command(KVANT_OS_LIBRARY("kvant"), library, sizeof library) ||
+           (!library_beside_command(OS_LIBKVANT, library, sizeof library) ||
             os_set_default(ENV_LIBRARY, library));
 }
 
@@ -63,15 +63,8 @@ static bool find_package(const char *data, char *package, size_t bytes)
 int python_command(int argc, char **argv)
 {
     const char *given = getenv(ENV_PYTHON),
-               *python = given != NULL && given[0] != 0 ? given : "python3";
+               *python = given != NULL && given[0] != 0 ? given : OS_PYTHON;
     char data[OS_MAX_PATH] = "", package[OS_MAX_PATH + 32];
-    if (!os_runs_python()) {
-        complain(
-            "%s: this command is part of kvant's Python package, which does not run on Windows",
-            argv[0]);
-        hint("run it on Linux, or on the Windows Subsystem for Linux");
-        return EXIT_RUNTIME;
-    }
     if (!data_beside_command(data, sizeof data) || !find_package(data, package, sizeof package)) {
         complain("%s: the Python part of kvant is missing: it is not in ../share/kvant/python next "
                  "to the program",

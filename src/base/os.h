@@ -66,7 +66,7 @@ void *kvant_os_symbol(void *library, const char *name);
 void kvant_os_close_library(void *library);
 const char *kvant_os_library_error(void);
 
-/* The file name of the shared library `name`, and of the NVIDIA driver's library. */
+/* The file name of a shared library that is loaded at run time, and of the NVIDIA driver's. */
 #if defined(_WIN32)
 #define KVANT_OS_LIBRARY(name) name ".dll"
 #define KVANT_OS_CUDA_DRIVER "nvcuda.dll"

@@ -2,6 +2,7 @@
 options.
 """
 
+import ctypes
 import pathlib
 import shutil
 import struct
@@ -37,6 +38,20 @@ def gguf(n_layers, architecture="llama"):
         + text(f"{architecture}.block_count")
         + struct.pack("<II", 4, n_layers)
     )
+
+
+def opens(*names):
+    for name in names:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+CUDA = opens("libcuda.so.1")
+OTHER_GPUS = not CUDA and opens("libvulkan.so.1", "libamdhip64.so", "libze_loader.so.1")
 
 
 class Case(unittest.TestCase):
@@ -170,8 +185,9 @@ class Words(Case):
             arguments, said = self.exec(*words)
             self.assertEqual(arguments, out)
             self.assertIn(f"'{pathlib.Path(words[0]).name}' does not begin with llama", said)
-            self.assertIn("LLAMA_ARG_DEVICE=KVANT LLAMA_ARG_N_GPU_LAYERS=99", said)
-            self.assertIn("weights stay on the CPU", said)
+            device = "OVERRIDE_TENSOR=none=CPU" if OTHER_GPUS else "DEVICE=KVANT"
+            self.assertIn(f"LLAMA_ARG_{device} LLAMA_ARG_N_GPU_LAYERS=99", said)
+            self.assertIn("on its GPUs" if OTHER_GPUS else "weights stay on the CPU", said)
             self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
         said = self.exec("true", options=["--accel"])[1]
         self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=none=CPU LLAMA_ARG_FLASH_ATTN=on", said)
@@ -186,9 +202,15 @@ class Words(Case):
             given = dict(line.split("=", 1) for line in lines if "=" in line)
             return [given.get(name) for name in names]
 
-        self.assertEqual(values("env"), ["KVANT", "99", "on", None, "1"])
+        device, tensors = (None, "none=CPU") if OTHER_GPUS else ("KVANT", None)
+        self.assertEqual(values("env"), [device, "99", "on", tensors, "1"])
         given = values("env", LLAMA_ARG_DEVICE="KVANT0")
-        self.assertEqual(given, ["KVANT0", "99", "on", None, "1"])
+        self.assertEqual(given, ["KVANT0", "99", "on", tensors, "1"])
+        # Any library can stand for the one by which programs use other GPUs.
+        shutil.copy(PLUGIN, self.folder / "libvulkan.so.1")
+        given = values("env", LD_LIBRARY_PATH=str(self.folder))
+        expected = ["KVANT", "99", "on", None, "1"] if CUDA else [None, "99", "on", "none=CPU", "1"]
+        self.assertEqual(given, expected)
         self.assertEqual(values("env", options=["--accel"]), [None, None, "on", "none=CPU", "1"])
         server = program(self.folder, "llama-env", "env")
         self.assertEqual(values(server), [None] * 5)

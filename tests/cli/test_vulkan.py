@@ -178,6 +178,21 @@ class Vulkan(unittest.TestCase):
         self.assertGreater(int(planned[1]), 90)
         self.assertEqual(int(planned[2]), 0)
 
+    @unittest.skipUnless(MODEL, "needs a model")
+    def test_a_program_that_a_script_starts(self):
+        """A script gets no flags, and its server is not asked for devices. llama.cpp puts the
+        weights on the GPU all the same.
+        """
+        words = f'"{RUNTIME}/llama-completion" -no-cnv -n 1 --temp 0 -c 512 -v -p x -m'
+        given = variables()
+        done = run("exec", "--", "sh", "-c", f"{words} '{MODEL}'", timeout=1500, **given)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=none=CPU LLAMA_ARG_N_GPU_LAYERS=99", done.stderr)
+        self.assertIn(" 30 of 30 layers", done.stderr)
+        filled = {name for name, size in sizes(done.stderr, "KV").items() if size}
+        self.assertEqual(filled, {"KVANT"})
+        self.assertGreater(sizes(done.stderr, "model")["Vulkan0"], 90)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -16,14 +16,15 @@ LAYERS = {
         f"integrations/llama.cpp/host_{name}.c" for name in ("posix", "windows", "linux_imports")
     ),
     "tools": tuple(
-        f"tools/{name}.c"
+        f"tools/{name}"
         for name in (
-            "os_posix",
-            "os_windows",
-            "machine_linux",
-            "machine_macos",
-            "exec_watch_linux",
-            "exec_scan_linux",
+            "os.h",
+            "os_posix.c",
+            "os_windows.c",
+            "machine_linux.c",
+            "machine_macos.c",
+            "exec_watch_linux.c",
+            "exec_scan_linux.c",
         )
     ),
 }

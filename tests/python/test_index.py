@@ -1,6 +1,7 @@
 """Search on compressed vectors: errors of scores, ids, filters, files."""
 
 import ctypes
+import os
 import pathlib
 import tempfile
 import threading
@@ -386,6 +387,9 @@ class Refusals(TestCase):
         )
 
 
+@unittest.skipUnless(
+    os.environ.get("KVANT_CUDA_LIBRARY"), "needs the library for GPUs, or its mock"
+)
 class OnAGpu(TestCase):
     """On the mock of tests/cuda, or on the library that KVANT_CUDA_LIBRARY names."""
 

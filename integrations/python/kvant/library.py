@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from . import structs as s
+from .system import LIBRARY, NAMES
 
 PAGE_TOKENS = 64
 PAGE_ALIGN = 64
@@ -200,12 +201,8 @@ def _names() -> list[str]:
     if named:
         return [named]
     here = pathlib.Path(__file__).resolve().parent
-    beside = [
-        here / "lib" / "libkvant.so",
-        here / "libkvant.so",
-        here.parents[2] / "build" / "lib" / "libkvant.so",
-    ]
-    return [*(str(path) for path in beside if path.is_file()), "libkvant.so.0", "libkvant.so"]
+    places = [here / LIBRARY, here / NAMES[-1], here.parents[2] / "build" / LIBRARY]
+    return [*(str(path) for path in places if path.is_file()), *NAMES]
 
 
 def _open() -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 import kvant
-from kvant import attend, checks, library, places
+from kvant import attend, checks, library, places, system
 
 from . import benchmarks, cli
 from .attention_ggml import STOCK_TYPES, Ggml, GgmlSubject
@@ -188,23 +188,17 @@ def check_finite(subject, out):
 # ---- the machine ----
 
 
-_SC_LEVEL3_CACHE_SIZE = 194  # of glibc; Python has no name for it
-
-
-def last_cache():
-    """Bytes of the last cache level that the system reports; 0 when it does not. On virtual
-    machines it is the whole host's."""
-    try:
-        return max(os.sysconf(_SC_LEVEL3_CACHE_SIZE), 0)
-    except (OSError, ValueError):
-        return 0
-
-
 def read_bandwidth(n_threads):
     """Bytes per second that n_threads threads read from a buffer, each a separate part, in the
     fastest of five passes; and the buffer's bytes. A search for a byte that is not there does
     little except reading."""
-    size = min(max(256 << 20, 4 * last_cache()), 2 << 30) // n_threads // 4096 * 4096 * n_threads
+    size = (
+        min(max(256 << 20, 4 * system.last_cache()), 2 << 30)
+        // n_threads
+        // 4096
+        * 4096
+        * n_threads
+    )
     buffer = np.ones(size, np.uint8)  # pages that were never written are all one page of zeros
     memchr = ctypes.CDLL(None).memchr
     memchr.restype = ctypes.c_void_p
@@ -356,7 +350,7 @@ def main(words):
     bandwidth, size = read_bandwidth(settings.threads)
     print(
         f"{settings.threads} threads read {size >> 20} MiB at {bandwidth / 1e9:.1f} GB/s; "
-        f"the last cache has {last_cache() >> 20} MiB",
+        f"the last cache has {system.last_cache() >> 20} MiB",
         file=sys.stderr,
     )
     n_subjects = len(settings.stock) + len(settings.pairs) * len(settings.levels)

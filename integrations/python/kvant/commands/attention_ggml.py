@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 
+from .. import system
 from . import cli
 
 # The types that llama.cpp's own programs accept for -ctk and -ctv, with ggml's numbers for them.
@@ -112,13 +113,13 @@ class Ggml:
     @staticmethod
     def _load(folder):
         names = (
-            sorted(glob.glob(os.path.join(glob.escape(folder or ""), "libllama.*so*")))
+            sorted(glob.glob(os.path.join(glob.escape(folder or ""), system.LLAMA)))
             if folder
             else []
         )
         if not names:
             cli.fail(
-                f"bench attention: no libllama*.so in {folder}, so there is no ggml to compare with"
+                f"bench attention: no {system.LLAMA} in {folder}, so there is no ggml to compare with"
                 if folder
                 else "bench attention: no llama.cpp runtime is named, so there is no ggml "
                 "to compare with",

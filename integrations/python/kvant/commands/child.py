@@ -3,13 +3,13 @@ progress."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from typing import NamedTuple, Optional
 
+from .. import system
 from . import cli
 
 
@@ -76,29 +76,25 @@ def _rows(text):
     return rows if isinstance(rows, list) else None
 
 
-def _stop(process):
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-
-
 def run(words, progress=None, share=0.0, what=None):
     """Runs a command with the words "eval", ..., which include --json. While the child works, up to
     `share` is added to the progress, and all of it when the child succeeds. The progress shows
     `what`, or without it the child's own label. The child's messages are shown. Ctrl-C is passed on
     once, so that the child prints its complete results."""
+    if cli.interrupted() and not system.CAN_STOP:
+        return Result(cli.INTERRUPTED, None, 0.0)
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
-        # The child gets a separate session: Ctrl-C on a terminal then reaches only this process,
-        # which passes it on. Two signals would kill the child.
+        # Ctrl-C on a terminal reaches only this process, which passes it on. Two signals would kill
+        # the child.
         with (
-            subprocess.Popen(
+            system.start(
                 _command_line(words),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
             ) as process,
-            cli.when_interrupted(lambda: _stop(process)),
+            cli.when_interrupted(lambda: system.stop(process)),
         ):
             told = _follow(process.stderr, progress, share, what)
             process.wait()

@@ -329,7 +329,8 @@ def run(name, words):
     """Runs kvant.commands.NAME and returns the exit code. A full disk must not look like success,
     so results that cannot be written to stdout are an error."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="surrogateescape")  # names of files are bytes
+        # Names of files are bytes. Results are the same bytes on every system.
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape", newline="\n")
     try:
         code = importlib.import_module(f"kvant.commands.{name}").main(words)
         sys.stdout.flush()

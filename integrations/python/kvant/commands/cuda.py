@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 import kvant
-from kvant import library
+from kvant import library, system
 from kvant import structs as s
 
 from . import benchmarks, cli
@@ -90,7 +90,7 @@ class Gpu:
 
     def __init__(self, ordinal):
         try:
-            self._driver = c.CDLL("libcuda.so.1")
+            self._driver = c.CDLL(system.CUDA_DRIVER)
         except OSError as error:
             cli.fail(f"no NVIDIA driver: {error}")
         device, count, number, context = c.c_int(), c.c_int(), c.c_int(), c.c_void_p()

@@ -15,6 +15,7 @@ import pathlib
 import statistics
 import threading
 
+from .. import system
 from . import cli
 from .table import fixed, print_table
 
@@ -62,9 +63,12 @@ def measure(probes, json):
 
         probe.run(lambda: not cli.interrupted(), measured)
 
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for finished in [pool.submit(run, probe) for probe in probes]:
-            finished.result()
+    with concurrent.futures.ThreadPoolExecutor(system.processors()) as pool:
+        waiting = [pool.submit(run, probe) for probe in probes]
+        while waiting:  # Windows notices Ctrl-C only between two waits
+            finished, waiting = concurrent.futures.wait(waiting, 0.2, "FIRST_COMPLETED")
+            for probe in finished:
+                probe.result()
     progress.end()
     return not cli.interrupted()
 

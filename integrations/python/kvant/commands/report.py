@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from .. import system
 from . import child, cli, model_options, report_file, report_page, report_plan
 
 MANUAL_TEXT = "kvant:manual"
@@ -117,16 +118,6 @@ def _beside(page, suffix):
     return path
 
 
-def _cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            return next(
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            )
-    except (OSError, StopIteration):
-        return "unknown CPU"
-
-
 def _inspect(settings):
     """Returns facts about model and text, and ends the command when a cache does not suit the
     model: a report that runs for an hour must fail at its beginning. The default list has presets,
@@ -149,11 +140,11 @@ def _measure_speed(settings):
 
 
 def _describe(settings, facts):
-    n_cpus = len(os.sched_getaffinity(0))
+    n_cpus = system.processors()
     about = {
         "kvant": facts["kvant"],
         "runtime": facts["runtime"],
-        "machine": f"{_cpu_name()}, {n_cpus} threads",
+        "machine": f"{system.processor_name()}, {n_cpus} threads",
         "threads": settings.threads or n_cpus,
         "model": facts["model"],
         "model_file": os.path.basename(settings.model),

@@ -71,7 +71,7 @@ def replace(path, text):
     fails."""
     beside = f"{path}.part"
     try:
-        with open(beside, "w", encoding="utf-8") as file:
+        with open(beside, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
         os.replace(beside, path)
     except OSError as error:

@@ -69,6 +69,6 @@ class Store:
     def save(self):
         if self._path is None:
             return
-        with open(f"{self._path}.new", "w", encoding="utf-8") as file:
+        with open(f"{self._path}.new", "w", encoding="utf-8", newline="\n") as file:
             json.dump(self._all, file)
         os.replace(f"{self._path}.new", self._path)
