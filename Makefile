@@ -170,14 +170,15 @@ test-arm64:
 	    $(BUILD)/wheel-aarch64/kvant-*.whl "$$packages" "$$runtime" "$$model"
 endif
 
-# The zip file for Windows under Wine: unit tests, bytes, the command and the plug-in with
-# llama.cpp's libraries.
+# The zip file and the wheel for Windows under Wine: unit tests, bytes, the Python package, the
+# command and the plug-in with llama.cpp's libraries.
 test-windows:
 	@scripts/deps.sh windows || { echo "skipped: test-windows needs Wine" && exit 0; } && \
-	$(MAKE) dist MACHINE=windows-x86_64 && \
+	$(MAKE) dist wheel MACHINE=windows-x86_64 && \
 	zig=$$($(FETCH) zig) && fetched=$$($(FETCH) windows) && model=$$($(FETCH) model) && \
 	tests/windows/run.sh $(abspath $(BUILD))/windows \
-	    $(BUILD)/dist-windows-x86_64/kvant-*-windows-x86_64.zip "$$zig" "$$fetched" "$$model"
+	    $(BUILD)/dist-windows-x86_64/kvant-*-windows-x86_64.zip \
+	    $(BUILD)/wheel-windows-x86_64/kvant-*.whl "$$zig" "$$fetched" "$$model"
 
 # Kernels for GPUs compile, one of each template, and their tests without a GPU pass.
 test-cuda:
@@ -306,13 +307,13 @@ dist:
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
 	JOBS=$(JOBS) scripts/dist.sh $(FOLDER) "$$headers" "$$plot" "$$zig" $(MACHINE)
 
-# The archives of all systems.
+# The archives and the wheels of all systems.
 dist-all:
 	for machine in x86_64 aarch64 windows-x86_64 macos-aarch64; do \
-	    $(MAKE) dist MACHINE=$$machine || exit; \
+	    $(MAKE) dist wheel MACHINE=$$machine || exit; \
 	done
 
-# A Python wheel for Linux on the same machines: library, command, plug-in and package
+# A Python wheel for the same machines: library, command, plug-in and package
 # (scripts/check_wheel.sh installs and runs it).
 wheel:
 	scripts/deps.sh fetch

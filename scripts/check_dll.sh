@@ -1,17 +1,17 @@
 #!/bin/sh
-# check_dll.sh FOLDER: the programs and libraries for Windows need KERNEL32 and the universal C
-# runtime only, which every Windows 10 has. Each DLL exports the functions of its version script and
-# nothing else. No file names a folder of this machine.
+# check_dll.sh FOLDER FILE...: the programs and libraries for Windows need KERNEL32 and the
+# universal C runtime only, which every Windows 10 has. Each DLL exports the functions of its version
+# script and nothing else. No file names a folder of this machine. The folder has these other files.
 set -eu
-[ $# = 1 ] || { echo "usage: scripts/check_dll.sh FOLDER" >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: scripts/check_dll.sh FOLDER FILE..." >&2; exit 2; }
 folder=$1
+shift
 root=$(cd "$(dirname "$0")/.." && pwd)
 fail() {
     echo "check_dll: $1" >&2
     exit 1
 }
-for file in bin/kvant.exe bin/libkvant.dll lib/ggml-kvant.dll lib/libkvant.dll.a lib/libkvant.a \
-    include/kvant/kvant.h LICENSE README.txt; do
+for file in bin/kvant.exe bin/libkvant.dll lib/ggml-kvant.dll "$@"; do
     [ -e "$folder/$file" ] || fail "$file is missing"
 done
 for file in bin/kvant.exe bin/libkvant.dll lib/ggml-kvant.dll; do

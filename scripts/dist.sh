@@ -55,7 +55,8 @@ END
 # The same input gives the same bytes: names in order, no times and owners.
 if [ "$cmake_system" = Windows ]; then
     (cd "$build" && "${PYTHON:-python3}" "$root/scripts/pack_zip.py" "$name")
-    "$root/scripts/check_dll.sh" "$build/$name"
+    "$root/scripts/check_dll.sh" "$build/$name" lib/libkvant.dll.a lib/libkvant.a \
+        include/kvant/kvant.h LICENSE README.txt
     echo "$build/$name.zip"
     exit 0
 fi

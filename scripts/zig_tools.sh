@@ -15,11 +15,18 @@ case $machine in
         exit 2
         ;;
 esac
-# What is built: the compiler's name of it, CMake's, and the one in names of files.
+# What is built: the compiler's name of it, CMake's, the one in names of files, and Python's.
 case $machine in
-    windows-*) target=$processor-windows-gnu cmake_system=Windows place=windows-$processor ;;
-    macos-*) target=$processor-macos.13.0 cmake_system=Darwin place=macos-$processor ;;
-    *) target=$processor-linux-gnu.$GLIBC cmake_system=Linux place=linux-$processor ;;
+    windows-x86_64)
+        target=$processor-windows-gnu cmake_system=Windows place=$machine tag=win_amd64
+        ;;
+    macos-aarch64)
+        target=$processor-macos.13.0 cmake_system=Darwin place=$machine tag=macosx_13_0_arm64
+        ;;
+    *)
+        target=$processor-linux-gnu.$GLIBC cmake_system=Linux place=linux-$processor
+        tag=manylinux_$(echo $GLIBC | tr . _)_$processor
+        ;;
 esac
 # CMake's words for a machine that differs from this one.
 cross=

@@ -1,12 +1,13 @@
 #!/bin/sh
-# run.sh BUILD ZIP ZIG FETCHED MODEL: runs what people download for Windows under Wine: the unit
-# tests on the static library of the zip file, the bytes that codecs write, the command, and the
-# plug-in with llama.cpp's real libraries. FETCHED is the folder of `fetch.py windows`.
+# run.sh BUILD ZIP WHEEL ZIG FETCHED MODEL: runs what people download for Windows under Wine: the
+# unit tests on the static library of the zip file, the bytes that codecs write, the Python package
+# of the wheel, the command, and the plug-in with llama.cpp's real libraries. FETCHED is the folder
+# of `fetch.py windows`.
 #
 # KVANT_PARTS names the parts to run: unit bytes command.
 set -eu
-[ $# = 5 ] || { echo "usage: run.sh BUILD ZIP ZIG FETCHED MODEL" >&2; exit 2; }
-zip=$(realpath "$2") zig=$3 fetched=$4 model=$5
+[ $# = 6 ] || { echo "usage: run.sh BUILD ZIP WHEEL ZIG FETCHED MODEL" >&2; exit 2; }
+zip=$(realpath "$2") wheel=$(realpath "$3") zig=$4 fetched=$5 model=$6
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 mkdir -p "$1"
@@ -22,6 +23,11 @@ rm -rf "$build/dist"
 python3 -m zipfile -e "$zip" "$build/dist"
 dist=$(find "$build/dist" -mindepth 1 -maxdepth 1 -type d)
 mkdir -p "$build/programs"
+# pip installs the wheel only if its name says that it is for this Python.
+rm -rf "$build/python"
+cp -r "$fetched/python" "$build/python"
+python3 -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+    --target "$build/python" --only-binary :all: --platform win_amd64 --python-version 3.11 "$wheel"
 timeout 300 wine cmd /c ver >/dev/null 2>&1 || {
     echo "run: Wine does not start: wine cmd /c ver" >&2
     exit 1
@@ -38,7 +44,7 @@ compile() { # name of the program, its sources and more words
 # GPU, files of Linux in /proc, /sys and /dev, or llama.cpp's headers.
 without="allocation_failure cache_allocation index_allocation available cuda_loader"
 without="$without cuda_struct_sizes eval_texts host_threads learning_bytes llama_params openmp"
-without="$without parallel trace unload"
+without="$without pack parallel trace unload"
 
 unit_test() { # name
     test=$1 more=
@@ -108,8 +114,9 @@ esac
 case " $parts " in
     *" command "*)
         compile arguments "$here/arguments.c"
+        compile interrupt "$here/interrupt.c"
         KVANT_DIST=$dist KVANT_RUNTIME_DLLS=$fetched/bin KVANT_TEST_MODEL=$model \
-            KVANT_ARGUMENTS=$build/programs/arguments.exe \
+            KVANT_PROGRAMS=$build/programs KVANT_PYTHON_DLLS=$build/python \
             python3 "$here/test_windows.py" || status=1
         ;;
 esac

@@ -1,7 +1,9 @@
 """The command and the plug-in for Windows under Wine, in a folder whose name has a space and
 letters outside ASCII. KVANT_DIST is the unpacked zip file, KVANT_RUNTIME_DLLS a folder of
-llama.cpp's libraries, KVANT_ARGUMENTS the program arguments.exe."""
+llama.cpp's libraries, KVANT_PROGRAMS one with arguments.exe and interrupt.exe, KVANT_PYTHON_DLLS
+one of a Python for Windows with NumPy, in which the wheel is installed."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -10,8 +12,10 @@ import tempfile
 import time
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAME = "mit Leerzeichen, äöü и Ж"
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
+INTERRUPTED = 130
 SECONDS = 900  # a token takes npm's build 1 to 2 seconds, because it is compiled for debugging
 
 
@@ -30,20 +34,40 @@ class Windows(unittest.TestCase):
         cls.model = cls.folder / "Modell ß.gguf"
         os.symlink(os.environ["KVANT_TEST_MODEL"], cls.model)
         cls.arguments = cls.folder / "llama-Wörter.exe"
-        shutil.copy(os.environ["KVANT_ARGUMENTS"], cls.arguments)
+        programs = pathlib.Path(os.environ["KVANT_PROGRAMS"])
+        shutil.copy(programs / "arguments.exe", cls.arguments)
+        cls.interrupt = programs / "interrupt.exe"
+        cls.python = pathlib.Path(os.environ["KVANT_PYTHON_DLLS"]) / "python.exe"
 
     @classmethod
     def tearDownClass(cls):
         cls.temporary.cleanup()
 
-    def run_kvant(self, *words, **variables):
+    def run_program(self, *words, **variables):
         done = subprocess.run(
-            ["wine", self.kvant, *words],
+            ["wine", *words],
             env={**os.environ, **variables},
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             timeout=SECONDS,
         )
         return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+    def run_kvant(self, *words, **variables):
+        return self.run_program(self.kvant, *words, **variables)
+
+    def press_ctrl_c(self, text, *words, program=None, **variables):
+        """Runs a command until its output has the text, and presses Ctrl-C. Returns its exit
+        status and its output.
+        """
+        output = self.folder / "Ausgabe.txt"
+        command = subprocess.list2cmdline([windows(program or self.kvant), *words])
+        status, printed, said = self.run_program(
+            self.interrupt, windows(output), text, COMMAND=command, **variables
+        )
+        self.assertEqual((status, said), (0, ""))
+        return int(printed, 16), output.read_text()
 
     def generate(self, *cache):
         status, text, said = self.run_kvant(
@@ -84,11 +108,103 @@ class Windows(unittest.TestCase):
             f"kvant: model {windows(self.folder)}/fehlt ß.gguf: No such file or directory",
         )
 
-    def test_commands_in_python_are_refused(self):
+    def run_script(self, path, **variables):
+        """The embeddable Python has not the script's folder on its path."""
+        path = windows(path)
+        code = (
+            "import os, runpy, sys; path = sys.argv[1]; sys.argv[:] = [path];"
+            "sys.path.insert(0, os.path.dirname(path)); runpy.run_path(path, run_name='__main__')"
+        )
+        return self.run_program(self.python, "-B", "-c", code, path, **variables)
+
+    def test_the_package(self):
+        """The wheel as a program uses it, and the package's own tests with the wheel's library."""
+        status, text, said = self.run_script(ROOT / "scripts" / "check_wheel.py")
+        self.assertEqual((status, text, said), (0, "", ""))
+        library = windows(self.python.parent / "kvant" / "bin" / "libkvant.dll")
+        for path in sorted((ROOT / "tests" / "python").glob("test_*.py")):
+            if path.name in ("test_commands.py", "test_gpu.py"):  # need a shell, and PyTorch
+                continue
+            with self.subTest(path.name):
+                status, _, said = self.run_script(path, KVANT_LIBRARY=library)
+                self.assertEqual(status, 0, said)
+                self.assertRegex(said, r"Ran [1-9]\d* tests? in")
+                print(path.name, said.splitlines()[-1], flush=True)
+
+    def test_commands_in_python(self):
+        """From the zip file with the Python of KVANT_PYTHON, and from the wheel."""
+        words = ["bench", "distortion", "--quick", "-k", "int-8", "--json"]
+        python = windows(self.python)
+        status, text, said = self.run_kvant(*words, KVANT_PYTHON=python)
+        self.assertEqual(status, 0, said)
+        self.assertNotIn("\r", text)
+        rows = json.loads(text)
+        self.assertEqual([row["spec"] for row in rows], ["int-8"])
+        status, text, said = self.run_program(self.python, "-m", "kvant", *words)
+        self.assertEqual((status, json.loads(text)), (0, rows), said)
         for name in ("report", "tune"):
-            status, text, said = self.run_kvant(name)
-            self.assertEqual((status, text), (1, ""))
-            self.assertIn(f"kvant: {name}: this command is part of kvant's Python package", said)
+            status, text, said = self.run_kvant(name, "--help", KVANT_PYTHON=python)
+            self.assertEqual((status, said), (0, ""))
+            self.assertIn(f"usage: kvant {name} ", text)
+
+    def test_a_missing_python_is_named(self):
+        status, text, said = self.run_kvant("report", KVANT_PYTHON="Z:/fehlt/python.exe")
+        self.assertEqual((status, text), (1, ""))
+        self.assertIn("kvant: report: cannot start Z:/fehlt/python.exe: No such file", said)
+        self.assertIn("KVANT_PYTHON names the interpreter", said)
+
+    def test_ctrl_c_ends_a_generation(self):
+        """The command ends in an orderly way: after the token it prints its numbers."""
+        status, text = self.press_ctrl_c(
+            "Madrid",
+            *("run", "--runtime", windows(os.environ["KVANT_RUNTIME_DLLS"]), "--raw", "-t", "2"),
+            *("-k", "int-8", "-m", windows(self.model), "-n", "500", "-p", PROMPT),
+        )
+        self.assertEqual(status, INTERRUPTED)
+        self.assertRegex(text, r"answer \d+ tokens, .*; KV cache ")
+
+    def calibrate(self):
+        """A command that takes minutes."""
+        runtime = windows(os.environ["KVANT_RUNTIME_DLLS"])
+        words = "-f kvant:manual -n 2048 -c 32 -t 2 -m".split()
+        return ["calibrate", "--runtime", runtime, *words, windows(self.model)]
+
+    def test_ctrl_c_leaves_no_half_of_a_file(self):
+        """An interrupted calibration keeps its work under another name, and says so."""
+        self.assertFalse(self.model.with_suffix(".kvcal").exists())
+        status, text = self.press_ctrl_c("left", *self.calibrate())
+        self.assertEqual(status, INTERRUPTED, text)
+        self.assertFalse(self.model.with_suffix(".kvcal").exists())
+
+    def test_ctrl_c_is_the_programs(self):
+        """The program gets the key and tidies up. exec waits for it, and ends as it ended."""
+        status, text = self.press_ctrl_c(
+            "bereit", "exec", "--quiet", "--", windows(self.arguments), "-c", "bereit", "-x", "7"
+        )
+        self.assertEqual(status, 7)
+        self.assertIn("tidied up", text)
+
+    def test_ctrl_c_in_a_command_in_python(self):
+        """The command prints what is complete."""
+        status, text = self.press_ctrl_c(
+            *("remaining_s", "bench", "distortion", "-t", "needle", "-t", "octopus-1", "--json"),
+            KVANT_PYTHON=windows(self.python),
+        )
+        self.assertEqual(status, INTERRUPTED, text)
+
+    def test_ctrl_c_in_a_command_that_starts_another(self):
+        """The command waits for the other one."""
+        code = (
+            "import sys; from kvant.commands import child, cli; cli.catch_interrupt();"
+            "print('status', child.run(sys.argv[1:]).code)"
+        )
+        status, text = self.press_ctrl_c(
+            *("left", "-c", code, *self.calibrate()),
+            program=self.python,
+            KVANT_COMMAND=windows(self.kvant),
+        )
+        self.assertEqual(status, 0, text)
+        self.assertIn(f"status {INTERRUPTED}", text)
 
     def test_exec_passes_words_variables_and_status(self):
         words = [
