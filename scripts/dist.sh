@@ -19,6 +19,10 @@ CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \
     -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF \
     $cross
 cmake --build "$build" -j "${JOBS:-$(nproc)}"
+# ggml's tables have the same layout on this system as the plug-in declares.
+"$build/tools/cc" -std=c11 -I"$root/include" -I"$root/integrations/llama.cpp" \
+    -isystem "$headers/ggml/include" -isystem "$headers/ggml/src" \
+    -c "$root/tests/integration/test_abi_layout.c" -o "$build/layout.o"
 
 version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
 name=kvant-$version-$place
