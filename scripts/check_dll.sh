@@ -1,7 +1,8 @@
 #!/bin/sh
 # check_dll.sh FOLDER FILE...: the programs and libraries for Windows need KERNEL32 and the
-# universal C runtime only, which every Windows 10 has. Each DLL exports the functions of its version
-# script and nothing else. No file names a folder of this machine. The folder has these other files.
+# universal C runtime only, which every Windows 10 has. Each DLL exports the functions of its
+# version script and nothing else. No file names a folder of this machine. The folder has these
+# other files.
 set -eu
 [ $# -ge 1 ] || { echo "usage: scripts/check_dll.sh FOLDER FILE..." >&2; exit 2; }
 folder=$1

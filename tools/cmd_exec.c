@@ -400,16 +400,13 @@ static void report_no_flags(const exec_options *o, const program *p, bool others
     complain("exec: the name '%s' does not begin with llama, so the program gets kvant's variables "
              "and no flags",
              file_name(p->argv[0]));
-    hint("a llama.cpp program that it starts reads LLAMA_ARG_%s LLAMA_ARG_FLASH_ATTN=on; a program "
-         "that calls the library itself must %s",
-         o->accel ? "OVERRIDE_TENSOR=none=CPU"
-         : others ? "OVERRIDE_TENSOR=none=CPU LLAMA_ARG_N_GPU_LAYERS=99"
-                  : "DEVICE=" PLUGIN_DEVICE " LLAMA_ARG_N_GPU_LAYERS=99",
-         o->accel ? "choose the device"
-         : others
-             ? "take all devices with all layers; weights are on its GPUs then, and caches in the "
-               "computer's memory"
-             : "choose the device; without CUDA weights stay on the CPU then");
+    hint("a llama.cpp program that it starts reads LLAMA_ARG_%s%s LLAMA_ARG_FLASH_ATTN=on; a "
+         "program "
+         "that calls the library itself must %s%s",
+         o->accel || others ? "OVERRIDE_TENSOR=none=CPU" : "DEVICE=" PLUGIN_DEVICE,
+         o->accel ? "" : " LLAMA_ARG_N_GPU_LAYERS=99",
+         others ? "take all devices with all layers" : "choose the device",
+         o->accel || others ? "" : "; without CUDA weights stay on the CPU then");
 }
 
 static int exec_failed(const char *name)

@@ -187,7 +187,7 @@ class Words(Case):
             self.assertIn(f"'{pathlib.Path(words[0]).name}' does not begin with llama", said)
             device = "OVERRIDE_TENSOR=none=CPU" if OTHER_GPUS else "DEVICE=KVANT"
             self.assertIn(f"LLAMA_ARG_{device} LLAMA_ARG_N_GPU_LAYERS=99", said)
-            self.assertIn("on its GPUs" if OTHER_GPUS else "weights stay on the CPU", said)
+            self.assertIn("take all devices" if OTHER_GPUS else "weights stay on the CPU", said)
             self.assertEqual(self.exec(*words, options=["--quiet"])[1], "")
         said = self.exec("true", options=["--accel"])[1]
         self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=none=CPU LLAMA_ARG_FLASH_ATTN=on", said)

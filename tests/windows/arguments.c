@@ -1,7 +1,7 @@
 /* arguments.c - prints its arguments, one a line, in UTF-8, and a variable that is named by the
  * first argument `-v`. `-x N` ends with this status. `-w FILE` writes to a file until it is ended.
- * `-c TEXT` prints the text, and a line when Ctrl-C is pressed. A program for tests of `kvant exec`.
- */
+ * `-c TEXT` prints the text, and a line when Ctrl-C is pressed. A program for tests of
+ * `kvant exec`. */
 #include <windows.h>
 
 #include <shellapi.h>

@@ -1,5 +1,5 @@
 /* interrupt.c - presses Ctrl-C. `interrupt FILE TEXT` starts the command of the variable COMMAND in
- * a console of its own, with all output in the file. It waits until the file holds the text, sends
+ * a new console, with all output in the file. It waits until the file holds the text, sends
  * Ctrl-C to all programs of the console, and prints the command's exit status in hexadecimal. A
  * program for tests. */
 #define WIN32_LEAN_AND_MEAN

@@ -12,9 +12,9 @@ if sys.version_info < (3, 9):  # the message works in older interpreters, too
     sys.stderr.write("  hint: set KVANT_PYTHON to a newer one\n")
     sys.exit(1)
 
-# Modules come from the folder with the package, not from the one with this file. Some Pythons, such
-# as the embeddable one of Windows, do not have the latter at the beginning of the path. `python3 -m`
-# would look in the working directory first, where anybody's files may be.
+# Modules come from the folder with the package, not from the one with this file, which the
+# embeddable Python of Windows does not put on the path. `python3 -m` would look in the working
+# directory first, where anybody's files may be.
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path[: sys.path[0] == here] = [os.path.dirname(os.path.dirname(here))]
 

@@ -119,7 +119,8 @@ class Ggml:
         )
         if not names:
             cli.fail(
-                f"bench attention: no {system.LLAMA} in {folder}, so there is no ggml to compare with"
+                f"bench attention: no {system.LLAMA} in {folder}, so there is no ggml to compare "
+                "with"
                 if folder
                 else "bench attention: no llama.cpp runtime is named, so there is no ggml "
                 "to compare with",
