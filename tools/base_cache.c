@@ -3,7 +3,6 @@
 
 #include "command.h"
 #include "fingerprint.h"
-#include "machine.h"
 #include "os.h"
 
 #include <errno.h>
@@ -43,7 +42,7 @@ static bool path_of(const char *folder, const base_key *key, char *path, size_t 
 static bool no_room(const char *folder, double needed, double there)
 {
     complain("--base-cache %s: the f16 runs need %.0f MiB, but only %.0f MiB are free", folder,
-             needed / MIB, there / MIB);
+             needed / MIB, (double)there / MIB);
     return hint("name a folder on another disk, or choose fewer --chunks or a smaller -c; without "
                 "--base-cache, eval keeps one chunk in memory");
 }
@@ -133,11 +132,12 @@ static void temporary_of(const base *b, char *path, size_t room)
 
 static bool create_in_memory(base *b)
 {
-    const double there = machine_available_memory();
-    if (there > 0 && (double)b->bytes > there) {
+    size_t there, total;
+    kvant_os_memory(&there, &total);
+    if (there > 0 && b->bytes > there) {
         complain("eval: the f16 run of a chunk takes %.0f MiB, but only %.0f MiB of memory are "
                  "available",
-                 (double)b->bytes / MIB, there / MIB);
+                 (double)b->bytes / MIB, (double)there / MIB);
         return hint(
             "keep it on disk with --base-cache DIR, or choose a smaller -c or a larger --from");
     }

@@ -1,10 +1,6 @@
-/* machine.h - the memory and the CPUs of this machine that no program uses. The function
- * kvant_available_cpus() counts the CPUs that this process may use, whether or not other programs
- * keep them busy. */
+/* machine.h - the CPUs of this machine that no program uses. The function kvant_available_cpus()
+ * counts the CPUs that this process may use, whether or not other programs keep them busy. */
 #pragma once
-
-/* Bytes of memory that programs may still take without swapping; 0 when the system does not say. */
-double machine_available_memory(void);
 
 /* The number of idle CPUs among the CPUs that this process may use. It has a fraction for a CPU
  * that is busy for a part of the time. Watches them for a tenth of a second. Programs with a nice

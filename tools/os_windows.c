@@ -300,15 +300,7 @@ static HANDLE handle_of(int file)
 
 bool os_open_or_create(const char *path, int *file)
 {
-    wchar_t wide[OS_MAX_PATH];
-    const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
-    *file = -1;
-    if (!kvant_windows_path(path, wide))
-        return false;
-    const HANDLE handle = CreateFileW(wide, GENERIC_READ | GENERIC_WRITE, share, NULL, OPEN_ALWAYS,
-                                      FILE_ATTRIBUTE_NORMAL, NULL);
-    *file = (int)(intptr_t)handle;
-    return handle != INVALID_HANDLE_VALUE || kvant_windows_failed();
+    return kvant_windows_open(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, file);
 }
 
 bool os_resize(int file, uint64_t bytes)
@@ -460,12 +452,6 @@ void os_names(char *system, char *machine, size_t bytes)
              processor == PROCESSOR_ARCHITECTURE_AMD64   ? "x86_64"
              : processor == PROCESSOR_ARCHITECTURE_ARM64 ? "aarch64"
                                                          : "");
-}
-
-double machine_available_memory(void)
-{
-    MEMORYSTATUSEX memory = { .dwLength = sizeof memory };
-    return GlobalMemoryStatusEx(&memory) ? (double)memory.ullAvailPhys : 0;
 }
 
 /* Counts all processors: Windows does not tell a process the times of a single one. */

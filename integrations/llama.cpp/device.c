@@ -301,7 +301,7 @@ static void device_get_memory(abi_device *self, size_t *free_bytes, size_t *tota
 {
     *free_bytes = *total = 0;
     if (self == &cache_device)
-        kvp_host_memory(free_bytes, total);
+        kvant_os_memory(free_bytes, total);
 }
 
 static void device_get_props(abi_device *self, abi_device_props *props)

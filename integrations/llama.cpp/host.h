@@ -1,8 +1,8 @@
 /* host.h - what the plug-in needs of an operating system, in addition to libraries, variables and
- * threads (src/base/os.h): its caller, imported functions, reserved memory, the machine's memory,
- * files. host_posix.c has these functions for Linux and macOS, host_windows.c for Windows, and
- * host_linux_imports.c those on imports. No other file of the plug-in includes a header of a system
- * or asks which system it is (tests/docs/test_os.py). */
+ * threads (src/base/os.h): its caller, imported functions, reserved memory, files. host_posix.c has
+ * these functions for Linux and macOS, host_windows.c for Windows, and host_linux_imports.c those
+ * on imports. No other file of the plug-in includes a header of a system or asks which system it is
+ * (tests/docs/test_os.py). */
 #ifndef KVP_HOST_H
 #define KVP_HOST_H
 
@@ -59,9 +59,6 @@ void kvp_host_clear_foreign(void *at, size_t bytes);
 
 /* Bytes of reserved memory that are resident. */
 size_t kvp_host_resident(const void *memory, size_t bytes);
-
-/* The machine's memory; 0 when it is not known. */
-void kvp_host_memory(size_t *available, size_t *total);
 
 /* Files. A path is a regular file or nothing. */
 bool kvp_host_is_file(const char *path);

@@ -25,9 +25,7 @@
 #include <link.h>
 #elif defined(__APPLE__)
 #include <libproc.h>
-#include <mach/mach.h>
 #include <pthread/qos.h>
-#include <sys/sysctl.h>
 #endif
 
 #if defined(__linux__)
@@ -171,43 +169,6 @@ size_t kvp_host_resident(const void *memory, size_t bytes)
     }
     return resident;
 }
-
-#if defined(__linux__)
-/* One field of /proc/meminfo in bytes; 0 when it cannot be read. */
-static size_t meminfo(const char *format)
-{
-    FILE *file = fopen("/proc/meminfo", "r");
-    unsigned long long kib = 0;
-    char line[128];
-
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL)
-        if (sscanf(line, format, &kib) == 1)
-            break;
-    if (file != NULL)
-        fclose(file);
-    return (size_t)kib * 1024;
-}
-
-void kvp_host_memory(size_t *available, size_t *total)
-{
-    *available = meminfo("MemAvailable: %llu");
-    *total = meminfo("MemTotal: %llu");
-}
-#elif defined(__APPLE__)
-void kvp_host_memory(size_t *available, size_t *total)
-{
-    vm_statistics64_data_t pages;
-    mach_msg_type_number_t n = HOST_VM_INFO64_COUNT;
-    uint64_t bytes = 0;
-    size_t room = sizeof(bytes);
-    const bool known =
-        host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&pages, &n) == 0;
-
-    *total = sysctlbyname("hw.memsize", &bytes, &room, NULL, 0) == 0 ? (size_t)bytes : 0;
-    *available =
-        known ? ((size_t)pages.free_count + pages.inactive_count) * (size_t)getpagesize() : 0;
-}
-#endif
 
 bool kvp_host_is_file(const char *path)
 {

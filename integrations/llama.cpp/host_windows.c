@@ -117,15 +117,6 @@ size_t kvp_host_resident(const void *memory, size_t bytes)
     return resident;
 }
 
-void kvp_host_memory(size_t *available, size_t *total)
-{
-    MEMORYSTATUSEX memory = { .dwLength = sizeof(memory) };
-    const bool known = GlobalMemoryStatusEx(&memory);
-
-    *available = known ? (size_t)memory.ullAvailPhys : 0;
-    *total = known ? (size_t)memory.ullTotalPhys : 0;
-}
-
 bool kvp_host_is_file(const char *path)
 {
     wchar_t wide[KVANT_OS_MAX_PATH];

@@ -54,6 +54,10 @@ const void *kvant_os_map_file(int file, size_t n);
 void *kvant_os_map_memory(size_t n);
 void kvant_os_unmap(const void *memory, size_t n);
 
+/* Bytes of the machine's memory, and of the part that programs may take without swapping; 0 when
+ * the system does not say. */
+void kvant_os_memory(size_t *available, size_t *total);
+
 /* Memory that is aligned to a power of two and freed by kvant_os_free(). n is a multiple of it. */
 void *kvant_os_alloc(size_t alignment, size_t n);
 void kvant_os_free(void *memory);

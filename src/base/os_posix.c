@@ -22,7 +22,8 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
-#elif defined(__aarch64__) && defined(__APPLE__)
+#elif defined(__APPLE__)
+#include <mach/mach.h>
 #include <sys/sysctl.h>
 #endif
 
@@ -164,6 +165,36 @@ void kvant_os_unmap(const void *memory, size_t n)
 {
     munmap((void *)(uintptr_t)memory, n);
 }
+
+#if defined(__APPLE__)
+void kvant_os_memory(size_t *available, size_t *total)
+{
+    vm_statistics64_data_t pages;
+    mach_msg_type_number_t n = HOST_VM_INFO64_COUNT;
+    uint64_t bytes = 0;
+    size_t room = sizeof bytes;
+    const bool known =
+        host_statistics64(mach_host_self(), HOST_VM_INFO64, (host_info64_t)&pages, &n) == 0;
+    *total = sysctlbyname("hw.memsize", &bytes, &room, NULL, 0) == 0 ? (size_t)bytes : 0;
+    *available =
+        known ? ((size_t)pages.free_count + pages.inactive_count) * (size_t)sysconf(_SC_PAGESIZE)
+              : 0;
+}
+#else
+void kvant_os_memory(size_t *available, size_t *total)
+{
+    FILE *file = fopen("/proc/meminfo", "re");
+    size_t kib[2] = { 0, 0 };
+    char line[128];
+    while (file && fgets(line, sizeof line, file))
+        (void)(sscanf(line, "MemAvailable: %zu", &kib[0]) ||
+               sscanf(line, "MemTotal: %zu", &kib[1]));
+    if (file)
+        fclose(file);
+    *available = kib[0] * 1024;
+    *total = kib[1] * 1024;
+}
+#endif
 
 void *kvant_os_alloc(size_t alignment, size_t n)
 {

@@ -95,8 +95,7 @@ static HANDLE handle_of(int file)
     return (HANDLE)(intptr_t)file;
 }
 
-/* Other programs may do with an open file what POSIX allows. */
-static bool open_as(const char *path, DWORD access, DWORD how, int *file)
+bool kvant_windows_open(const char *path, DWORD access, DWORD how, int *file)
 {
     wchar_t wide[KVANT_OS_MAX_PATH];
     const DWORD share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
@@ -110,12 +109,12 @@ static bool open_as(const char *path, DWORD access, DWORD how, int *file)
 
 bool kvant_os_open(const char *path, int *file)
 {
-    return open_as(path, GENERIC_READ, OPEN_EXISTING, file);
+    return kvant_windows_open(path, GENERIC_READ, OPEN_EXISTING, file);
 }
 
 bool kvant_os_create(const char *path, int *file)
 {
-    return open_as(path, GENERIC_READ | GENERIC_WRITE, CREATE_NEW, file);
+    return kvant_windows_open(path, GENERIC_READ | GENERIC_WRITE, CREATE_NEW, file);
 }
 
 bool kvant_os_close(int file)
@@ -348,6 +347,14 @@ void kvant_os_unmap(const void *memory, size_t n)
         delete_old_files(NULL);
     else
         VirtualFree((void *)(uintptr_t)memory, 0, MEM_RELEASE);
+}
+
+void kvant_os_memory(size_t *available, size_t *total)
+{
+    MEMORYSTATUSEX memory = { .dwLength = sizeof memory };
+    const bool known = GlobalMemoryStatusEx(&memory);
+    *available = known ? (size_t)memory.ullAvailPhys : 0;
+    *total = known ? (size_t)memory.ullTotalPhys : 0;
 }
 
 void *kvant_os_alloc(size_t alignment, size_t n)

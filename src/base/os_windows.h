@@ -10,6 +10,10 @@
  * of Windows, gets the form that has none. False with the reason in errno. */
 bool kvant_windows_path(const char *path, wchar_t *wide);
 
+/* Opens a file with the access and the disposition of CreateFileW(). Other programs may do with the
+ * file what POSIX allows. */
+bool kvant_windows_open(const char *path, unsigned long access, unsigned long how, int *file);
+
 /* Converts a text with its end. False with the reason in errno: it is malformed, or does not fit
  * into n elements. */
 bool kvant_windows_to_utf16(const char *text, wchar_t *wide, size_t n);

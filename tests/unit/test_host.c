@@ -89,7 +89,7 @@ static void the_machine_has_memory(void **state)
 {
     size_t available = 0, total = 0;
     (void)state;
-    kvp_host_memory(&available, &total);
+    kvant_os_memory(&available, &total);
     assert_true(available > 0 && total >= available);
 }
 
