@@ -71,13 +71,13 @@ static void decode_batch(kvant_cache *cache, const int32_t *sequences, uint32_t 
     free(k), free(v), free(q), free(out);
 }
 
-/* Block 0 of one sequence begins a new sequence, as if a store had kept it. */
+/* Blocks 0 and 1 of one sequence begin a new sequence, as if a store had kept them. */
 static int32_t restore(kvant_cache *cache, int32_t from)
 {
-    const size_t most = kvant_cache_export_size(cache);
     size_t bytes;
-    void *data = zeroed(most);
-    check(kvant_sequence_export(cache, from, 0, data, most, &bytes));
+    check(kvant_sequence_export_size(cache, from, 0, 2, &bytes));
+    void *data = zeroed(bytes);
+    check(kvant_sequence_export(cache, from, 0, 2, data, bytes));
     const int32_t restored = kvant_sequence_create(cache);
     check(kvant_sequence_import(cache, restored, data, bytes));
     free(data);

@@ -217,22 +217,24 @@ KVANT_API kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t seque
 
 /* For models in which every layer has a sliding window: forgets the blocks that lie wholly in
  * the first n_tokens tokens. The cache uses their memory again. Their tokens count as masked, and
- * positions do not change. */
+ * positions do not change. A new sequence begins after these blocks then, so that exported blocks
+ * can follow them. KVANT_ERR_FULL: a new sequence would be longer than max_tokens. */
 KVANT_API kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t n_tokens);
 
-/* Exports the index-th block of a sequence, in all layers, as bytes for a store. Another process,
- * machine or device can import the bytes when its scheme is the same. They hold the sequence's
- * tokens and no other row, even if the sequence was truncated or shares the block. They also hold
- * the centres, scales and matrices that the cache learned from all of its sequences (format.md,
- * "Blocks"). kvant_cache_export_size returns the most bytes that one block takes.
- * KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY, KVANT_ERR_CUDA; the content of data is then not
- * specified. */
-KVANT_API size_t kvant_cache_export_size(const kvant_cache *cache);
+/* Exports n_blocks blocks of a sequence from block `first` on, in all layers, as bytes for a store.
+ * Another process, machine or device can import the bytes when its scheme is the same. They hold
+ * the sequence's tokens and no other row, even if the sequence was truncated or shares a block.
+ * They also hold each centre, scale and matrix that the blocks use once, which the cache learned
+ * from all of its sequences (format.md, "Exported sequences"). `bytes` is what
+ * kvant_sequence_export_size returns. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY, KVANT_ERR_CUDA; the
+ * content of data is then not specified. */
+KVANT_API kvant_status kvant_sequence_export_size(const kvant_cache *cache, int32_t sequence,
+                                                  uint32_t first, uint32_t n_blocks, size_t *bytes);
 KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence,
-                                             uint32_t index, void *data, size_t bytes,
-                                             size_t *used);
+                                             uint32_t first, uint32_t n_blocks, void *data,
+                                             size_t bytes);
 
-/* Appends an exported block to a sequence whose length is a multiple of 64 in every layer.
+/* Appends exported blocks to a sequence whose length is a multiple of 64 in every layer.
  * KVANT_ERR_FORMAT (damaged, or of another scheme), KVANT_ERR_FULL; the sequence is then unchanged.
  * Any bytes are safe to pass. */
 KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data,

@@ -242,8 +242,8 @@ KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t firs
                                          uint32_t to_first, uint32_t n);
 
 /* The most bytes that kvant_tensor_export writes. An exported block can be imported by another
- * process, machine or device. It holds pages, which slots are written, codec specs, centre and
- * scale, and a checksum (format.md, "Blocks"). */
+ * process, machine or device. It holds pages, which slots are written, a hash of the codecs, the
+ * block's transform, and a checksum (format.md, "Records"). */
 KVANT_API size_t kvant_tensor_export_size(const kvant_tensor *tensor);
 
 /* Exports a block and sets *used to the bytes written. Slots that are not written leave no bit.

@@ -57,8 +57,8 @@ typedef struct kvant_block_slots {
     uint32_t block;
 } kvant_block_slots;
 
-/* A record holds the rows of some slots of n different blocks, as codes or fp16 rows, and their
- * transforms (format.md, "Records"). It holds each transform once; n exported blocks hold n copies.
+/* A record holds the rows of some slots of n different blocks, as codes or fp16 rows, and each of
+ * their transforms once (format.md, "Records"). kvant_tensor_export makes a record of one block.
  * Exporting leaves no bit of other slots. `bytes` is what kvant_tensor_record_size returns.
  * KVANT_ERR_ARGUMENT (also for a block that occurs twice), KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_tensor_record_size(const kvant_tensor *tensor,

@@ -124,9 +124,6 @@ kvant_status kvant_layers_assign(kvant_cache *cache, uint32_t block, uint32_t se
 void kvant_layers_clear(kvant_cache *cache, uint32_t block);
 kvant_status kvant_layers_copy(kvant_cache *cache, uint32_t from, uint32_t to);
 
-/* Whether a block has rows in all these slots (a bit each), in every layer. */
-bool kvant_layers_have(const kvant_cache *cache, uint32_t block, uint64_t slots);
-
 /* Fills bytes, f16_bytes, true_bits and working_bytes. */
 void kvant_layers_describe(const kvant_cache *cache, kvant_cache_info *info);
 

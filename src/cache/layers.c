@@ -42,17 +42,6 @@ kvant_status kvant_layers_copy(kvant_cache *cache, uint32_t from, uint32_t to)
     return KVANT_OK;
 }
 
-bool kvant_layers_have(const kvant_cache *cache, uint32_t block, uint64_t slots)
-{
-    for (uint32_t i = 0; i < n_tensors(cache); i++) {
-        kvant_block_info info = { .size = sizeof info };
-        kvant_tensor_get_block(cache->tensors[i], block, 0, &info);
-        if ((info.written & slots) != slots)
-            return false;
-    }
-    return true;
-}
-
 static size_t bytes_of(const kvant_tensor *tensor, const kvant_tensor_info *info)
 {
     size_t bytes = 0;

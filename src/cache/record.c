@@ -1,6 +1,6 @@
-/* record.c - exports blocks together and imports them again. A record holds each transform once,
- * while an exported block (transfer.c) holds its own copy, which is often larger than its codes.
- * format.md, "Records", has the bytes. All parts have a multiple of 8 bytes. */
+/* record.c - exports blocks and imports them again. A record holds the rows of its blocks and each
+ * of their transforms once. It refuses damaged records, and changes nothing before it has checked
+ * everything. format.md, "Records", has the bytes. All parts have a multiple of 8 bytes. */
 #include <string.h>
 
 #include <kvant/tensor_hooks.h>
@@ -29,37 +29,62 @@ typedef struct transform_header {
 /* Before the shifts and the pages of a block. */
 typedef struct block_header {
     uint64_t written;
+    uint64_t coded;     /* slots of open pages whose codes follow, too */
     uint32_t form;      /* bits: the pages are open; slots have shifts */
     uint32_t transform; /* its place in the record */
     int32_t position;   /* KVANT_NO_POSITION: not known */
     uint32_t age;       /* of an open block: rows of its sequence that were written later */
 } block_header;
-_Static_assert(sizeof(block_header) == 24, "format.md");
+_Static_assert(sizeof(block_header) == 32, "format.md");
 
 enum { OPEN_PAGES = 1, SHIFTED = 2 };
 
-static size_t body_bytes(const kvant_tensor *tensor, uint32_t form)
+static size_t shift_bytes(const kvant_tensor *tensor, const block_header *header)
 {
-    return (form & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0) +
-           (form & OPEN_PAGES ? kvant_open_block_bytes(tensor) : tensor->block_bytes);
+    return header->form & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0;
+}
+
+static size_t open_bytes(const kvant_tensor *tensor, const block_header *header)
+{
+    return header->form & OPEN_PAGES ? kvant_open_block_bytes(tensor) : 0;
+}
+
+static bool has_codes(const block_header *header)
+{
+    return !(header->form & OPEN_PAGES) || header->coded;
+}
+
+static size_t body_bytes(const kvant_tensor *tensor, const block_header *header)
+{
+    return shift_bytes(tensor, header) + open_bytes(tensor, header) +
+           (has_codes(header) ? tensor->block_bytes : 0);
 }
 
 /* Exporting */
 
-static uint32_t form_of(const kvant_tensor *tensor, const kvant_block_slots *b)
+static block_header header_of(const kvant_tensor *tensor, const kvant_block_slots *from)
 {
-    return (kvant_slots_as_open(tensor, b->block, b->slots) ? OPEN_PAGES : 0) |
-           (kvant_shifts_any(tensor, b->block, b->slots) ? SHIFTED : 0);
+    const kvant_block *b = &tensor->blocks[from->block];
+    return (block_header){
+        .written = b->written & from->slots,
+        .coded = kvant_slots_coded(tensor, from->block, from->slots),
+        .form = (kvant_slots_as_open(tensor, from->block, from->slots) ? OPEN_PAGES : 0) |
+                (kvant_shifts_any(tensor, from->block, from->slots) ? SHIFTED : 0),
+        .position = b->position
+    };
 }
 
+/* Whether all blocks exist and differ. Blocks mostly ascend; then each needs one comparison. */
 static bool are_valid(const kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n)
 {
+    uint32_t beyond = 0; /* above all blocks so far */
     for (uint32_t i = 0; i < n; i++) {
         if (blocks[i].block >= tensor->n_blocks)
             return false;
-        for (uint32_t j = 0; j < i; j++)
+        for (uint32_t j = 0; blocks[i].block < beyond && j < i; j++)
             if (blocks[j].block == blocks[i].block)
                 return false;
+        beyond = blocks[i].block < beyond ? beyond : blocks[i].block + 1;
     }
     return true;
 }
@@ -91,8 +116,10 @@ kvant_status kvant_tensor_record_size(const kvant_tensor *tensor, const kvant_bl
         if (number[id] >= 0)
             *bytes += sizeof(transform_header) +
                       kvant_transform_bytes(tensor, kvant_transform_kind(tensor, id));
-    for (uint32_t i = 0; i < n; i++)
-        *bytes += sizeof(block_header) + body_bytes(tensor, form_of(tensor, &blocks[i]));
+    for (uint32_t i = 0; i < n; i++) {
+        const block_header header = header_of(tensor, &blocks[i]);
+        *bytes += sizeof header + body_bytes(tensor, &header);
+    }
     return KVANT_OK;
 }
 
@@ -106,33 +133,37 @@ static uint8_t *export_transforms(const kvant_tensor *tensor,
             id++;
         const transform_header header = { kvant_transform_kind(tensor, id), 0 };
         memcpy(at, &header, sizeof header);
-        kvant_transform_export(tensor, id, 0, at + sizeof header);
+        kvant_transform_export(tensor, id, at + sizeof header);
         at += sizeof header + kvant_transform_bytes(tensor, header.kind);
     }
     return at;
 }
 
-static kvant_status export_block(const kvant_tensor *tensor, const kvant_block_slots *from,
-                                 const int32_t number[KVANT_MAX_TRANSFORMS], uint8_t **to)
+static uint32_t age_of(const kvant_tensor *tensor, uint32_t block)
 {
-    const kvant_block *b = &tensor->blocks[from->block];
-    const uint64_t age = b->open_page >= 0 ? kvant_block_age(tensor, from->block) : 0;
-    const block_header header = { b->written & from->slots, form_of(tensor, from),
-                                  (uint32_t)number[b->transform_id], b->position,
-                                  age < UINT32_MAX ? (uint32_t)age : UINT32_MAX };
-    uint8_t *at = *to;
-    memcpy(at, &header, sizeof header);
-    at += sizeof header;
-    *to = at + body_bytes(tensor, header.form);
-    if (header.form & SHIFTED) {
-        kvant_shifts_export(tensor, from->block, from->slots, at);
-        at += kvant_shifts_export_bytes(tensor);
-    }
-    return kvant_slots_read(tensor, from->block, from->slots, at);
+    const uint64_t age = tensor->blocks[block].open_page >= 0 ? kvant_block_age(tensor, block) : 0;
+    return age < UINT32_MAX ? (uint32_t)age : UINT32_MAX;
 }
 
-kvant_status kvant_tensor_export_record(const kvant_tensor *tensor, const kvant_block_slots *blocks,
-                                        uint32_t n, void *data, size_t bytes)
+/* header: without its transform and its age. */
+static kvant_status export_block(const kvant_tensor *tensor, const kvant_block_slots *from,
+                                 const block_header *header, uint8_t **to)
+{
+    uint8_t *at = *to;
+    memcpy(at, header, sizeof *header);
+    at += sizeof *header;
+    *to = at + body_bytes(tensor, header);
+    if (header->form & SHIFTED)
+        kvant_shifts_export(tensor, from->block, from->slots, at);
+    at += shift_bytes(tensor, header);
+    KVANT_FORWARD(kvant_slots_read(tensor, from->block, from->slots, at));
+    return header->coded ? kvant_slots_read_codes(tensor, from->block, header->coded,
+                                                  at + open_bytes(tensor, header))
+                         : KVANT_OK;
+}
+
+kvant_status kvant_record_export(const kvant_tensor *tensor, const kvant_block_slots *blocks,
+                                 uint32_t n, const uint32_t *ages, void *data, size_t bytes)
 {
     int32_t number[KVANT_MAX_TRANSFORMS];
     size_t needed;
@@ -143,11 +174,56 @@ kvant_status kvant_tensor_export_record(const kvant_tensor *tensor, const kvant_
                                    number_transforms(tensor, blocks, n, number) };
     memcpy(at, &header, sizeof header);
     at = export_transforms(tensor, number, header.n_transforms, at + sizeof header);
-    for (uint32_t i = 0; i < n; i++)
-        KVANT_FORWARD(export_block(tensor, &blocks[i], number, &at));
+    for (uint32_t i = 0; i < n; i++) {
+        block_header of = header_of(tensor, &blocks[i]);
+        of.transform = (uint32_t)number[tensor->blocks[blocks[i].block].transform_id];
+        of.age = !(of.form & OPEN_PAGES) ? 0 : ages ? ages[i] : age_of(tensor, blocks[i].block);
+        KVANT_FORWARD(export_block(tensor, &blocks[i], &of, &at));
+    }
     const uint64_t checksum = kvant_fnv1a_words(KVANT_FNV_START, data, bytes - sizeof checksum);
     memcpy(at, &checksum, sizeof checksum);
     return KVANT_OK;
+}
+
+kvant_status kvant_tensor_export_record(const kvant_tensor *tensor, const kvant_block_slots *blocks,
+                                        uint32_t n, void *data, size_t bytes)
+{
+    return kvant_record_export(tensor, blocks, n, NULL, data, bytes);
+}
+
+/* A record of one block */
+
+static bool has_open_pages(const kvant_tensor *tensor)
+{
+    return tensor->n_open_pages || kvant_exact_store(tensor, 0, 0, NULL);
+}
+
+size_t kvant_tensor_export_size(const kvant_tensor *tensor)
+{
+    if (!tensor)
+        return 0;
+    const block_header largest = {
+        .coded = 1,
+        .form = (has_open_pages(tensor) ? OPEN_PAGES : 0) |
+                (kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0)
+    };
+    return sizeof(record_header) + sizeof(transform_header) +
+           kvant_transform_bytes(tensor,
+                                 tensor->learning ? KVANT_BYTES_CENTERS : KVANT_BYTES_AFFINE) +
+           sizeof largest + body_bytes(tensor, &largest) + sizeof(uint64_t);
+}
+
+kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data,
+                                 size_t bytes, size_t *used)
+{
+    const kvant_block_slots whole = { UINT64_MAX, block };
+    const uint32_t age = 0;
+    size_t needed;
+    KVANT_RETURN_IF(!data || !used, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_tensor_record_size(tensor, &whole, 1, &needed));
+    KVANT_RETURN_IF(bytes < needed, KVANT_ERR_ARGUMENT);
+    *used = needed;
+    return kvant_record_export(tensor, &whole, 1, &age, data, needed);
 }
 
 /* Importing. Nothing changes in the tensor until everything was checked. */
@@ -156,6 +232,8 @@ kvant_status kvant_tensor_export_record(const kvant_tensor *tensor, const kvant_
 typedef struct record {
     const uint8_t *transforms[KVANT_MAX_TRANSFORMS]; /* their headers */
     uint32_t n_transforms;
+    bool of_any_slots; /* the caller accepts whatever slots the record has */
+    bool any_written;
     const uint8_t *blocks; /* the first block's header */
 } record;
 
@@ -187,6 +265,25 @@ static kvant_status read_transforms(const kvant_tensor *tensor, const uint8_t **
     return KVANT_OK;
 }
 
+/* Checks open rows like written ones, because they are sealed later, which must not fail. The pages
+ * may have any alignment. */
+static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *pages)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+            uint16_t half[KVANT_MAX_HEAD_DIM];
+            float y[KVANT_MAX_HEAD_DIM];
+            memcpy(half,
+                   pages + head * tensor->open_page_bytes + t * tensor->head_dim * sizeof *half,
+                   tensor->head_dim * sizeof *half);
+            kvant_codec_decode_open(tensor->codecs[head], kernels, half, 0, 1, y);
+            if (!kvant_codec_fits_open(tensor->codecs[head], kernels, y))
+                return kvant_damaged("a row cannot be encoded by its codec");
+        }
+    return KVANT_OK;
+}
+
 /* used: the ids of shifts that the tensor and the record need so far. */
 static kvant_status check_shifts(kvant_tensor *tensor, const block_header *header,
                                  const uint8_t *body, uint32_t *used)
@@ -201,10 +298,19 @@ static kvant_status check_shifts(kvant_tensor *tensor, const block_header *heade
     return kvant_shifts_read(tensor, header->written, body, used, ids);
 }
 
-static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
-                                 const uint8_t *at, size_t left, const record *r)
+/* Whether a header can stand for a block with these slots. */
+static bool fits(const kvant_tensor *tensor, const block_header *header, uint64_t slots)
 {
-    uint32_t used = 0;
+    const bool open = header->form & OPEN_PAGES;
+    return header->form <= (OPEN_PAGES | SHIFTED) && header->written == slots &&
+           !(header->coded & ~(open ? slots : 0)) &&
+           !kvant_slots_share_scales(tensor, slots, header->coded);
+}
+
+static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
+                                 const uint8_t *at, size_t left, record *r)
+{
+    uint32_t used = 0, n_transforms = 0;
     for (uint32_t i = 0; i < n; i++) {
         block_header header;
         const uint8_t *from = at;
@@ -212,20 +318,24 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
             return kvant_damaged("it is cut short");
         memcpy(&header, from, sizeof header);
         const uint8_t *body = at;
-        if (header.form > (OPEN_PAGES | SHIFTED) || header.transform >= r->n_transforms ||
-            header.written != blocks[i].slots || !header.written)
+        if (!fits(tensor, &header, r->of_any_slots ? header.written : blocks[i].slots))
             return kvant_damaged("a block has other slots than its record says");
-        if (!take(&at, &left, body_bytes(tensor, header.form)))
+        if (header.transform > n_transforms || header.transform >= r->n_transforms)
+            return kvant_damaged("its transforms are not in the order of their use");
+        n_transforms += header.transform == n_transforms;
+        if (!take(&at, &left, body_bytes(tensor, &header)))
             return kvant_damaged("it is cut short");
+        r->any_written |= header.written != 0;
         KVANT_FORWARD(check_shifts(tensor, &header, body, &used));
-        body += header.form & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0;
         if (header.form & OPEN_PAGES)
-            KVANT_FORWARD(kvant_open_rows_check(tensor, body));
+            KVANT_FORWARD(check_open_rows(tensor, body + shift_bytes(tensor, &header)));
         KVANT_RETURN_IF(header.form & OPEN_PAGES &&
                             !kvant_block_finds_page(tensor, blocks[i].block),
                         kvant_no_page());
     }
-    return left ? kvant_damaged("its size does not match its head") : KVANT_OK;
+    return left || n_transforms != r->n_transforms
+               ? kvant_damaged("its size does not match its head")
+               : KVANT_OK;
 }
 
 static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
@@ -292,26 +402,29 @@ static kvant_status import_block(kvant_tensor *tensor, uint32_t block, const uin
 {
     block_header header;
     memcpy(&header, *from, sizeof header);
-    const uint8_t *body = *from + sizeof header,
-                  *pages = body + (header.form & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0);
+    const uint8_t *body = *from + sizeof header, *pages = body + shift_bytes(tensor, &header),
+                  *codes = has_codes(&header) ? pages + open_bytes(tensor, &header) : NULL;
     const bool open = header.form & OPEN_PAGES;
     const uint32_t id = ids[header.transform];
-    *from = body + body_bytes(tensor, header.form);
+    const uint64_t dirty = header.written & ~header.coded;
+    *from = body + body_bytes(tensor, &header);
+    if (!header.written)
+        return KVANT_OK;
     /* Rows that are pending for a first transform lie in the tensor's own pages. */
     const bool exact = open && (tensor->transforms[id].learned || !tensor->learns) &&
                        kvant_exact_store(tensor, block, 0, NULL);
     const int32_t page =
         open && !exact ? kvant_block_acquire(tensor, block, header.age) : KVANT_NO_PAGE;
     if (page >= 0) {
-        tensor->open_pages[page].dirty = header.written;
+        tensor->open_pages[page].dirty = dirty;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages,
                          kvant_open_block_bytes(tensor));
     }
-    kvant_block_fill(tensor, block, id, header.position, header.written, open ? NULL : pages);
+    kvant_block_fill(tensor, block, id, header.position, header.written, codes);
     if (tensor->transforms[id].learned) /* for the next block of the sequence */
         tensor->sequence_transforms[tensor->blocks[block].sequence] = (uint8_t)id;
     if (exact)
-        tensor->blocks[block].resident = kvant_exact_store(tensor, block, header.written, pages);
+        tensor->blocks[block].resident = kvant_exact_store(tensor, block, dirty, pages);
     return import_shifts(tensor, block, &header, body);
 }
 
@@ -323,20 +436,35 @@ static void begin_transforms(kvant_tensor *tensor, const record *r, const uint32
             kvant_transforms_begin(tensor, ids[i - 1]);
 }
 
-kvant_status kvant_tensor_import_record(kvant_tensor *tensor, const kvant_block_slots *blocks,
-                                        uint32_t n, const void *data, size_t bytes)
+static kvant_status import(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
+                           const void *data, size_t bytes, record *r)
 {
     uint32_t ids[KVANT_MAX_TRANSFORMS];
-    record r = { .n_transforms = 0 };
     kvant_status status = KVANT_OK;
     KVANT_RETURN_IF(!tensor || !blocks || !data || !are_valid(tensor, blocks, n),
                     KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(check_record(tensor, blocks, n, data, bytes, &r));
-    KVANT_FORWARD(import_transforms(tensor, &r, ids));
-    begin_transforms(tensor, &r, ids);
+    KVANT_FORWARD(check_record(tensor, blocks, n, data, bytes, r));
+    KVANT_FORWARD(import_transforms(tensor, r, ids));
+    if (r->any_written)
+        begin_transforms(tensor, r, ids);
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(tensor, blocks[i].block);
     for (uint32_t i = 0; i < n && status == KVANT_OK; i++)
-        status = import_block(tensor, blocks[i].block, ids, &r.blocks);
+        status = import_block(tensor, blocks[i].block, ids, &r->blocks);
     return status == KVANT_OK ? kvant_pages_status(tensor) : status;
+}
+
+kvant_status kvant_tensor_import_record(kvant_tensor *tensor, const kvant_block_slots *blocks,
+                                        uint32_t n, const void *data, size_t bytes)
+{
+    record r = { .of_any_slots = false };
+    return import(tensor, blocks, n, data, bytes, &r);
+}
+
+kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
+                                 size_t bytes)
+{
+    const kvant_block_slots whole = { UINT64_MAX, block };
+    record r = { .of_any_slots = true };
+    return import(tensor, &whole, 1, data, bytes, &r);
 }

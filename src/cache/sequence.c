@@ -1,5 +1,4 @@
-/* sequence.c - the blocks of each sequence: adding, sharing, copying before a write, forgetting,
- * export and import. */
+/* sequence.c - the blocks of each sequence: adding, sharing, copying before a write, forgetting. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -226,128 +225,29 @@ kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint3
     return KVANT_OK;
 }
 
+/* An empty sequence begins with n blocks that were dropped. */
+static kvant_status begin_late(kvant_cache *cache, kvant_sequence *s, uint32_t n)
+{
+    if (n > cache->params.max_tokens / KVANT_PAGE_TOKENS)
+        return kvant_fail(NULL, KVANT_ERR_FULL, "the sequence would be longer than max_tokens, %u",
+                          (unsigned)cache->params.max_tokens);
+    for (uint32_t i = 0; i < n; i++)
+        s->table[i] = KVANT_NO_BLOCK;
+    s->n_blocks = n;
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        s->lengths[layer] = n * KVANT_PAGE_TOKENS;
+    return KVANT_OK;
+}
+
 kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t n_tokens)
 {
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
+    if (s->n_blocks == 0)
+        return begin_late(cache, s, n_tokens / KVANT_PAGE_TOKENS);
     for (uint32_t i = 0; i < n_tokens / KVANT_PAGE_TOKENS && i < s->n_blocks; i++) {
         release(cache, s->table[i]);
         s->table[i] = KVANT_NO_BLOCK;
     }
-    return KVANT_OK;
-}
-
-/* Export and import. An exported block is a count of tokens, then for every layer and role the size
- * of a tensor's block and the block. */
-
-size_t kvant_cache_export_size(const kvant_cache *cache)
-{
-    size_t bytes = sizeof(uint64_t);
-    for (uint32_t i = 0; cache && i < 2 * cache->params.n_layers; i++)
-        bytes += sizeof(uint64_t) + kvant_tensor_export_size(cache->tensors[i]);
-    return cache ? bytes : 0;
-}
-
-/* *tokens = how many tokens a block has, which must be the same in every layer. */
-static kvant_status tokens_of(const kvant_cache *cache, const kvant_sequence *s, uint32_t index,
-                              uint32_t *tokens)
-{
-    uint32_t first = index * KVANT_PAGE_TOKENS, length = s->lengths[0];
-    for (uint32_t layer = 1; layer < cache->params.n_layers; layer++)
-        if (s->lengths[layer] != length)
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                              "layers of the sequence have different lengths: append the same "
-                              "tokens to all layers");
-    if (index >= s->n_blocks || s->table[index] == KVANT_NO_BLOCK || length <= first)
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "the sequence has no block %u: it was dropped, or no token is that far",
-                          (unsigned)index);
-    *tokens = length - first < KVANT_PAGE_TOKENS ? length - first : KVANT_PAGE_TOKENS;
-    return KVANT_OK;
-}
-
-kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index,
-                                   void *data, size_t bytes, size_t *used)
-{
-    const kvant_sequence *s = kvant_sequence_of(cache, sequence);
-    uint32_t tokens = 0;
-    KVANT_RETURN_IF(!s || !data || !used, KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(tokens_of(cache, s, index, &tokens));
-    if (bytes < kvant_cache_export_size(cache))
-        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                          "%zu bytes are too few for an exported block: kvant_cache_export_size "
-                          "says how many it takes",
-                          bytes);
-    uint8_t *at = data;
-    uint64_t count = tokens;
-    memcpy(at, &count, sizeof count);
-    at += sizeof count;
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        size_t left = bytes - (size_t)(at - (uint8_t *)data) - sizeof(uint64_t), size;
-        KVANT_FORWARD(kvant_block_export(cache->tensors[i], (uint32_t)s->table[index],
-                                         slots_of(s, i / 2, index), at + sizeof(uint64_t), left,
-                                         &size));
-        memcpy(at, &(uint64_t){ size }, sizeof(uint64_t));
-        at += sizeof(uint64_t) + size;
-    }
-    *used = (size_t)(at - (uint8_t *)data);
-    return KVANT_OK;
-}
-
-static kvant_status damaged(void)
-{
-    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: its sizes do not add up");
-}
-
-static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint8_t *at,
-                                  size_t left)
-{
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        uint64_t size;
-        if (left < sizeof size)
-            return damaged();
-        memcpy(&size, at, sizeof size);
-        at += sizeof size;
-        left -= sizeof size;
-        if (size > left)
-            return damaged();
-        KVANT_FORWARD(kvant_tensor_import(cache->tensors[i], block, at, (size_t)size));
-        at += size;
-        left -= (size_t)size;
-    }
-    return left ? damaged() : KVANT_OK;
-}
-
-kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data,
-                                   size_t bytes)
-{
-    kvant_sequence *s = kvant_sequence_of(cache, sequence);
-    uint64_t tokens;
-    KVANT_RETURN_IF(!s || !data, KVANT_ERR_ARGUMENT);
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        if (s->lengths[layer] != s->n_blocks * KVANT_PAGE_TOKENS)
-            return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
-                              "the sequence does not end with a whole block of 64 tokens, so no "
-                              "block can be imported after it");
-    if (bytes < sizeof tokens)
-        return damaged();
-    memcpy(&tokens, data, sizeof tokens);
-    if (tokens < 1 || tokens > KVANT_PAGE_TOKENS)
-        return damaged();
-    KVANT_FORWARD(
-        kvant_sequence_reserve(cache, sequence, s->n_blocks * KVANT_PAGE_TOKENS, (uint32_t)tokens));
-    uint32_t block = (uint32_t)s->table[s->n_blocks - 1];
-    kvant_status status =
-        import_layers(cache, block, (const uint8_t *)data + sizeof tokens, bytes - sizeof tokens);
-    if (status == KVANT_OK &&
-        !kvant_layers_have(cache, block, UINT64_MAX >> (KVANT_PAGE_TOKENS - tokens)))
-        status = damaged();
-    if (status != KVANT_OK) {
-        shorten(cache, s, s->n_blocks - 1);
-        return status;
-    }
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        s->lengths[layer] += (uint32_t)tokens;
-    forget_rows_of_all(cache, s, s->n_blocks - 1);
     return KVANT_OK;
 }

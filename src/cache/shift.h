@@ -96,7 +96,7 @@ uint32_t kvant_shifts_used(const kvant_tensor *tensor);
 uint32_t kvant_shift_of_new_block(const kvant_tensor *tensor, uint32_t block);
 void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *frequencies);
 
-/* The part of an exported block that holds its shifts. The first function says whether one of
+/* The part of a record's block that holds its shifts. The first function says whether one of
  * `slots` has a shift, the second how many bytes the part has. The last two write and read it.
  * Reading returns the ids that the slots get, and changes no block. *used: 0, or the ids that other
  * blocks and earlier calls need; new ids are added. KVANT_ERR_FORMAT, KVANT_ERR_UNSUPPORTED (the

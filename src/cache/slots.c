@@ -23,11 +23,14 @@ static uint64_t whole_groups(const kvant_tensor *tensor, uint64_t slots)
     return groups;
 }
 
-/* Whether sealed codes of `slots` share scales with written rows of other slots. */
+bool kvant_slots_share_scales(const kvant_tensor *tensor, uint64_t written, uint64_t slots)
+{
+    return (whole_groups(tensor, written & slots) & written & ~slots) != 0;
+}
+
 static bool shares_scales(const kvant_tensor *tensor, uint32_t block, uint64_t slots)
 {
-    const kvant_block *b = &tensor->blocks[block];
-    return (whole_groups(tensor, b->written & slots) & b->written & ~slots) != 0;
+    return kvant_slots_share_scales(tensor, tensor->blocks[block].written, slots);
 }
 
 bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots)
@@ -145,6 +148,22 @@ static kvant_status read_sealed(const kvant_tensor *tensor, uint32_t block, uint
     kvant_free(zeros);
     kvant_free(bits);
     return status;
+}
+
+uint64_t kvant_slots_coded(const kvant_tensor *tensor, uint32_t block, uint64_t slots)
+{
+    const kvant_block *b = &tensor->blocks[block];
+    if (b->open_page < 0 || !b->resident)
+        return 0;
+    const uint64_t coded = b->written & slots & ~tensor->open_pages[b->open_page].dirty;
+    return shares_scales(tensor, block, coded) ? 0 : coded;
+}
+
+kvant_status kvant_slots_read_codes(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
+                                    uint8_t *pages)
+{
+    KVANT_FORWARD(read_sealed(tensor, block, slots, pages));
+    return kvant_pages_status(tensor);
 }
 
 kvant_status kvant_slots_read(const kvant_tensor *tensor, uint32_t block, uint64_t slots,

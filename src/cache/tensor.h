@@ -424,6 +424,9 @@ void kvant_steps_release(kvant_tensor *tensor);
 
 /* slots.c */
 
+/* Whether codes of `slots` share scales with written rows of other slots. */
+bool kvant_slots_share_scales(const kvant_tensor *tensor, uint64_t written, uint64_t slots);
+
 /* Whether kvant_slots_read writes open pages. It does when the block is open, when it is exact on
  * its device, or when rows of other slots contributed to the scales of the sealed rows of
  * `slots`. */
@@ -441,11 +444,23 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 /* Gives the block to another sequence, which goes on writing to it. */
 void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence);
 
-/* transfer.c */
+/* The slots of `slots` in an open block that have codes, too: their rows left the window, or the
+ * block was opened again. 0 when these codes depend on rows of other slots. */
+uint64_t kvant_slots_coded(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* kvant_tensor_export for some slots of a block. */
-kvant_status kvant_block_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
-                                void *data, size_t bytes, size_t *used);
+/* Writes the codes of these slots. The bits of all other slots are 0. KVANT_ERR_MEMORY. */
+kvant_status kvant_slots_read_codes(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
+                                    uint8_t *pages);
+
+/* record.c */
+
+struct kvant_block_slots;
+
+/* kvant_tensor_export_record, where ages[i] rows of its sequence follow the rows of blocks[i]. */
+kvant_status kvant_record_export(const kvant_tensor *tensor, const struct kvant_block_slots *blocks,
+                                 uint32_t n, const uint32_t *ages, void *data, size_t bytes);
+
+/* transfer.c */
 
 /* How many rows of its sequence were written after the block's rows. */
 uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block);
@@ -461,10 +476,6 @@ bool kvant_block_finds_page(const kvant_tensor *tensor, uint32_t block);
  * pages (NULL: none). */
 void kvant_block_fill(kvant_tensor *tensor, uint32_t block, uint32_t transform, int32_t position,
                       uint64_t written, const void *sealed);
-
-/* Checks imported open rows like written ones, because they are sealed later, which must not fail.
- * The pages may have any alignment. KVANT_ERR_FORMAT. */
-kvant_status kvant_open_rows_check(const kvant_tensor *tensor, const uint8_t *pages);
 
 /* KVANT_ERR_FULL with a message. */
 kvant_status kvant_no_page(void);

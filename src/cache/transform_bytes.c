@@ -46,10 +46,9 @@ uint32_t kvant_transform_kind(const kvant_tensor *tensor, uint32_t transform_id)
 /* Centres of blocks. After this header come head_dim / 2 frequencies, of which RoPE uses the first
  * n_dims / 2, then the centres at position 0 of all kv heads. */
 typedef struct centers_header {
-    int32_t position;
-    uint32_t n_dims, interleaved, zero;
+    uint32_t n_dims, interleaved;
 } centers_header;
-_Static_assert(sizeof(centers_header) == 16, "format.md");
+_Static_assert(sizeof(centers_header) == 8, "format.md");
 
 static size_t key_transform_bytes(const kvant_tensor *tensor)
 {
@@ -94,10 +93,9 @@ static uint32_t rotated_channel(const centers_header *header, uint32_t i)
     return header->interleaved ? 2 * i : i;
 }
 
-static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers,
-                           int32_t position, uint8_t *to)
+static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, uint8_t *to)
 {
-    const centers_header header = { position, centers->n_dims, centers->interleaved, 0 };
+    const centers_header header = { centers->n_dims, centers->interleaved };
     float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
     for (uint32_t i = 0; i < header.n_dims / 2; i++)
         for (uint32_t pair = 0; pair < centers->n; pair++)
@@ -109,8 +107,7 @@ static void export_centers(const kvant_tensor *tensor, const kvant_centers *cent
            kvant_tensor_width(tensor) * sizeof(float));
 }
 
-void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, int32_t position,
-                            uint8_t *to)
+void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, uint8_t *to)
 {
     const kvant_tensor_transform *transform = &tensor->transforms[transform_id];
     const uint32_t kind = kvant_transform_kind(tensor, transform_id);
@@ -120,8 +117,7 @@ void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, i
     if (kind >= KVANT_BYTES_MATRICES)
         memcpy(to + affine, transform->key_transform->triangles, key_transform_bytes(tensor));
     if (kind == KVANT_BYTES_CENTERS)
-        export_centers(tensor, transform->key_transform->centers, position,
-                       to + centers_at(tensor));
+        export_centers(tensor, transform->key_transform->centers, to + centers_at(tensor));
 }
 
 /* Reading */
@@ -171,14 +167,6 @@ static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *da
         if (!isfinite((*centers)->start[i]))
             return kvant_damaged("the centre of its blocks is not finite");
     return KVANT_OK;
-}
-
-int32_t kvant_transform_position(const kvant_tensor *tensor, const uint8_t *data, uint32_t kind)
-{
-    int32_t position = KVANT_NO_POSITION;
-    if (kind == KVANT_BYTES_CENTERS)
-        memcpy(&position, data + centers_at(tensor), sizeof position);
-    return position;
 }
 
 /* Reads matrices and centres of blocks. The caller frees *triangles and *centers, also after an

@@ -1,5 +1,5 @@
-/* transform_bytes.h - the bytes of a transform, and the hash of a tensor's codecs, as exported
- * blocks and records of blocks hold them (format.md, "Blocks"). It owns neither pages nor slots. */
+/* transform_bytes.h - the bytes of a transform, and the hash of a tensor's codecs, as records
+ * hold them (format.md, "Records"). It owns neither pages nor slots. */
 #pragma once
 
 #include "tensor.h"
@@ -9,7 +9,7 @@ enum {
     KVANT_BYTES_NOTHING,
     KVANT_BYTES_AFFINE,   /* centre and scale of all kv heads */
     KVANT_BYTES_MATRICES, /* W */
-    KVANT_BYTES_CENTERS,  /* centres of blocks, and the position of one block */
+    KVANT_BYTES_CENTERS,  /* centres of blocks */
     KVANT_BYTES_KINDS
 };
 
@@ -18,12 +18,7 @@ uint32_t kvant_transform_kind(const kvant_tensor *tensor, uint32_t transform_id)
 /* A multiple of 8. */
 size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind);
 
-/* Writes a transform, and the position of a block that has it. */
-void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, int32_t position,
-                            uint8_t *to);
-
-/* The position that kvant_transform_export wrote. KVANT_NO_POSITION if the kind holds none. */
-int32_t kvant_transform_position(const kvant_tensor *tensor, const uint8_t *data, uint32_t kind);
+void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, uint8_t *to);
 
 /* Finds or makes the transform that the bytes describe. The bytes may have any alignment and
  * content. KVANT_ERR_FORMAT, KVANT_ERR_FULL (no transform id is free), KVANT_ERR_MEMORY. */

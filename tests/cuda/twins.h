@@ -70,6 +70,10 @@ bool twins_append(twins *t, int32_t s, uint32_t n);
 /* Appends n tokens to each of the first n_sequences sequences in one call. */
 bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n);
 
+/* Exports a block of a cache to of_cpu or of_gpu; returns its size. */
+size_t twins_export_from(const twins *t, const kvant_cache *cache, int32_t s, uint32_t block,
+                         uint8_t *to);
+
 /* Exports a block into of_cpu and of_gpu, which have to be equal; returns their size. */
 size_t twins_export(twins *t, int32_t s, uint32_t block);
 /* Compares every block of every sequence, and the sizes that the caches report. */

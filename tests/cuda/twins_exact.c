@@ -90,7 +90,6 @@ static void check_exact(twins *t, int32_t s, const given *g, uint32_t step)
 /* Once the CPU seals its pages, too, codes are the same, and so are blocks that stay exact. */
 static void compare_codes(twins *t, int32_t s)
 {
-    size_t used, again;
     for (uint32_t i = 0; i < 2 * LAYERS; i++) {
         kvant_tensor *cpu = t->cpu->tensors[i], *gpu = t->gpu->tensors[i];
         uint8_t *bytes = malloc(gpu->block_bytes);
@@ -105,9 +104,8 @@ static void compare_codes(twins *t, int32_t s)
         }
         free(bytes);
     }
-    assert_int_equal(kvant_sequence_export(t->cpu, s, 0, t->of_cpu, t->room, &used), KVANT_OK);
-    assert_int_equal(kvant_sequence_export(t->gpu, s, 0, t->of_gpu, t->room, &again), KVANT_OK);
-    assert_int_equal(used, again);
+    const size_t used = twins_export_from(t, t->cpu, s, 0, t->of_cpu);
+    assert_int_equal(used, twins_export_from(t, t->gpu, s, 0, t->of_gpu));
     assert_memory_equal(t->of_cpu, t->of_gpu, used);
 }
 
@@ -118,14 +116,12 @@ static void import_exact(twins *t, const kvant_cache *from, const given *g)
     const uint32_t last = g->n / 64 * 64;
     bool exact[MOST];
     twins other;
-    size_t used;
     twins_new(&other, t->spec, SEQUENCES);
     kvant_sequence_create(other.gpu);
     both = *g;
     both.n = 64 + g->n - last;
     for (uint32_t i = 0; i < 2; i++) {
-        assert_int_equal(
-            kvant_sequence_export(from, 1, i ? last / 64 : 0, t->of_cpu, t->room, &used), KVANT_OK);
+        const size_t used = twins_export_from(t, from, 1, i ? last / 64 : 0, t->of_cpu);
         if (kvant_sequence_import(other.gpu, 0, t->of_cpu, used) != KVANT_OK)
             fail_msg("%s: %s", t->spec->preset, kvant_error_message());
     }

@@ -7,7 +7,7 @@
 
 #include "../../src/cache/cuda_layers.h"
 
-enum { EXPORT_HEADER = 40 };
+enum { RECORD_HEADER = 32, TRANSFORM_HEADER = 8, BLOCK_HEADER = 32 };
 
 /* Keys or values of a block, from its export. */
 typedef struct stored {
@@ -42,15 +42,20 @@ static inline void read_numbers(const kvant_codec *const *codecs, const uint8_t 
 static inline void read_block(const kvant_codec *const *codecs, const uint8_t *at, size_t size,
                               stored *block)
 {
+    const uint8_t *numbers = at + RECORD_HEADER + TRANSFORM_HEADER, *header = numbers;
+    uint64_t coded;
     uint32_t open, learnt;
-    memcpy(&open, at + 32, sizeof open);
-    memcpy(&learnt, at + 36, sizeof learnt);
-    const size_t numbers = learnt ? 2 * WIDTH * sizeof(float) : 0;
+    memcpy(&learnt, at + RECORD_HEADER, sizeof learnt);
+    header += learnt ? 2 * WIDTH * sizeof(float) : 0;
+    memcpy(&coded, header + 8, sizeof coded);
+    memcpy(&open, header + 16, sizeof open);
+    const size_t pages = (size_t)(header - at) + BLOCK_HEADER;
     block->open = open, block->learnt = learnt;
-    block->bytes = size - EXPORT_HEADER - numbers - sizeof(uint64_t); /* a checksum follows */
+    block->bytes = coded ? 64 * WIDTH * sizeof(uint16_t)    /* codes follow, too */
+                         : size - pages - sizeof(uint64_t); /* a checksum follows */
     block->pages = malloc(block->bytes);
-    memcpy(block->pages, at + EXPORT_HEADER + numbers, block->bytes);
-    read_numbers(codecs, learnt ? at + EXPORT_HEADER : NULL, block);
+    memcpy(block->pages, at + pages, block->bytes);
+    read_numbers(codecs, learnt ? numbers : NULL, block);
 }
 
 /* Whether a row of an exact page came from codes: it equals the row that its block's codes decode

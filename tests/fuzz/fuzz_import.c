@@ -5,7 +5,7 @@
  *
  * The input is one byte that picks a scheme, then the block without its checksum. The checksum
  * would refuse nearly every mutation at once, so the program computes it, and also sets the fields
- * magic, bytes and scheme of the header. */
+ * magic, bytes and scheme of the header and the number of blocks. */
 #include <kvant/attention.h>
 
 #include <stdint.h>
@@ -175,10 +175,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                     &used) == KVANT_OK);
         memcpy(block, own, 8);
         memcpy(block + 8, &bytes, sizeof bytes);
-        memcpy(block + 16, own + 16, 8);
+        memcpy(block + 16, own + 16, 12);
         free(own);
     }
-    check = kvant_fnv1a(KVANT_FNV_START, block, n - 1);
+    check = kvant_fnv1a_words(KVANT_FNV_START, block, (n - 1) / 8 * 8);
     memcpy(block + n - 1, &check, sizeof check);
     write_rows(r.tensors[1], 0, TOKENS, 1);
     if (data[0] % 2)

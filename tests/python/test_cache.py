@@ -243,7 +243,7 @@ class Sequences(Attends):
         other.new_sequence()
         there = other.new_sequence()
         for index in range(2):
-            other.import_block(there, bytearray(self.cache.export_block(self.sequence, index)))
+            other.import_blocks(there, bytearray(self.cache.export_blocks(self.sequence, index)))
         self.assertEqual(other.length(there), 100)
         self.same(outputs(other, there), outputs(self.cache, self.sequence))
 
@@ -264,31 +264,31 @@ class Sequences(Attends):
             fill(cache, sequence, 3, 30)
             fork = cache.fork(sequence)
             cache.truncate(fork, 70)
-            wanted = clean.export_block(sequence, 1)
-            self.assertEqual(cache.export_block(fork, 1), wanted, spec)
+            wanted = clean.export_blocks(sequence, 1)
+            self.assertEqual(cache.export_blocks(fork, 1), wanted, spec)
             cache.truncate(sequence, 70)
-            self.assertEqual(cache.export_block(sequence, 1), wanted, spec)
+            self.assertEqual(cache.export_blocks(sequence, 1), wanted, spec)
             self.assertEqual(int.from_bytes(wanted[:8], "little"), 6)
 
     def test_damaged_and_foreign_blocks(self):
-        data = self.cache.export_block(self.sequence, 0)
+        data = self.cache.export_blocks(self.sequence, 0)
         foreign = kvant.Cache(**SHAPE, max_tokens=64, k="turboquant-3")
         self.assertEqual(
             self.refused(
-                kvant.Error, "import", foreign.import_block, foreign.new_sequence(), data
+                kvant.Error, "import", foreign.import_blocks, foreign.new_sequence(), data
             ).status,
             70,
         )
         into = self.cache.new_sequence()
         for bad in (b"", data[:-1], data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]):
             self.assertEqual(
-                self.refused(kvant.Error, "import", self.cache.import_block, into, bad).status, 70
+                self.refused(kvant.Error, "import", self.cache.import_blocks, into, bad).status, 70
             )
             self.assertEqual(self.cache.length(into), 0)
-        self.refused(kvant.Error, "export|block 2", self.cache.export_block, self.sequence, 2)
-        self.refused(TypeError, "", self.cache.import_block, into, "text")
+        self.refused(kvant.Error, "export|block 2", self.cache.export_blocks, self.sequence, 2)
+        self.refused(TypeError, "", self.cache.import_blocks, into, "text")
         self.refused(
-            kvant.Error, "import|whole block", self.cache.import_block, self.sequence, data
+            kvant.Error, "import|whole block", self.cache.import_blocks, self.sequence, data
         )
 
     def test_threads_take_turns(self):

@@ -60,7 +60,7 @@ class Cache(TestCase):
         for layer in range(LAYERS):
             host.append(layer, sequence, K, V)
         for index in range(3):
-            host.import_block(copy, self.cache.export_block(self.sequence, index))
+            host.import_blocks(copy, self.cache.export_blocks(self.sequence, index))
         self.assertEqual(host.length(copy), TOKENS)
         for layer in range(LAYERS):
             self.assertTrue(

@@ -101,12 +101,12 @@ class Caches(TestCase):
         rows, (cache, sequence), (other, there) = text(1), made(), made()
         n = N - N % 64
         put(cache, sequence, [x[:n] for x in rows], (0, 400, 1100, n))
-        blocks = [cache.export_block(sequence, i) for i in range(n // 64)]
+        blocks = [cache.export_blocks(sequence, i) for i in range(n // 64)]
         for block in blocks:
-            other.import_block(there, block)
+            other.import_blocks(there, block)
         for mine, theirs in zip(cache.read(0, sequence), other.read(0, there)):
             self.assertTrue(np.array_equal(mine, theirs))
-        self.assertEqual([other.export_block(there, i) for i in range(n // 64)], blocks)
+        self.assertEqual([other.export_blocks(there, i) for i in range(n // 64)], blocks)
         q = normal(5, 3, HEADS, DIM)
         self.assertTrue(np.array_equal(other.attend(0, there, q), cache.attend(0, sequence, q)))
         self.assertGreater(

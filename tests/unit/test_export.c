@@ -10,8 +10,7 @@ enum {
     DIM = 32,
     WIDTH = KV_HEADS * DIM,
     MOST = 1024,
-    HEADER = 40,
-    WRITTEN = 24
+    FORM = 72 /* of the first record's first block, if its transform has no numbers */
 };
 enum { OWN, OTHER, THIRD }; /* texts */
 
@@ -114,26 +113,33 @@ typedef struct bytes {
     size_t n;
 } bytes;
 
-static bytes export_block(kvant_cache *cache, int32_t s, uint32_t index)
+static bytes export_blocks(kvant_cache *cache, int32_t s, uint32_t first, uint32_t n)
 {
-    const size_t room = kvant_cache_export_size(cache);
-    bytes b = { malloc(room), 0 };
-    if (kvant_sequence_export(cache, s, index, b.data, room, &b.n) != KVANT_OK)
+    bytes b = { NULL, 0 };
+    assert_int_equal(kvant_sequence_export_size(cache, s, first, n, &b.n), KVANT_OK);
+    b.data = malloc(b.n);
+    if (kvant_sequence_export(cache, s, first, n, b.data, b.n) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
     return b;
 }
 
-/* Every tensor's block marks the first n slots as written. */
-static void check_written(const bytes *b, uint32_t n, const char *what)
+static bytes export_block(kvant_cache *cache, int32_t s, uint32_t index)
 {
-    const uint64_t want = n < 64 ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
-    uint64_t size, written;
-    for (size_t at = sizeof size; at < b->n; at += sizeof size + size) {
-        memcpy(&size, b->data + at, sizeof size);
-        memcpy(&written, b->data + at + sizeof size + WRITTEN, sizeof written);
-        if (written != want)
-            fail_msg("%s: slots %llx of %u tokens", what, (unsigned long long)written, n);
-    }
+    return export_blocks(cache, s, index, 1);
+}
+
+/* Every tensor's block has the first n slots and no other: importing compares the slots. */
+static void check_written(const example *e, const bytes *b, uint32_t n)
+{
+    kvant_cache *cache = make(e);
+    const int32_t s = kvant_sequence_create(cache);
+    uint64_t count;
+    memcpy(&count, b->data, sizeof count);
+    assert_int_equal(count, n);
+    if (kvant_sequence_import(cache, s, b->data, b->n) != KVANT_OK)
+        fail_msg("%s: %s", e->k, kvant_error_message());
+    assert_int_equal(kvant_sequence_length(cache, s, LAYERS - 1), n);
+    kvant_cache_free(&cache);
 }
 
 /* A way to fill a sequence with the first n tokens of OWN, in a block that held other tokens
@@ -219,18 +225,30 @@ static int32_t refused(kvant_cache *cache, uint32_t n, uint32_t most)
     return s;
 }
 
-/* The count of tokens stands before the blocks, and no checksum covers it. */
-static int32_t imported(kvant_cache *cache, uint32_t n, uint32_t most)
+/* Block by block, or all blocks at once. */
+static int32_t imported(kvant_cache *cache, uint32_t n, bool at_once)
 {
-    int32_t from = longer(cache, OTHER, n, most), s = kvant_sequence_create(cache);
-    for (uint32_t index = 0; index * 64 < n; index++) {
-        bytes b = export_block(cache, from, index);
-        const uint64_t count = n - index * 64 < 64 ? n - index * 64 : 64;
-        memcpy(b.data, &count, sizeof count);
+    const uint32_t n_blocks = (n + 63) / 64, step = at_once ? n_blocks : 1;
+    int32_t from = cleanly(cache, n, n), s = kvant_sequence_create(cache);
+    for (uint32_t index = 0; index < n_blocks; index += step) {
+        bytes b = export_blocks(cache, from, index, step);
         assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
         free(b.data);
     }
+    assert_int_equal(kvant_sequence_length(cache, s, 0), n);
     return s;
+}
+
+static int32_t imported_by_block(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    (void)most;
+    return imported(cache, n, false);
+}
+
+static int32_t imported_at_once(kvant_cache *cache, uint32_t n, uint32_t most)
+{
+    (void)most;
+    return imported(cache, n, true);
 }
 
 /* The last block of n tokens, which held rows up to token `most`. */
@@ -239,7 +257,7 @@ static bytes export_by(const example *e, way *by, uint32_t n, uint32_t most)
     kvant_cache *cache = make(e);
     const int32_t s = by(cache, n, most);
     bytes b = export_block(cache, s, (n - 1) / 64);
-    check_written(&b, n - (n - 1) / 64 * 64, e->k);
+    check_written(e, &b, n - (n - 1) / 64 * 64);
     kvant_cache_free(&cache);
     return b;
 }
@@ -287,13 +305,96 @@ static void refused_rows_are_not_exported(void **state)
     }
 }
 
-static void rows_beyond_the_count_are_not_imported(void **state)
+static void imported_blocks_are_exported_alike(void **state)
 {
     (void)state;
     for (size_t i = 0; i < EXAMPLES; i++) {
         const example e = example_of(i);
-        check_same(&e, cleanly, imported, 70, 100, "imported");
+        check_same(&e, cleanly, imported_by_block, 170, 170, "imported by block");
+        check_same(&e, cleanly, imported_at_once, 170, 170, "imported at once");
     }
+}
+
+/* The count of tokens stands before the records, and no checksum covers it. */
+static void other_counts_are_refused(void **state)
+{
+    static const uint64_t counts[] = { 0,   1,   169, 171,  128,        192,
+                                       193, 256, 234, 1024, UINT32_MAX, UINT64_MAX };
+    const example e = example_of(0);
+    kvant_cache *cache = make(&e);
+    const int32_t from = cleanly(cache, 170, 170), s = kvant_sequence_create(cache);
+    bytes b = export_blocks(cache, from, 0, 3);
+    kvant_cache_info before = { .size = sizeof before }, after = before;
+    (void)state;
+    kvant_cache_get_info(cache, &before);
+    for (size_t i = 0; i < COUNT(counts); i++) {
+        memcpy(b.data, &counts[i], sizeof counts[i]);
+        const kvant_status status = kvant_sequence_import(cache, s, b.data, b.n);
+        assert_true(status == KVANT_ERR_FORMAT || status == KVANT_ERR_FULL);
+        assert_int_equal(kvant_sequence_length(cache, s, 0), 0);
+    }
+    kvant_cache_get_info(cache, &after);
+    assert_int_equal(before.n_free_blocks, after.n_free_blocks);
+    free(b.data);
+    kvant_cache_free(&cache);
+}
+
+static kvant_status size_of(kvant_cache *cache, int32_t s, uint32_t first, uint32_t n)
+{
+    size_t most;
+    return kvant_sequence_export_size(cache, s, first, n, &most);
+}
+
+/* The blocks of a window that moved on: a new sequence begins after the same dropped blocks. */
+static void dropped_blocks_stay_dropped(void **state)
+{
+    const example e = example_of(COUNT(pairs) - 1);
+    kvant_cache *cache = make(&e);
+    const int32_t from = cleanly(cache, 250, 250), s = kvant_sequence_create(cache);
+    (void)state;
+    assert_int_equal(kvant_sequence_drop(cache, from, 130), KVANT_OK);
+    assert_int_equal(size_of(cache, from, 0, 4), KVANT_ERR_ARGUMENT);
+    assert_int_equal(size_of(cache, from, 1, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(size_of(cache, from, 2, 3), KVANT_ERR_ARGUMENT);
+    assert_int_equal(size_of(cache, from, 2, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(size_of(cache, from, 2, UINT32_MAX), KVANT_ERR_ARGUMENT);
+    bytes b = export_blocks(cache, from, 2, 2);
+    assert_int_equal(kvant_sequence_drop(cache, s, MOST + 64), KVANT_ERR_FULL);
+    assert_int_equal(kvant_sequence_drop(cache, s, 130), KVANT_OK);
+    assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
+    assert_int_equal(kvant_sequence_length(cache, s, 0), 250);
+    bytes again = export_blocks(cache, s, 2, 2);
+    assert_int_equal(again.n, b.n);
+    assert_memory_equal(again.data, b.data, b.n);
+    append(cache, from, OTHER, 250, 300);
+    append(cache, s, OTHER, 250, 300);
+    bytes one = export_blocks(cache, from, 2, 3), two = export_blocks(cache, s, 2, 3);
+    assert_int_equal(one.n, two.n);
+    assert_memory_equal(one.data, two.data, one.n);
+    free(one.data);
+    free(two.data);
+    free(again.data);
+    free(b.data);
+    kvant_cache_free(&cache);
+}
+
+/* Matrices take many bytes, and blocks that are exported together share them. */
+static void blocks_together_take_less(void **state)
+{
+    const example e = example_of(0);
+    kvant_cache *cache = make(&e);
+    const int32_t s = cleanly(cache, 640, 640);
+    bytes all = export_blocks(cache, s, 0, 10);
+    size_t single = 0;
+    (void)state;
+    for (uint32_t i = 0; i < 10; i++) {
+        bytes b = export_block(cache, s, i);
+        single += b.n;
+        free(b.data);
+    }
+    assert_true(all.n < single);
+    free(all.data);
+    kvant_cache_free(&cache);
 }
 
 /* Rows of a window are quantised when they leave it. The rows that stay in a sealed block do
@@ -355,8 +456,8 @@ static void cut_groups_move_as_rows(void **state)
             const int32_t s = ways[w](cache, 10, 300);
             bytes b = export_block(cache, s, 0);
             uint32_t open;
-            check_written(&b, 10, e.k);
-            memcpy(&open, b.data + 2 * sizeof(uint64_t) + HEADER - 2 * sizeof open, sizeof open);
+            check_written(&e, &b, 10);
+            memcpy(&open, b.data + FORM, sizeof open);
             if (e.key_groups && open != 1)
                 fail_msg("%s, %s: sealed", e.k, e.v);
             check_reads(cache, s, 10, other);
@@ -371,7 +472,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_tokens_give_equal_bytes),
         cmocka_unit_test(refused_rows_are_not_exported),
-        cmocka_unit_test(rows_beyond_the_count_are_not_imported),
+        cmocka_unit_test(imported_blocks_are_exported_alike),
+        cmocka_unit_test(other_counts_are_refused),
+        cmocka_unit_test(dropped_blocks_stay_dropped),
+        cmocka_unit_test(blocks_together_take_less),
         cmocka_unit_test(sealed_rows_do_not_depend_on_others),
         cmocka_unit_test(cut_groups_move_as_rows),
     };

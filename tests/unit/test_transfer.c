@@ -4,7 +4,7 @@
 
 #include "../../src/base/fnv.h"
 
-enum { BLOCKS = 8, TOKENS = 400, HEADER = 40 };
+enum { BLOCKS = 8, TOKENS = 400, HEADER = 40, BLOCK_HEADER = 32 };
 
 static const char *const specs[] = { "turboquant-4:center=first,norm=first,recent=64",
                                      "trellis-3:center=first,norm=first",
@@ -230,7 +230,7 @@ static void hostile_blocks_are_refused(void **state)
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     void *before = copy_of(f.memory, f.bytes);
     const size_t scales = HEADER + WIDTH * sizeof(float),
-                 pages = HEADER + 2 * WIDTH * sizeof(float);
+                 pages = HEADER + 2 * WIDTH * sizeof(float) + BLOCK_HEADER;
     for (size_t i = 0; i < 4 + 3; i++) {
         exported e = export_block(&f, 6);
         static const uint16_t halves[] = { 0x7c00, 0xfe00, 0xfc00 };
@@ -238,7 +238,7 @@ static void hostile_blocks_are_refused(void **state)
             memcpy(e.data + scales + 12, &numbers[i], sizeof(float));
         else
             memcpy(e.data + pages + 70 * (i - 3), &halves[i - 4], sizeof *halves);
-        uint64_t check = kvant_fnv1a(KVANT_FNV_START, e.data, e.bytes - sizeof check);
+        uint64_t check = kvant_fnv1a_words(KVANT_FNV_START, e.data, e.bytes - sizeof check);
         memcpy(e.data + e.bytes - sizeof check, &check, sizeof check);
         refuse_import(&f, e.data, e.bytes);
         free(e.data);

@@ -419,22 +419,23 @@ class Cache(Owned):
 
     # Stores
 
-    def export_block(self, sequence: int, index: int) -> bytes:
-        """Block `index` of a sequence (tokens 64 index to 64 index + 63), of all layers, as bytes.
-        A cache with an equal scheme can import them, in another process, on another machine or
-        device. The bytes hold the tokens of this sequence and no other row. They also hold the
-        centres, scales and matrices that the cache learned from all of its sequences."""
-        index = checks.count(index, "index", least=0)
+    def export_blocks(self, sequence: int, first: int, n: int = 1) -> bytes:
+        """n blocks of a sequence from block `first` on, of all layers, as bytes. Block i has tokens
+        64 i to 64 i + 63. A cache with an equal scheme can import the bytes, in another process, on
+        another machine or device. They hold the tokens of this sequence and no other row. They also
+        hold the centres, scales and matrices that the cache learned from all of its sequences."""
+        first = checks.count(first, "first", least=0)
+        n = checks.count(n, "n", least=1)
         with self._lock:
-            number, used = self._open(sequence), c.c_size_t()
-            most = library().kvant_cache_export_size(self._handle)
-            data = c.create_string_buffer(most)
-            invoke("export", "kvant_sequence_export", self._handle, number, index, data, most, used)
-        return data.raw[: used.value]
+            these, bytes_ = (self._handle, self._open(sequence), first, n), c.c_size_t()
+            invoke("export", "kvant_sequence_export_size", *these, bytes_)
+            data = c.create_string_buffer(bytes_.value)
+            invoke("export", "kvant_sequence_export", *these, data, bytes_.value)
+        return data.raw
 
-    def import_block(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
-        """Appends an exported block to a sequence that ends with a whole block. Any bytes are safe
-        to pass: Error of status 70 for damaged bytes, and for bytes of another scheme."""
+    def import_blocks(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
+        """Appends exported blocks to a sequence that ends with a whole block. Any bytes are safe to
+        pass: Error of status 70 for damaged bytes, and for bytes of another scheme."""
         data = bytes(data)
         with self._lock:
             at = self._handle, self._open(sequence)

@@ -165,8 +165,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_sequence_length": (_U32, [_P, _I32, _U32]),
     "kvant_sequence_truncate": (_SAYS, [_P, _I32, _U32]),
     "kvant_sequence_drop": (_SAYS, [_P, _I32, _U32]),
-    "kvant_cache_export_size": (_SIZE, [_P]),
-    "kvant_sequence_export": (_SAYS, [_P, _I32, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
+    "kvant_sequence_export_size": (_SAYS, [_P, _I32, _U32, _U32, c.POINTER(_SIZE)]),
+    "kvant_sequence_export": (_SAYS, [_P, _I32, _U32, _U32, _P, _SIZE]),
     "kvant_sequence_import": (_SAYS, [_P, _I32, _P, _SIZE]),
     "kvant_cache_get_info": (_INT, [_P, _to(s.CacheInfo)]),
     # cuda.h

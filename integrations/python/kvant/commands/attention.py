@@ -160,7 +160,7 @@ class KvantSubject:
             self.cache.append(0, 0, inputs.k[: first * PAGE], inputs.v[: first * PAGE])
         for block in range(first, n_blocks):
             source = block if block < n_distinct else n_distinct // 4 + block % (n_distinct // 2)
-            self.cache.import_block(sequence, self.cache.export_block(0, source))
+            self.cache.import_blocks(sequence, self.cache.export_blocks(0, source))
         self.cache.append(0, sequence, inputs.k[:rest], inputs.v[:rest])
 
     def run(self):

@@ -4,8 +4,9 @@ hold their state.
 
     8 bytes   "kvantkv1", the version of the format
     8 bytes   length of the head, little-endian
-    head      JSON: _head and, per store, its layers, sequences and the lengths of their blocks
-    blocks    the bytes of kvant_sequence_export, one after another
+    head      JSON: _head and, per store, its layers and, per sequence, how many blocks its window
+              has left behind and how many bytes its other blocks take
+    blocks    the bytes of kvant_sequence_export, sequence by sequence
     32 bytes  SHA-256 of all bytes before it"""
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,7 @@ _MAGIC = b"kvantkv1"
 _SHAPE = (
     "model_type num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_size"
 ).split()
-_ARGUMENT = 1  # KVANT_ERR_ARGUMENT: the window has left this block behind
+_ARGUMENT = 10  # KVANT_ERR_ARGUMENT: the window has left this block behind
 _DTYPES = {
     str(x).removeprefix("torch."): x
     for x in (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -52,19 +52,19 @@ def _head(cache: KvantCache) -> dict[str, Any]:
     }
 
 
-def _blocks(store: Store, number: int, tokens: int) -> Iterator[bytes]:
-    """The blocks of one sequence; b"" for a block that its window left behind."""
+def _blocks(store: Store, number: int, tokens: int) -> tuple[int, bytes]:
+    """How many blocks of a sequence its window left behind, and the bytes of the other blocks."""
     assert store.cache is not None
-    left_behind = True
-    for index in range(-(-tokens // PAGE_TOKENS)):
+    n = -(-tokens // PAGE_TOKENS)
+    for left_behind in range(n):
         try:
-            data = store.cache.export_block(number, index)
-        except Error:
-            if not left_behind:
+            data = store.cache.export_blocks(number, left_behind, n - left_behind)
+        except Error as error:
+            if error.status != _ARGUMENT or left_behind == n - 1:
                 raise
-            data = b""
-        left_behind = not data
-        yield data
+        else:
+            return left_behind, data
+    return 0, b""
 
 
 def to_bytes(cache: KvantCache) -> bytes:
@@ -86,11 +86,11 @@ def to_bytes(cache: KvantCache) -> bytes:
                 "KvantCache: a call that failed left layers behind: begin a new cache"
             )
         like = next(x.like for x in cache.layers if getattr(x, "store", None) is store)
-        sizes = []
-        for start, number in zip(store.starts, store.sequences.numbers):
-            blocks = list(_blocks(store, number, length - start))
-            sizes.append([len(block) for block in blocks])
-            parts += blocks
+        saved = [
+            _blocks(store, number, length - start)
+            for start, number in zip(store.starts, store.sequences.numbers)
+        ]
+        parts += [data for _, data in saved]
         shape = [like[0].shape[1], like[0].shape[3], like[1].shape[3]]
         stores.append(
             dict(
@@ -98,7 +98,7 @@ def to_bytes(cache: KvantCache) -> bytes:
                 layers=list(store.places),
                 length=length,
                 starts=store.starts,
-                blocks=sizes,
+                blocks=[[left_behind, len(data)] for left_behind, data in saved],
             )
             | dict(shape=shape, dtype=str(like[0].dtype).removeprefix("torch."))
         )
@@ -132,7 +132,7 @@ def parse(data: bytes) -> tuple[dict[str, Any], memoryview]:
     try:
         head = json.loads(data[16 : 16 + size])
         blocks = memoryview(data)[16 + size : -32]
-        total = sum(n for store in head["stores"] for sequence in store["blocks"] for n in sequence)
+        total = sum(n for store in head["stores"] for _, n in store["blocks"])
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(f"the head cannot be read: {error}") from None
     if total != len(blocks):
@@ -170,27 +170,18 @@ def _fill(
         raise _damaged("its layers differ from the layers of the model")
     store.begin(*like, cache._make)
     assert store.cache is not None and isinstance(store.sequences, Sequences)
-    for start, number, sizes in zip(starts, store.sequences.numbers, saved["blocks"]):
-        blocks = _append(store, number, sizes, blocks)
+    for start, number, (left_behind, size) in zip(starts, store.sequences.numbers, saved["blocks"]):
+        if left_behind:
+            store.cache.drop(number, PAGE_TOKENS * left_behind)
+        if size:
+            store.cache.import_blocks(number, blocks[:size])
+        blocks = blocks[size:]
         if store.cache.length(number) != length - start:
             raise _damaged(
                 f"a sequence has {store.cache.length(number)} tokens, "
                 f"but its head says {length - start}"
             )
     store.starts, store.lengths = starts, dict.fromkeys(saved["layers"], length)
-    return blocks
-
-
-def _append(store: Store, number: int, sizes: list[int], blocks: memoryview) -> memoryview:
-    """Appends the blocks of a sequence. For a block that the window has left behind it imports the
-    next stored block instead and drops it at once."""
-    assert store.cache is not None
-    for index, size in enumerate(sizes):
-        here = size or next((x for x in sizes[index:] if x), 0)
-        store.cache.import_block(number, blocks[:here])
-        if not size:
-            store.cache.drop(number, PAGE_TOKENS * (index + 1))
-        blocks = blocks[size:]
     return blocks
 
 
