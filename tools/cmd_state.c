@@ -3,7 +3,6 @@
  * checksums. It does not decode rows, which need the model's codecs. */
 #include "args.h"
 #include "command.h"
-#include "fingerprint.h"
 #include "os.h"
 
 #include "../integrations/llama.cpp/state_format.h"
@@ -47,8 +46,8 @@ static bool is_sound(const kvp_state_header *header, const uint8_t *at)
         header->check != kvp_state_check(header, at + sizeof *header))
         return false;
     memcpy(&checksum, at + header->bytes - sizeof checksum, sizeof checksum);
-    return checksum == kvant_fnv1a_words(KVANT_FNV_START, at + lists,
-                                         (size_t)(header->bytes - lists - sizeof checksum));
+    return checksum ==
+           kvant_checksum_of(at + lists, (size_t)(header->bytes - lists - sizeof checksum));
 }
 
 /* Counts the run that begins at a place with the right magic. Returns its bytes. */
@@ -108,18 +107,20 @@ static beginning read_packed(const uint8_t *data, size_t size)
 {
     kvp_pack_header header = { .bytes = 0 };
     beginning b = { .known = true, .packed = true };
+    kvant_checksum sum;
     uint64_t check;
     if (size < sizeof header)
         return b;
     memcpy(&header, data, sizeof header);
     check = header.check;
     header.check = 0;
+    kvant_checksum_begin(&sum);
+    kvant_checksum_add(&sum, &header, sizeof header);
+    kvant_checksum_add(&sum, data + sizeof header, size - sizeof header);
     b.n_tokens = header.n_tokens;
     b.nominal = header.nominal;
     b.all = header.all != 0;
-    b.sound = header.bytes == size &&
-              check == fingerprint_words(fingerprint_words(KVANT_FNV_START, &header, sizeof header),
-                                         data + sizeof header, size - sizeof header);
+    b.sound = header.bytes == size && check == kvant_checksum_end(&sum);
     return b;
 }
 

@@ -76,35 +76,9 @@ typedef struct stream {
     uint8_t *to;         /* memory, if no file is written */
     const uint8_t *from; /* memory, if no file is read */
     size_t left;         /* in `from` */
-    uint64_t hash;
-    uint8_t word[8]; /* the last n_word bytes, which make no word yet */
-    size_t n_word;
+    kvant_checksum sum;
     bool failed;
 } stream;
-
-static void hash(stream *s, const uint8_t *at, size_t n)
-{
-    size_t words;
-
-    for (; n > 0 && s->n_word > 0; n--) {
-        s->word[s->n_word++] = *at++;
-        if (s->n_word < sizeof(s->word))
-            continue;
-        s->hash = kvant_fnv1a_words(s->hash, s->word, sizeof(s->word));
-        s->n_word = 0;
-    }
-    words = n / sizeof(s->word) * sizeof(s->word);
-    s->hash = kvant_fnv1a_words(s->hash, at, words);
-    if (n > words)
-        memcpy(s->word, at + words, n - words);
-    s->n_word += n - words;
-}
-
-/* The checksum of all bytes. The last ones count as bytes. */
-static uint64_t hash_end(const stream *s)
-{
-    return kvant_fnv1a(s->hash, s->word, s->n_word);
-}
 
 static void put(stream *s, const void *bytes, size_t n)
 {
@@ -112,7 +86,7 @@ static void put(stream *s, const void *bytes, size_t n)
 
     for (size_t piece; n > 0 && !s->failed; at += piece, n -= piece) {
         piece = n < PIECE ? n : PIECE;
-        hash(s, at, piece);
+        kvant_checksum_add(&s->sum, at, piece);
         if (s->file != NULL)
             s->failed = fwrite(at, 1, piece, s->file) != piece;
         else
@@ -135,7 +109,7 @@ static void get(stream *s, void *bytes, size_t n)
             s->from += piece;
             s->left -= piece;
         }
-        hash(s, at, piece);
+        kvant_checksum_add(&s->sum, at, piece);
     }
 }
 
@@ -169,13 +143,13 @@ static kvp_pack_header put_state(stream *s, const kvp_plain *plain, const int32_
                                .all = plain->all };
 
     memcpy(header.magic, KVP_PACK_MAGIC, KVP_STATE_MAGIC_BYTES);
-    s->hash = KVANT_FNV_START;
+    kvant_checksum_begin(&s->sum);
     put(s, &header, sizeof(header));
     put(s, plain->runs, plain->n_runs * sizeof(*plain->runs));
     put(s, tokens, n * sizeof(*tokens));
     put(s, &zero, n % 2 * sizeof(zero));
     each_part(s, put_part, plain);
-    header.check = hash_end(s);
+    header.check = kvant_checksum_end(&s->sum);
     return header;
 }
 
@@ -215,7 +189,7 @@ static bool get_header(stream *s, uint64_t size, kvp_pack_header *header, uint64
 {
     stream raw = *s;
 
-    raw.hash = KVANT_FNV_START;
+    kvant_checksum_begin(&raw.sum);
     get(&raw, header, sizeof(*header));
     if (raw.failed || !kvp_is_packed(header, sizeof(*header)) || header->bytes > size ||
         kvp_pack_head_bytes(header->n_runs, header->n_tokens) > header->bytes)
@@ -223,8 +197,8 @@ static bool get_header(stream *s, uint64_t size, kvp_pack_header *header, uint64
     *s = raw;
     *check = header->check;
     header->check = 0;
-    s->hash = kvant_fnv1a_words(KVANT_FNV_START, header, sizeof(*header));
-    s->n_word = 0;
+    kvant_checksum_begin(&s->sum);
+    kvant_checksum_add(&s->sum, header, sizeof(*header));
     return true;
 }
 
@@ -278,7 +252,7 @@ static const char *get_state(stream *s, uint64_t size, bool all, kvp_plain *plai
     if (plain->bytes == NULL)
         return "out of memory";
     each_part(s, get, plain);
-    if (s->failed || hash_end(s) != check)
+    if (s->failed || kvant_checksum_end(&s->sum) != check)
         return damaged;
     if (tokens != NULL)
         tokens->n = header.n_tokens;

@@ -180,7 +180,7 @@ kvant_status kvant_record_export(const kvant_tensor *tensor, const kvant_block_s
         of.age = !(of.form & OPEN_PAGES) ? 0 : ages ? ages[i] : age_of(tensor, blocks[i].block);
         KVANT_FORWARD(export_block(tensor, &blocks[i], &of, &at));
     }
-    const uint64_t checksum = kvant_fnv1a_words(KVANT_FNV_START, data, bytes - sizeof checksum);
+    const uint64_t checksum = kvant_checksum_of(data, bytes - sizeof checksum);
     memcpy(at, &checksum, sizeof checksum);
     return KVANT_OK;
 }
@@ -354,7 +354,7 @@ static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *
     if (header.bytes != bytes || header.n_blocks != n)
         return kvant_damaged("its size does not match its head");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
-    if (checksum != kvant_fnv1a_words(KVANT_FNV_START, data, bytes - sizeof checksum))
+    if (checksum != kvant_checksum_of(data, bytes - sizeof checksum))
         return kvant_damaged("its checksum does not match");
     const uint8_t *at = data + sizeof header;
     size_t left = bytes - sizeof header - sizeof checksum;

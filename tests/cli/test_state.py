@@ -14,21 +14,40 @@ OK, RUNTIME, USAGE = 0, 1, 2
 START, PRIME, MASK = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
 
 
-def fnv1a(data, width):
+def fnv1a(data):
     state = START
-    for at in range(0, len(data), width):
-        state = (state ^ int.from_bytes(data[at : at + width], "little")) * PRIME & MASK
+    for byte in data:
+        state = (state ^ byte) * PRIME & MASK
+    return state
+
+
+def step(state, word):
+    state = (state ^ word) * PRIME & MASK
+    return state ^ state >> 32
+
+
+def checksum(data):
+    """Four sums, each of every fourth word, and then the sum of their number of bytes and of the
+    four sums."""
+    lanes = [START + i for i in range(4)]
+    whole = data + bytes(-len(data) % 32)
+    for i in range(0, len(whole), 8):
+        word = int.from_bytes(whole[i : i + 8], "little")
+        lanes[i // 8 % 4] = step(lanes[i // 8 % 4], word)
+    state = step(START, len(data))
+    for lane in lanes:
+        state = step(state, lane)
     return state
 
 
 def run_of_codes(cells, room):
     """`room` bytes of `cells` rows of a block, as codes and zeros."""
     record = b"\xffKVNREC1" + bytes(range(200))
-    record += fnv1a(record, 8).to_bytes(8, "little")
+    record += checksum(record).to_bytes(8, "little")
     lists = struct.pack("<QII", (1 << cells) - 1, 0, 0) + struct.pack("<IBBH", 0, 0, cells, 0)
     size = 40 + len(lists) + len(record)
     parts = b"\xff\x7fKVSTA1", struct.pack("<Q", size), struct.pack("<IIII", cells, 1, 1, 0)
-    check = fnv1a(parts[0] + parts[1] + bytes(8) + parts[2] + lists, 1)
+    check = fnv1a(parts[0] + parts[1] + bytes(8) + parts[2] + lists)
     head = parts[0] + parts[1] + struct.pack("<Q", check) + parts[2]
     return (head + lists + record).ljust(room, b"\0"), size
 
@@ -88,10 +107,7 @@ class State(unittest.TestCase):
         counts = struct.pack("<IIII", 1, 9, all_sequences, 0)
         parts = b"\xffKVPACK1" + struct.pack("<QQ", 48 + len(body), len(plain))
         whole = parts + bytes(8) + counts + body
-        state = fnv1a(whole[: len(whole) // 8 * 8], 8)
-        for byte in whole[len(whole) // 8 * 8 :]:
-            state = (state ^ byte) * PRIME & MASK
-        return parts + struct.pack("<Q", state) + counts + body, size
+        return parts + struct.pack("<Q", checksum(whole)) + counts + body, size
 
     def test_packed_states_are_shown(self):
         for all_sequences in (0, 1):

@@ -160,8 +160,7 @@ static void seal(uint8_t *packed, size_t n)
     memcpy(&header, packed, sizeof(header));
     header.check = 0;
     memcpy(packed, &header, sizeof(header));
-    header.check = kvant_fnv1a(kvant_fnv1a_words(KVANT_FNV_START, packed, n / 8 * 8),
-                               packed + n / 8 * 8, n % 8);
+    header.check = kvant_checksum_of(packed, n);
     memcpy(packed, &header, sizeof(header));
 }
 

@@ -273,7 +273,7 @@ static void damage_is_refused(void **state)
         for (size_t at = 0; at < HEAD + 4096; at++) {
             memcpy(data, e.data, e.bytes);
             data[at] ^= 0x80;
-            const uint64_t sum = kvant_fnv1a_words(KVANT_FNV_START, data, e.bytes - sizeof sum);
+            const uint64_t sum = kvant_checksum_of(data, e.bytes - sizeof sum);
             memcpy(data + e.bytes - sizeof sum, &sum, sizeof sum);
             const kvant_status status = import_record(&g, &all, &(exported){ data, e.bytes });
             assert_true(status == KVANT_OK || status == KVANT_ERR_FORMAT ||
