@@ -397,15 +397,16 @@ static kvant_status restore_rows(restored *r)
     return status == KVANT_ERR_FULL || status == KVANT_ERR_UNSUPPORTED ? decode(r) : status;
 }
 
-static void restore(kvp_kv *kv, const kvp_incoming *in)
+/* Restores n cells from the head, the lists and the record of a run. */
+static void restore(kvp_kv *kv, const int64_t *cells, size_t n, const uint8_t *bytes,
+                    size_t n_bytes)
 {
-    const size_t n = in->total / kvp_kv_row_bytes(kv);
-    restored r = { .kv = kv, .cells = in->cells, .rows = malloc(n * sizeof(*r.rows)) };
+    restored r = { .kv = kv, .cells = cells, .rows = malloc(n * sizeof(*r.rows)) };
     const char *why = "out of memory";
     kvant_status status;
 
     if (r.rows != NULL && layout_create(&r.l, n)) {
-        why = kvp_kv_ready(kv) ? read_lists(&r, in->bytes, in->n_kept, n)
+        why = kvp_kv_ready(kv) ? read_lists(&r, bytes, n_bytes, n)
                                : "head_dim is not known yet; set KVANT_HEAD_DIM to the head_dim of "
                                  "the model";
         if (why == NULL && !find_places(&r))
@@ -417,7 +418,7 @@ static void restore(kvp_kv *kv, const kvp_incoming *in)
     }
     free(r.rows);
     if (why != NULL)
-        lose(kv, in->cells, n, why);
+        lose(kv, cells, n, why);
     kvp_kv_count(kv);
 }
 
@@ -430,8 +431,9 @@ void kvp_state_drop(kvp_kv *kv)
     kv->incoming = (kvp_incoming){ 0 };
 }
 
-/* Begins a run. False when its header cannot be right, or when memory is short. */
-static bool begin(kvp_kv *kv, const kvp_state_header *header)
+/* Begins a run of which `size` bytes are here. If it is whole, its bytes are not copied. False when
+ * its header cannot be right, or when memory is short. */
+static bool begin(kvp_kv *kv, const kvp_state_header *header, size_t size)
 {
     const size_t n = header->n_cells, total = n * kvp_kv_row_bytes(kv);
     kvp_incoming *in = &kv->incoming;
@@ -439,11 +441,11 @@ static bool begin(kvp_kv *kv, const kvp_state_header *header)
     kvp_state_drop(kv);
     if (n == 0 || n > kv->shape.n_cells || header->bytes < sizeof(*header) || header->bytes > total)
         return false;
-    *in = (kvp_incoming){ .bytes = malloc(header->bytes),
+    *in = (kvp_incoming){ .bytes = size < total ? malloc(header->bytes) : NULL,
                           .cells = malloc(n * sizeof(*in->cells)),
                           .n_kept = header->bytes,
                           .total = total };
-    if (in->bytes != NULL && in->cells != NULL)
+    if (in->cells != NULL && (in->bytes != NULL || size >= total))
         return true;
     kvp_state_drop(kv);
     return false;
@@ -455,7 +457,7 @@ static size_t append(kvp_kv *kv, size_t cell, const uint8_t *data, size_t size)
     kvp_incoming *in = &kv->incoming;
 
     size = (size < left ? size : left) / row * row;
-    if (in->have < in->n_kept)
+    if (in->bytes != NULL && in->have < in->n_kept)
         memcpy(in->bytes + in->have, data,
                in->n_kept - in->have < size ? in->n_kept - in->have : size);
     for (size_t i = 0; i < size / row; i++)
@@ -463,7 +465,7 @@ static size_t append(kvp_kv *kv, size_t cell, const uint8_t *data, size_t size)
     kvp_invalid_set(&kv->invalid, cell, size / row, true);
     in->have += size;
     if (in->have == in->total) {
-        restore(kv, in);
+        restore(kv, in->cells, in->total / row, in->bytes != NULL ? in->bytes : data, in->n_kept);
         kvp_state_drop(kv);
     }
     return size;
@@ -479,12 +481,12 @@ size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size)
     if (size < row)
         return 0;
     if (row >= sizeof(header) && read_header(data, size, &header)) {
-        if (begin(kv, &header))
+        if (begin(kv, &header, size))
             return append(kv, cell, data, size);
         lose(kv, &here, 1, why);
         return row;
     }
-    return kv->incoming.bytes != NULL ? append(kv, cell, data, size) : 0;
+    return kv->incoming.cells != NULL ? append(kv, cell, data, size) : 0;
 }
 
 size_t kvp_state_before_record(const kvp_kv *kv, const void *data, size_t size)

@@ -19,8 +19,9 @@ struct kvp_kv;
 
 /* A saved run of which a part was written so far. */
 typedef struct kvp_incoming {
-    uint8_t *bytes; /* the first n_kept nominal bytes, as far as they came; NULL: none */
-    int64_t *cells;
+    uint8_t
+        *bytes; /* the first n_kept nominal bytes, as far as they came; NULL: they came wholly */
+    int64_t *cells; /* NULL: no run has begun */
     size_t n_kept;
     size_t have, total; /* nominal bytes */
 } kvp_incoming;
