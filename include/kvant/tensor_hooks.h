@@ -59,14 +59,15 @@ typedef struct kvant_block_slots {
 
 /* A record holds the rows of some slots of n different blocks, as codes or fp16 rows, and each of
  * their transforms once (format.md, "Records"). kvant_tensor_export makes a record of one block.
- * Exporting leaves no bit of other slots. `bytes` is what kvant_tensor_record_size returns.
+ * Exporting leaves no bit of other slots. `bytes` is what kvant_tensor_record_size returns. At most
+ * n_threads threads are used (at least 1).
  * KVANT_ERR_ARGUMENT (also for a block that occurs twice), KVANT_ERR_MEMORY, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_tensor_record_size(const kvant_tensor *tensor,
                                                 const kvant_block_slots *blocks, uint32_t n,
                                                 size_t *bytes);
 KVANT_API kvant_status kvant_tensor_export_record(const kvant_tensor *tensor,
                                                   const kvant_block_slots *blocks, uint32_t n,
-                                                  void *data, size_t bytes);
+                                                  void *data, size_t bytes, uint32_t n_threads);
 
 /* Replaces n blocks by those of a record, whose i-th block has exactly the slots of blocks[i]. Rows
  * keep their codes, and are read and attended to as in the tensor that exported them. Any bytes are
@@ -75,7 +76,8 @@ KVANT_API kvant_status kvant_tensor_export_record(const kvant_tensor *tensor,
  * then unchanged. KVANT_ERR_MEMORY, KVANT_ERR_CUDA: blocks may be empty. */
 KVANT_API kvant_status kvant_tensor_import_record(kvant_tensor *tensor,
                                                   const kvant_block_slots *blocks, uint32_t n,
-                                                  const void *data, size_t bytes);
+                                                  const void *data, size_t bytes,
+                                                  uint32_t n_threads);
 
 KVANT_END_C
 

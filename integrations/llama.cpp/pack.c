@@ -13,9 +13,26 @@
 /* Longer than any path that a system opens. */
 #define MAX_PATH 4200
 
+/* Huge pages save most of the time of getting memory, but each run of a state wastes a part of one.
+ * The runs of a smaller state are hardly larger than a huge page. */
+#define LARGE_STATE ((size_t)1 << 28)
+
+/* A file's parts that are written to the disk early. Smaller parts cost more calls; larger ones
+ * leave more to write at the end. */
+#define EARLY_PART ((size_t)1 << 24)
+
+static uint8_t *reserve(size_t n)
+{
+    uint8_t *bytes = n > 0 ? kvp_host_reserve(n) : NULL;
+
+    if (bytes != NULL && n >= LARGE_STATE)
+        kvp_host_want_huge_pages(bytes, n);
+    return bytes;
+}
+
 bool kvp_plain_create(kvp_plain *plain, size_t n)
 {
-    *plain = (kvp_plain){ .bytes = n > 0 ? kvp_host_reserve(n) : NULL, .n = n };
+    *plain = (kvp_plain){ .bytes = reserve(n), .n = n };
     return plain->bytes != NULL;
 }
 
@@ -77,8 +94,19 @@ typedef struct stream {
     const uint8_t *from; /* memory, if no file is read */
     size_t left;         /* in `from` */
     kvant_checksum sum;
+    size_t early, written; /* bytes of the file that are on their way to the disk, and all */
     bool failed;
 } stream;
+
+static void put_to_file(stream *s, const uint8_t *at, size_t n)
+{
+    s->failed = fwrite(at, 1, n, s->file) != n;
+    s->written += n;
+    if (s->written - s->early < EARLY_PART)
+        return;
+    kvp_host_write_early(s->file, s->early, s->written - s->early);
+    s->early = s->written;
+}
 
 static void put(stream *s, const void *bytes, size_t n)
 {
@@ -88,7 +116,7 @@ static void put(stream *s, const void *bytes, size_t n)
         piece = n < PIECE ? n : PIECE;
         kvant_checksum_add(&s->sum, at, piece);
         if (s->file != NULL)
-            s->failed = fwrite(at, 1, piece, s->file) != piece;
+            put_to_file(s, at, piece);
         else
             memcpy(s->to, at, piece);
         s->to += s->file == NULL ? piece : 0;
@@ -248,7 +276,7 @@ static const char *get_state(stream *s, uint64_t size, bool all, kvp_plain *plai
     if (tokens != NULL && header.n_tokens > tokens->room)
         return "it has more tokens than there is room for";
     get_tokens(s, header.n_tokens, tokens != NULL ? tokens->to : NULL);
-    plain->bytes = kvp_host_reserve(plain->n);
+    plain->bytes = reserve(plain->n);
     if (plain->bytes == NULL)
         return "out of memory";
     each_part(s, get, plain);
@@ -277,6 +305,7 @@ const char *kvp_pack_load(FILE *file, bool all, kvp_plain *plain, kvp_pack_token
     const char *why;
 
     *plain = (kvp_plain){ 0 };
+    kvp_host_read_early(file);
     why = get_state(&s, kvp_host_file_bytes(file), all, plain, tokens);
     if (why != NULL)
         kvp_plain_free(plain);

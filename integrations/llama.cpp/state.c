@@ -119,8 +119,8 @@ static bool write_run(const kvp_kv *kv, const layout *l, size_t record, size_t r
 {
     const size_t lists = list_bytes(l);
 
-    if (kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, out + lists, record) !=
-        KVANT_OK)
+    if (kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, out + lists, record,
+                                   kvant_available_cpus()) != KVANT_OK)
         return false;
     write_lists(l, record, out);
     kvp_host_clear_foreign(out + lists + record, room - lists - record);
@@ -300,7 +300,7 @@ static kvant_status import(restored *r)
         status = KVANT_ERR_MEMORY;
     else
         status = kvant_tensor_import_record(r->kv->tensor, r->l.blocks, r->l.n_blocks, r->record,
-                                            r->bytes);
+                                            r->bytes, kvant_available_cpus());
     if (status == KVANT_OK)
         status = others_write(r, &o);
     free(o.slots);
@@ -368,8 +368,8 @@ static kvant_status decode(restored *r)
     for (uint32_t i = 0; i < r->l.n_blocks; i++)
         r->l.blocks[i].block = i;
     if (status == KVANT_OK)
-        status =
-            kvant_tensor_import_record(c.tensor, r->l.blocks, r->l.n_blocks, r->record, r->bytes);
+        status = kvant_tensor_import_record(c.tensor, r->l.blocks, r->l.n_blocks, r->record,
+                                            r->bytes, kvant_available_cpus());
     if (status == KVANT_OK)
         status = store_decoded(r, &c);
     kvant_tensor_free(&c.tensor);

@@ -121,7 +121,8 @@ static kvant_status export_layers(const kvant_cache *cache, const exports *e, ui
         KVANT_FORWARD(kvant_tensor_record_size(cache->tensors[i], e->blocks, e->n, &record));
         memcpy(at, &(uint64_t){ record }, sizeof(uint64_t));
         at += sizeof(uint64_t);
-        KVANT_FORWARD(kvant_record_export(cache->tensors[i], e->blocks, e->n, e->ages, at, record));
+        KVANT_FORWARD(kvant_record_export(cache->tensors[i], e->blocks, e->n, e->ages, at, record,
+                                          cache->params.n_threads));
         at += record;
     }
     return KVANT_OK;
@@ -156,8 +157,8 @@ static kvant_status import_layers(kvant_cache *cache, const exports *e, const ui
         left -= sizeof size;
         if (size > left)
             return damaged();
-        KVANT_FORWARD(
-            kvant_tensor_import_record(cache->tensors[i], e->blocks, e->n, at, (size_t)size));
+        KVANT_FORWARD(kvant_tensor_import_record(cache->tensors[i], e->blocks, e->n, at,
+                                                 (size_t)size, cache->params.n_threads));
         at += size;
         left -= (size_t)size;
     }

@@ -1,6 +1,7 @@
 /* record.c - exports blocks and imports them again. A record holds the rows of its blocks and each
  * of their transforms once. It refuses damaged records, and changes nothing before it has checked
  * everything. format.md, "Records", has the bytes. All parts have a multiple of 8 bytes. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include <kvant/tensor_hooks.h>
@@ -8,6 +9,7 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 #include "../base/fnv.h"
+#include "../base/parallel.h"
 #include "shift.h"
 #include "transform_bytes.h"
 
@@ -145,14 +147,11 @@ static uint32_t age_of(const kvant_tensor *tensor, uint32_t block)
     return age < UINT32_MAX ? (uint32_t)age : UINT32_MAX;
 }
 
-/* header: without its transform and its age. */
 static kvant_status export_block(const kvant_tensor *tensor, const kvant_block_slots *from,
-                                 const block_header *header, uint8_t **to)
+                                 const block_header *header, uint8_t *at)
 {
-    uint8_t *at = *to;
     memcpy(at, header, sizeof *header);
     at += sizeof *header;
-    *to = at + body_bytes(tensor, header);
     if (header->form & SHIFTED)
         kvant_shifts_export(tensor, from->block, from->slots, at);
     at += shift_bytes(tensor, header);
@@ -162,8 +161,49 @@ static kvant_status export_block(const kvant_tensor *tensor, const kvant_block_s
                          : KVANT_OK;
 }
 
+/* Copying a block takes about as long as waking a thread. */
+#define BLOCKS_FOR_THREADS 16u
+
+static uint32_t threads_for(const kvant_tensor *tensor, uint32_t n_blocks, uint32_t n_threads)
+{
+    return tensor->device || n_blocks < BLOCKS_FOR_THREADS ? 1 : n_threads;
+}
+
+/* Blocks are independent, so a work item is a block. */
+typedef struct exported_block {
+    block_header header;
+    uint8_t *at;
+} exported_block;
+
+typedef struct export_job {
+    const kvant_tensor *tensor;
+    const kvant_block_slots *blocks;
+    exported_block *list;
+    atomic_int status;
+} export_job;
+
+static void export_item(void *context, size_t i, uint32_t worker)
+{
+    export_job *job = context;
+    const kvant_status status =
+        export_block(job->tensor, &job->blocks[i], &job->list[i].header, job->list[i].at);
+    (void)worker;
+    if (status != KVANT_OK)
+        atomic_store(&job->status, (int)status);
+}
+
+static kvant_status export_blocks(const kvant_tensor *tensor, const kvant_block_slots *blocks,
+                                  exported_block *list, uint32_t n, uint32_t n_threads)
+{
+    export_job job = { .tensor = tensor, .blocks = blocks, .list = list };
+    atomic_init(&job.status, KVANT_OK);
+    kvant_parallel_for(n, threads_for(tensor, n, n_threads), export_item, &job);
+    return (kvant_status)atomic_load(&job.status);
+}
+
 kvant_status kvant_record_export(const kvant_tensor *tensor, const kvant_block_slots *blocks,
-                                 uint32_t n, const uint32_t *ages, void *data, size_t bytes)
+                                 uint32_t n, const uint32_t *ages, void *data, size_t bytes,
+                                 uint32_t n_threads)
 {
     int32_t number[KVANT_MAX_TRANSFORMS];
     size_t needed;
@@ -174,21 +214,27 @@ kvant_status kvant_record_export(const kvant_tensor *tensor, const kvant_block_s
                                    number_transforms(tensor, blocks, n, number) };
     memcpy(at, &header, sizeof header);
     at = export_transforms(tensor, number, header.n_transforms, at + sizeof header);
+    exported_block *list = kvant_alloc(n + 1, sizeof *list);
+    KVANT_RETURN_IF(!list, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < n; i++) {
         block_header of = header_of(tensor, &blocks[i]);
         of.transform = (uint32_t)number[tensor->blocks[blocks[i].block].transform_id];
         of.age = !(of.form & OPEN_PAGES) ? 0 : ages ? ages[i] : age_of(tensor, blocks[i].block);
-        KVANT_FORWARD(export_block(tensor, &blocks[i], &of, &at));
+        list[i] = (exported_block){ of, at };
+        at += sizeof of + body_bytes(tensor, &of);
     }
+    const kvant_status status = export_blocks(tensor, blocks, list, n, n_threads);
+    kvant_free(list);
+    KVANT_FORWARD(status);
     const uint64_t checksum = kvant_checksum_of(data, bytes - sizeof checksum);
     memcpy(at, &checksum, sizeof checksum);
     return KVANT_OK;
 }
 
 kvant_status kvant_tensor_export_record(const kvant_tensor *tensor, const kvant_block_slots *blocks,
-                                        uint32_t n, void *data, size_t bytes)
+                                        uint32_t n, void *data, size_t bytes, uint32_t n_threads)
 {
-    return kvant_record_export(tensor, blocks, n, NULL, data, bytes);
+    return kvant_record_export(tensor, blocks, n, NULL, data, bytes, n_threads);
 }
 
 /* A record of one block */
@@ -223,7 +269,7 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
     KVANT_FORWARD(kvant_tensor_record_size(tensor, &whole, 1, &needed));
     KVANT_RETURN_IF(bytes < needed, KVANT_ERR_ARGUMENT);
     *used = needed;
-    return kvant_record_export(tensor, &whole, 1, &age, data, needed);
+    return kvant_record_export(tensor, &whole, 1, &age, data, needed, 1);
 }
 
 /* Importing. Nothing changes in the tensor until everything was checked. */
@@ -397,17 +443,60 @@ static kvant_status import_shifts(kvant_tensor *tensor, uint32_t block, const bl
     return KVANT_OK;
 }
 
-static kvant_status import_block(kvant_tensor *tensor, uint32_t block, const uint32_t *ids,
-                                 const uint8_t **from)
-{
+/* A block of a record whose sizes were checked. */
+typedef struct imported_block {
+    uint32_t block;
     block_header header;
-    memcpy(&header, *from, sizeof header);
-    const uint8_t *body = *from + sizeof header, *pages = body + shift_bytes(tensor, &header),
-                  *codes = has_codes(&header) ? pages + open_bytes(tensor, &header) : NULL;
+    const uint8_t *body, *pages, *codes; /* codes: NULL if there are none */
+} imported_block;
+
+static imported_block imported_of(const kvant_tensor *tensor, uint32_t block, const uint8_t *from)
+{
+    imported_block b = { .block = block };
+    memcpy(&b.header, from, sizeof b.header);
+    b.body = from + sizeof b.header;
+    b.pages = b.body + shift_bytes(tensor, &b.header);
+    if (has_codes(&b.header) && b.header.written)
+        b.codes = b.pages + open_bytes(tensor, &b.header);
+    return b;
+}
+
+typedef struct import_job {
+    kvant_tensor *tensor;
+    const imported_block *list;
+} import_job;
+
+static void import_codes(void *context, size_t i, uint32_t worker)
+{
+    const import_job *job = context;
+    const imported_block *b = &job->list[i];
+    (void)worker;
+    if (b->codes)
+        kvant_pages_copy(job->tensor, kvant_sealed_page(job->tensor, b->block, 0), b->codes,
+                         job->tensor->block_bytes);
+}
+
+/* Makes the blocks empty and writes their codes. Pages that codes fill are not zeroed before. */
+static void import_all_codes(kvant_tensor *tensor, const imported_block *list, uint32_t n,
+                             uint32_t n_threads)
+{
+    import_job job = { tensor, list };
+    for (uint32_t i = 0; i < n; i++) {
+        tensor->blocks[list[i].block].resident &= !list[i].codes;
+        kvant_block_clear(tensor, list[i].block);
+    }
+    kvant_parallel_for(n, threads_for(tensor, n, n_threads), import_codes, &job);
+}
+
+/* Everything else of a block, whose codes are there. */
+static kvant_status import_block(kvant_tensor *tensor, const imported_block *from,
+                                 const uint32_t *ids)
+{
+    const block_header header = from->header;
+    const uint32_t block = from->block;
     const bool open = header.form & OPEN_PAGES;
     const uint32_t id = ids[header.transform];
     const uint64_t dirty = header.written & ~header.coded;
-    *from = body + body_bytes(tensor, &header);
     if (!header.written)
         return KVANT_OK;
     /* Rows that are pending for a first transform lie in the tensor's own pages. */
@@ -417,15 +506,16 @@ static kvant_status import_block(kvant_tensor *tensor, uint32_t block, const uin
         open && !exact ? kvant_block_acquire(tensor, block, header.age) : KVANT_NO_PAGE;
     if (page >= 0) {
         tensor->open_pages[page].dirty = dirty;
-        kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages,
+        kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), from->pages,
                          kvant_open_block_bytes(tensor));
     }
-    kvant_block_fill(tensor, block, id, header.position, header.written, codes);
+    kvant_block_fill(tensor, block, id, header.position, header.written, NULL);
+    tensor->blocks[block].resident = from->codes != NULL;
     if (tensor->transforms[id].learned) /* for the next block of the sequence */
         tensor->sequence_transforms[tensor->blocks[block].sequence] = (uint8_t)id;
     if (exact)
-        tensor->blocks[block].resident = kvant_exact_store(tensor, block, dirty, pages);
-    return import_shifts(tensor, block, &header, body);
+        tensor->blocks[block].resident = kvant_exact_store(tensor, block, dirty, from->pages);
+    return import_shifts(tensor, block, &header, from->body);
 }
 
 /* The transform of the last block that has a learned one serves new rows. */
@@ -436,29 +526,44 @@ static void begin_transforms(kvant_tensor *tensor, const record *r, const uint32
             kvant_transforms_begin(tensor, ids[i - 1]);
 }
 
-static kvant_status import(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
-                           const void *data, size_t bytes, record *r)
+static kvant_status import_list(kvant_tensor *tensor, const imported_block *list, uint32_t n,
+                                const record *r, uint32_t n_threads)
 {
     uint32_t ids[KVANT_MAX_TRANSFORMS];
     kvant_status status = KVANT_OK;
-    KVANT_RETURN_IF(!tensor || !blocks || !data || !are_valid(tensor, blocks, n),
-                    KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(check_record(tensor, blocks, n, data, bytes, r));
     KVANT_FORWARD(import_transforms(tensor, r, ids));
     if (r->any_written)
         begin_transforms(tensor, r, ids);
-    for (uint32_t i = 0; i < n; i++)
-        kvant_block_clear(tensor, blocks[i].block);
+    import_all_codes(tensor, list, n, n_threads);
     for (uint32_t i = 0; i < n && status == KVANT_OK; i++)
-        status = import_block(tensor, blocks[i].block, ids, &r->blocks);
+        status = import_block(tensor, &list[i], ids);
     return status == KVANT_OK ? kvant_pages_status(tensor) : status;
 }
 
+static kvant_status import(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
+                           const void *data, size_t bytes, record *r, uint32_t n_threads)
+{
+    KVANT_RETURN_IF(!tensor || !blocks || !data || !are_valid(tensor, blocks, n),
+                    KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_record(tensor, blocks, n, data, bytes, r));
+    imported_block *list = kvant_alloc(n + 1, sizeof *list);
+    KVANT_RETURN_IF(!list, KVANT_ERR_MEMORY);
+    const uint8_t *at = r->blocks;
+    for (uint32_t i = 0; i < n; i++) {
+        list[i] = imported_of(tensor, blocks[i].block, at);
+        at = list[i].body + body_bytes(tensor, &list[i].header);
+    }
+    const kvant_status status = import_list(tensor, list, n, r, n_threads);
+    kvant_free(list);
+    return status;
+}
+
 kvant_status kvant_tensor_import_record(kvant_tensor *tensor, const kvant_block_slots *blocks,
-                                        uint32_t n, const void *data, size_t bytes)
+                                        uint32_t n, const void *data, size_t bytes,
+                                        uint32_t n_threads)
 {
     record r = { .of_any_slots = false };
-    return import(tensor, blocks, n, data, bytes, &r);
+    return import(tensor, blocks, n, data, bytes, &r, n_threads);
 }
 
 kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
@@ -466,5 +571,5 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
 {
     const kvant_block_slots whole = { UINT64_MAX, block };
     record r = { .of_any_slots = true };
-    return import(tensor, &whole, 1, data, bytes, &r);
+    return import(tensor, &whole, 1, data, bytes, &r, 1);
 }

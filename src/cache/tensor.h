@@ -458,7 +458,8 @@ struct kvant_block_slots;
 
 /* kvant_tensor_export_record, where ages[i] rows of its sequence follow the rows of blocks[i]. */
 kvant_status kvant_record_export(const kvant_tensor *tensor, const struct kvant_block_slots *blocks,
-                                 uint32_t n, const uint32_t *ages, void *data, size_t bytes);
+                                 uint32_t n, const uint32_t *ages, void *data, size_t bytes,
+                                 uint32_t n_threads);
 
 /* transfer.c */
 

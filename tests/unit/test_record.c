@@ -69,14 +69,14 @@ static exported export_record(const fixture *f, const blocks *b)
     assert_int_equal(kvant_tensor_record_size(f->tensor, b->list, b->n, &e.bytes), KVANT_OK);
     e.data = malloc(e.bytes);
     assert_non_null(e.data);
-    assert_int_equal(kvant_tensor_export_record(f->tensor, b->list, b->n, e.data, e.bytes),
+    assert_int_equal(kvant_tensor_export_record(f->tensor, b->list, b->n, e.data, e.bytes, 3),
                      KVANT_OK);
     return e;
 }
 
 static kvant_status import_record(const fixture *f, const blocks *b, const exported *e)
 {
-    return kvant_tensor_import_record(f->tensor, b->list, b->n, e->data, e->bytes);
+    return kvant_tensor_import_record(f->tensor, b->list, b->n, e->data, e->bytes, 3);
 }
 
 static void assert_same_rows(const fixture *f, uint32_t slot, const fixture *g, uint32_t other)
