@@ -51,11 +51,11 @@ void kvp_host_release(void *memory, size_t bytes);
 void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
 
 /* Hints (host_hints.c). The first asks for huge pages for reserved memory, which take a fraction of
- * the time to get. The second begins to write a part of a file to the disk while the program goes
- * on writing. The third begins to read a whole file. */
+ * the time to get. The second begins to write a part of a file to the disk, and the third begins to
+ * read a part, while the program does other work. */
 void kvp_host_want_huge_pages(void *memory, size_t bytes);
 void kvp_host_write_early(FILE *file, size_t first, size_t bytes);
-void kvp_host_read_early(FILE *file);
+void kvp_host_read_early(FILE *file, size_t first, size_t bytes);
 
 /* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. Before
  * the part is used again it has to be committed. */

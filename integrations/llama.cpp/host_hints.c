@@ -25,9 +25,9 @@ void kvp_host_write_early(FILE *file, size_t first, size_t bytes)
     sync_file_range(fileno(file), (off_t)first, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
 }
 
-void kvp_host_read_early(FILE *file)
+void kvp_host_read_early(FILE *file, size_t first, size_t bytes)
 {
-    posix_fadvise(fileno(file), 0, 0, POSIX_FADV_WILLNEED);
+    posix_fadvise(fileno(file), (off_t)first, (off_t)bytes, POSIX_FADV_WILLNEED);
 }
 #else
 void kvp_host_want_huge_pages(void *memory, size_t bytes)
@@ -43,8 +43,10 @@ void kvp_host_write_early(FILE *file, size_t first, size_t bytes)
     (void)bytes;
 }
 
-void kvp_host_read_early(FILE *file)
+void kvp_host_read_early(FILE *file, size_t first, size_t bytes)
 {
     (void)file;
+    (void)first;
+    (void)bytes;
 }
 #endif

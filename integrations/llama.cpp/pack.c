@@ -17,9 +17,11 @@
  * The runs of a smaller state are hardly larger than a huge page. */
 #define LARGE_STATE ((size_t)1 << 28)
 
-/* A file's parts that are written to the disk early. Smaller parts cost more calls; larger ones
- * leave more to write at the end. */
-#define EARLY_PART ((size_t)1 << 24)
+/* A file's parts that the disk begins to write or to read early. Smaller parts cost more calls.
+ * Larger ones leave more to write at the end. If the disk is asked for too much at once, asking
+ * waits for the disk. */
+#define EARLY_PART ((size_t)1 << 23)
+#define PARTS_AHEAD 8u
 
 static uint8_t *reserve(size_t n)
 {
@@ -94,18 +96,36 @@ typedef struct stream {
     const uint8_t *from; /* memory, if no file is read */
     size_t left;         /* in `from` */
     kvant_checksum sum;
-    size_t early, written; /* bytes of the file that are on their way to the disk, and all */
+    size_t early, done; /* bytes of the file that the disk was told of, and that were moved */
     bool failed;
 } stream;
 
 static void put_to_file(stream *s, const uint8_t *at, size_t n)
 {
     s->failed = fwrite(at, 1, n, s->file) != n;
-    s->written += n;
-    if (s->written - s->early < EARLY_PART)
+    s->done += n;
+    if (s->done - s->early < EARLY_PART)
         return;
-    kvp_host_write_early(s->file, s->early, s->written - s->early);
-    s->early = s->written;
+    kvp_host_write_early(s->file, s->early, s->done - s->early);
+    s->early = s->done;
+}
+
+static void get_from_file(stream *s, uint8_t *at, size_t n)
+{
+    for (; s->early < s->done + PARTS_AHEAD * EARLY_PART; s->early += EARLY_PART)
+        kvp_host_read_early(s->file, s->early, EARLY_PART);
+    s->failed = fread(at, 1, n, s->file) != n;
+    s->done += n;
+}
+
+static void get_from_memory(stream *s, uint8_t *at, size_t n)
+{
+    s->failed = s->left < n;
+    if (s->failed)
+        return;
+    memcpy(at, s->from, n);
+    s->from += n;
+    s->left -= n;
 }
 
 static void put(stream *s, const void *bytes, size_t n)
@@ -129,14 +149,12 @@ static void get(stream *s, void *bytes, size_t n)
 
     for (size_t piece; n > 0 && !s->failed; at += piece, n -= piece) {
         piece = n < PIECE ? n : PIECE;
-        s->failed = s->file != NULL ? fread(at, 1, piece, s->file) != piece : s->left < piece;
+        if (s->file != NULL)
+            get_from_file(s, at, piece);
+        else
+            get_from_memory(s, at, piece);
         if (s->failed)
             return;
-        if (s->file == NULL) {
-            memcpy(at, s->from, piece);
-            s->from += piece;
-            s->left -= piece;
-        }
         kvant_checksum_add(&s->sum, at, piece);
     }
 }
@@ -305,7 +323,6 @@ const char *kvp_pack_load(FILE *file, bool all, kvp_plain *plain, kvp_pack_token
     const char *why;
 
     *plain = (kvp_plain){ 0 };
-    kvp_host_read_early(file);
     why = get_state(&s, kvp_host_file_bytes(file), all, plain, tokens);
     if (why != NULL)
         kvp_plain_free(plain);
