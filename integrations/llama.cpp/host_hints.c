@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
+/* Linux's usual huge pages. If they are larger, the system uses fewer of them. */
 #define HUGE_PAGE ((uintptr_t)2 << 20)
 
 void kvp_host_want_huge_pages(void *memory, size_t bytes)

@@ -24,6 +24,11 @@ def label(cache):
     return f"kvant {code(cache)}" + (" (default)" if cache == "balanced" else "")
 
 
+def state(results, cache):
+    """The line of a saved state of 32,768 tokens of an 8B shape."""
+    return results.newest("state_disk.csv", {"cache": cache})
+
+
 def stock_quality(results, model, cache):
     """The line of one of llama.cpp's own caches on the second half of 2048 tokens."""
     wanted = {"model": starts(model), "cache": "llama.cpp", "k": cache, "v": cache}

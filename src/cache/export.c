@@ -1,6 +1,7 @@
-/* export.c - exports blocks of a sequence, of all layers, and appends exported blocks to a sequence.
+/* export.c - exports blocks of a sequence, of all layers, and appends exported blocks to one.
  * Exported blocks are their number of tokens, then for every layer and role the size of a record
- * (record.c) and the record. It refuses sizes that do not add up; a sequence then stays as before. */
+ * (record.c) and the record. Sizes that do not add up are refused; the sequence is then
+ * unchanged. */
 #include <string.h>
 
 #include <kvant/tensor_hooks.h>

@@ -210,7 +210,7 @@ void kvant_shifts_copy_block(const kvant_tensor *from, uint32_t block, kvant_ten
     kvant_shifts_set_block(to, target, ids);
 }
 
-/* The shifts of a block of a record (format.md): this header, then head_dim / 2 frequencies, of which
+/* The shifts of a record's block (format.md): this header, then head_dim / 2 frequencies, of which
  * RoPE uses the first n_dims / 2, then the shifts of all slots. */
 typedef struct shifts_header {
     uint32_t n_dims, interleaved;

@@ -13,7 +13,8 @@ LAYERS = {
     "include": (),
     "src": tuple(f"src/base/{name}" for name in ("os.h", "os_posix.c", "os_windows.c")),
     "integrations/llama.cpp": tuple(
-        f"integrations/llama.cpp/host_{name}.c" for name in ("posix", "windows", "linux_imports")
+        f"integrations/llama.cpp/host_{name}.c"
+        for name in ("posix", "windows", "linux_imports", "hints")
     ),
     "tools": tuple(
         f"tools/{name}"

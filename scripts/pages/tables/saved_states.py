@@ -1,6 +1,7 @@
 """Saved states of a llama-server: the size of a slot's file, and the CPU time of saving and
 restoring it."""
 
+from caches import state
 from text import table, thousands
 
 CACHES = (
@@ -26,3 +27,31 @@ def saved_states(results):
             rows.append([thousands(tokens), name, size, *times, line["machine"]])
     heading = ["tokens", "cache", "file, MiB", "saving, ms of CPU", "restoring, ms of CPU"]
     return table([*heading, "machine"], *rows)
+
+
+DISK_CACHES = (
+    ("f16", "llama.cpp's f16"),
+    ("q8_0", "llama.cpp's `q8_0`"),
+    ("q4_0", "llama.cpp's `q4_0`"),
+    ("quality", "`quality`"),
+    ("balanced", "`balanced`"),
+    ("small", "`small`"),
+)
+
+
+def state_disk(results):
+    """GiB of a file of 32,768 tokens of an 8B shape, and seconds of saving it to a disk and of
+    restoring it from there, with the CPU time in them."""
+    f16, rows = state(results, "f16"), []
+    for cache, name in DISK_CACHES:
+        line = state(results, cache)
+        cells = [f"{line.number('bytes') / 2**30:.2f}"]
+        for what in ("save", "restore"):
+            wall = line.number(f"{what}_ms")
+            cells += [f"{wall / 1e3:.1f}", f"{line.number(f'{what}_cpu_ms') / 1e3:.1f}"]
+            cells.append(f"{f16.number(f'{what}_ms') / wall:.1f}")
+        rows.append([name, *cells])
+    heading = ["cache", "file, GiB"]
+    for what in ("saving", "restoring"):
+        heading += [f"{what}, s", "of CPU", "times as fast as f16"]
+    return table(heading, *rows)
