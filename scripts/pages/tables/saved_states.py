@@ -55,3 +55,15 @@ def state_disk(results):
     for what in ("saving", "restoring"):
         heading += [f"{what}, s", "of CPU", "times as fast as f16"]
     return table(heading, *rows)
+
+
+def state_codec(results):
+    """Bits per number that Gaussian coefficients need for the error of a transform per head with 3
+    or 2 bits, with transforms over more heads and layers."""
+    of = ("head", "layer", "4 layers", "all layers")
+    found = {}
+    for line in results.lines("state_codec.csv"):
+        row = found.setdefault((line["model"], line["rows"], line["head_bits"]), {})
+        row[line["transform"]] = f"{line.number('bits'):.2f}"
+    rows = [[model, rows, *(cells.get(x) for x in of)] for (model, rows, _), cells in found.items()]
+    return table(["model", "rows", *(f"bits, transform per {x}" for x in of)], *rows)
