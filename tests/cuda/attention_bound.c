@@ -60,12 +60,25 @@ typedef enum units_kind { NO_UNITS, PAGE_UNITS, ROW_UNITS } units_kind;
 #define CHUNK_RELATIVE (3.02 * 0x1p-11)
 #define CHUNK_ABSOLUTE 0x1p-20
 
-typedef struct rows_of_page {
-    float rows[64 * MAX_D];
+/* A token of a sequence and kv head, as the bound needs it. */
+typedef struct token_row {
+    const float *row;
+    const float *rotated; /* of keys */
     located at;
-    uint32_t valid;
+    uint32_t valid;          /* tokens of its page */
     double unit, resolution; /* of tile kernels */
-} rows_of_page;
+    double sum, largest;     /* of the magnitudes of a key's rotated numbers */
+    double length;           /* of a rotated key, or of a value */
+    bool has_sizes;
+    sizes s; /* zeros in exact pages */
+} token_row;
+
+/* Decoding takes longer than the sums of a query row, so a sequence's rows are decoded once, at the
+ * first query row that reads them. */
+struct decoded_rows {
+    float *rows, *rotated;
+    token_row *tokens;
+};
 
 /* Whether no tile kernel supports the codecs. */
 static bool is_any(const fixture *f)
@@ -161,24 +174,82 @@ static double length_range(const kvant_cuda_params *p)
                                                       : 1;
 }
 
-/* Decodes the page that holds token t if t is the page's first token. */
-static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv,
-                           rows_of_page *page)
+static void rotate_key(const fixture *f, token_row *token, float *y)
 {
-    uint32_t d = f->c->head_dim;
-    int32_t left = f->c->lengths[b] - t;
-    if (t % 64 == 0) {
-        page->at = locate(f, role, b, t, kv);
-        page->valid = left < 64 ? (uint32_t)left : 64;
-        kvant_codec_decode(page->at.codec, NULL, page->at.page, 0, page->valid, page->rows, d);
+    kvant_codec_transform_query(f->cache.k, NULL, token->row, y);
+    token->rotated = y;
+    for (uint32_t j = 0; j < f->c->head_dim; j++) {
+        token->sum += fabs(y[j]);
+        token->largest = fmax(token->largest, fabs(y[j]));
     }
+}
+
+static void decode_rows(const fixture *f, kvant_role role, uint32_t b, uint32_t kv,
+                        struct decoded_rows *to)
+{
     const kvant_cuda_codec *codec = role == KVANT_ROLE_K ? f->cache.gpu_k : f->cache.gpu_v;
-    if (t % 64 == 0 || is_any(f)) {
-        page->unit =
-            page->at.open ? 1 : unit_of(f, codec, page->at.page, (uint32_t)t % 64, page->valid);
-        page->resolution = page->at.open ? 0 : 0x1p-23 * page->unit * length_range(&codec->params);
+    const uint32_t n = (uint32_t)f->c->lengths[b], d = f->c->head_dim;
+    *to = (struct decoded_rows){ .rows = malloc((size_t)n * d * sizeof(float)),
+                                 .rotated = role == KVANT_ROLE_K
+                                                ? malloc((size_t)n * d * sizeof(float))
+                                                : NULL,
+                                 .tokens = calloc(n, sizeof *to->tokens) };
+    for (uint32_t t = 0; t < n; t++) {
+        token_row *token = &to->tokens[t];
+        float *row = to->rows + (size_t)t * d;
+        *token = t % 64 == 0
+                     ? (token_row){ .at = locate(f, role, b, (int32_t)t, kv),
+                                    .valid = n - t < 64 ? n - t : 64 }
+                     : (token_row){ .at = token[-1].at, .valid = token[-1].valid };
+        token->row = row;
+        if (t % 64 == 0)
+            kvant_codec_decode(token->at.codec, NULL, token->at.page, 0, token->valid, row, d);
+        if (to->rotated)
+            rotate_key(f, token, to->rotated + (size_t)t * d);
+        double squares = 0;
+        for (uint32_t j = 0; j < d; j++) {
+            const double x = token->rotated ? token->rotated[j] : row[j];
+            squares += x * x;
+        }
+        token->length = sqrt(squares);
+        token->unit = token->at.open
+                          ? 1
+                          : unit_of(f, codec, token->at.page, is_any(f) ? t % 64 : 0, token->valid);
+        token->resolution =
+            token->at.open ? 0 : 0x1p-23 * token->unit * length_range(&codec->params);
     }
-    return page->rows + (uint32_t)t % 64 * d;
+}
+
+/* Token t of a sequence. */
+static token_row *row_at(fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv)
+{
+    if (!f->decoded)
+        f->decoded = calloc(2 * (size_t)f->c->batch * f->c->n_kv_heads, sizeof *f->decoded);
+    struct decoded_rows *of =
+        &f->decoded[((role == KVANT_ROLE_V) * f->c->batch + b) * f->c->n_kv_heads + kv];
+    if (!of->tokens)
+        decode_rows(f, role, b, kv, of);
+    return &of->tokens[t];
+}
+
+void forget_rows(fixture *f)
+{
+    for (uint32_t i = 0; f->decoded && i < 2 * f->c->batch * f->c->n_kv_heads; i++) {
+        free(f->decoded[i].rows);
+        free(f->decoded[i].rotated);
+        free(f->decoded[i].tokens);
+    }
+    free(f->decoded);
+    f->decoded = NULL;
+}
+
+/* The sizes of a token's scales. */
+static sizes sizes_at(const kvant_cuda_codec *codec, token_row *token, uint32_t t)
+{
+    if (!token->has_sizes && !token->at.open)
+        token->s = sizes_of(codec, token->at.page, t % 64, token->valid);
+    token->has_sizes = true;
+    return token->s;
 }
 
 /* A query row. */
@@ -203,9 +274,9 @@ static double bias_of(const fixture *f, const query *at, int32_t t)
     return p->max_bias > 0 ? slope * (t - position) : 0;
 }
 
-/* Applies softcap, mask, ALiBi and hidden tokens to a score. A softcap adds 2^-20 of itself to the
- * error and does not enlarge other errors. A bias is rounded to fp32 some times. Returns the
- * additional error of the score. */
+/* Applies softcap, mask and ALiBi to the score of a token that is not hidden. A softcap adds 2^-20
+ * of itself to the error and does not enlarge other errors. A bias is rounded to fp32 some times.
+ * Returns the additional error of the score. */
 static double change_score(const fixture *f, const query *at, int32_t t, double *score)
 {
     double error = 0;
@@ -215,7 +286,7 @@ static double change_score(const fixture *f, const query *at, int32_t t, double 
     }
     const double bias = bias_of(f, at, t);
     *score += bias;
-    return isinf(bias) ? 0 : error + fabs(bias) * 0x1p-20;
+    return error + fabs(bias) * 0x1p-20;
 }
 
 /* A query row as the GPU multiplies it, and the part that its keys' centre adds to scores. */
@@ -264,65 +335,61 @@ static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t 
 }
 
 /* Fills scores; returns the largest error of a score whose token is not hidden. */
-static double score_errors(const fixture *f, const query *at, units_kind wanted, uint32_t kv,
+static double score_errors(fixture *f, const query *at, units_kind wanted, uint32_t kv,
                            double *scores)
 {
     static transformed rows[KVANT_CUDA_MOST_MATRICES];
     const units_kind units = units_for(wanted, f->cache.gpu_k);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b;
-    static rows_of_page page;
     const kvant_cuda_codec *codec = f->cache.gpu_k;
     const kvant_cuda_params *p = &codec->params;
     uint32_t d = f->c->head_dim;
     double scale = 1 / sqrtf((float)d), delta = 0, k_error = step_error(f->cache.gpu_k),
            of_page = 0, page_error = 0;
-    float y[MAX_D];
     for (uint32_t m = 0; m < f->n_matrices; m++)
         transform(f, at, kv, m, &rows[m]);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
         const transformed *own = &rows[matrix_of(f, b, t)];
         const float *q = own->q, *rotated = own->rotated;
         const double q1 = own->q1, unit = own->unit;
-        const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
+        token_row *token = row_at(f, KVANT_ROLE_K, b, t, kv);
+        const float *row = token->row, *y = token->rotated;
         if (f->plain_q && t % 64 == 0)
             of_page = page_bias(f, at, kv, t, &page_error);
-        double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0, squares = 0;
-        kvant_codec_transform_query(f->cache.k, NULL, row, y);
+        scores[t] = bias_of(f, at, t);
+        if (isinf(scores[t]))
+            continue;
+        const double y1 = token->sum;
+        double sum = 0, of_scales = 0, qy = 0;
         for (uint32_t j = 0; j < d; j++) {
             sum += (double)q[j] * row[j];
-            y1 += fabs(y[j]);
-            squares += (double)y[j] * y[j];
             qy += fabs((double)rotated[j] * y[j]);
-            largest = fmax(largest, fabs(y[j]));
         }
         scores[t] = scale * (sum + own->bias + of_page);
         const double plain = fabs(scores[t]),
                      more = change_score(f, at, t, &scores[t]) +
                             scale * (own->bias_size * 0x1p-19 + page_error);
-        if (isinf(scores[t]))
-            continue;
         if (units == ROW_UNITS) {
-            of_scales = (roundings(codec, &page.at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
-                        (0x1p-23 * largest +
-                         rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(squares))) *
+            of_scales = (roundings(codec, &token->at) * 0x1p-11 + d / 16 * 0x1p-22) * qy +
+                        (0x1p-23 * token->largest +
+                         rotated_error(codec, &token->at, (uint32_t)t % 64, token->length)) *
                             q1;
             delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) +
                                     plain * 0x1p-20 + more);
             continue;
         }
-        sizes s = page.at.open ? (sizes){ 0 }
-                               : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
+        const sizes s = sizes_at(codec, token, (uint32_t)t);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         of_scales += p->hybrid ? 0x1p-11 * s.zero * q1 : 0;
-        if (has_chunks(codec) && !page.at.open)
+        if (has_chunks(codec) && !token->at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
-        if (p->decoder == KVANT_CUDA_CODEBOOK6 && !tiles && !page.at.open)
+        if (p->decoder == KVANT_CUDA_CODEBOOK6 && !tiles && !token->at.open)
             of_scales += 0x1p-11 * qy;
-        if (tiles && !page.at.open)
+        if (tiles && !token->at.open)
             of_scales +=
-                0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
+                0x1p-11 * qy + token->resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 up to
          * 2^7 */
         delta = fmax(delta,
@@ -336,12 +403,11 @@ static double score_errors(const fixture *f, const query *at, units_kind wanted,
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of this file's head
  * comment. */
-static void compute_row(const fixture *f, const query *at, units_kind wanted, reference *r)
+static void compute_row(fixture *f, const query *at, units_kind wanted, reference *r)
 {
     const units_kind units = units_for(wanted, f->cache.gpu_v);
     const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b, head = at->head;
-    static rows_of_page page;
     const attention_case *c = f->c;
     const kvant_cuda_codec *codec = f->cache.gpu_v;
     const kvant_cuda_params *p = &codec->params;
@@ -362,50 +428,47 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
     double root = sqrt(d), code = largest_code(codec);
     memset(r->out, 0, sizeof r->out);
     for (int32_t t = 0; t < n; t++) {
-        const float *row = row_at(f, KVANT_ROLE_V, b, t, kv, &page);
+        token_row *token = row_at(f, KVANT_ROLE_V, b, t, kv);
+        const float *row = token->row;
         if (isinf(scores[t]))
             continue;
-        double w = exp(scores[t] - top), norm = 0;
-        for (uint32_t j = 0; j < d; j++) {
+        const double w = exp(scores[t] - top), length = token->length;
+        for (uint32_t j = 0; j < d; j++)
             r->out[j] += w * row[j];
-            norm += (double)row[j] * row[j];
-        }
         total += w;
-        norms += w * sqrt(norm);
+        norms += w * length;
         if (units == ROW_UNITS) { /* the unit is between norm / (8 root) and four times the norm */
-            rounded += (1 + roundings(codec, &page.at)) * w * sqrt(norm);
-            tile += w * rotated_error(codec, &page.at, (uint32_t)t % 64, sqrt(norm)) * root;
-            summed += w * sqrt(norm);
-            small += 8 * root + (page.at.open ? sqrt(norm) : 0);
-            largest = fmax(largest, fmax(4 * w * sqrt(norm), page.at.open ? w * 0x1p-7 : 0));
-            tile += w * (0x1p-23 * sqrt(norm) + 0x1p-64) * root;
+            rounded += (1 + roundings(codec, &token->at)) * w * length;
+            tile += w * rotated_error(codec, &token->at, (uint32_t)t % 64, length) * root;
+            summed += w * length;
+            small += 8 * root + (token->at.open ? length : 0);
+            largest = fmax(largest, fmax(4 * w * length, token->at.open ? w * 0x1p-7 : 0));
+            tile += w * (0x1p-23 * length + 0x1p-64) * root;
             continue;
         }
         if (tiles) {
-            rounded += (page.at.open ? 1 : 2) * w * sqrt(norm);
-            small += sqrt(norm) / page.unit;
-            largest = fmax(largest, w * page.unit);
-            tile += w * page.resolution * root;
-            const sizes s = page.at.open
-                                ? (sizes){ 0 }
-                                : sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
+            rounded += (token->at.open ? 1 : 2) * w * length;
+            small += length / token->unit;
+            largest = fmax(largest, w * token->unit);
+            tile += w * token->resolution * root;
+            const sizes s = sizes_at(codec, token, (uint32_t)t);
             weighted_scale += w * s.scale;
-            summed += w * (s.scale * code + s.zero) * root + w * sqrt(norm);
+            summed += w * (s.scale * code + s.zero) * root + w * length;
             tile += p->symmetric ? w * 0x1p-11 * s.zero * root : 0;
             continue;
         }
-        if (page.at.open) { /* weights are relative to the page's largest weight */
-            rounded += w * sqrt(norm);
-            summed += w * sqrt(norm);
-            small_zero += sqrt(norm);
+        if (token->at.open) { /* weights are relative to the page's largest weight */
+            rounded += w * length;
+            summed += w * length;
+            small_zero += length;
             largest = fmax(largest, w * 0x1p-16);
             continue;
         }
-        sizes s = sizes_of(codec, page.at.page, (uint32_t)t % 64, page.valid);
+        const sizes s = sizes_at(codec, token, (uint32_t)t);
         weighted_scale += w * s.scale;
         summed += w * (s.scale * code + s.zero) * root;
         rounded += p->hybrid ? w * s.zero * root : 0;
-        summed += has_chunks(codec) ? w * sqrt(norm) : 0; /* outliers are larger than codes */
+        summed += has_chunks(codec) ? w * length : 0; /* outliers are larger than codes */
         if (p->grouping == KVANT_CUDA_GROUP_TOKEN) {
             rounded += w * s.scale * code * root;
             small += code * root;
@@ -452,7 +515,7 @@ static void compute_row(const fixture *f, const query *at, units_kind wanted, re
     free(scores);
 }
 
-void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r)
+void compute_reference(fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r)
 {
     *r = (reference){ .lse = f->sinks ? f->sinks[head] : -INFINITY };
     if (f->c->lengths[b] <= 0 || f->p.no_blocks)

@@ -303,6 +303,7 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
 
 void fixture_close(fixture *f)
 {
+    forget_rows(f);
     open_pool_free(&f->open);
     cache_close(&f->cache);
     free(f->table);

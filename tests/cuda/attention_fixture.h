@@ -69,6 +69,8 @@ typedef struct fixture {
     double query_error;  /* error that the numbers of queries have already */
     double output_error; /* error that outputs get afterwards, relative to their length */
     double worst;        /* error / bound */
+    /* the CPU's rows, for each role, sequence and kv head: attention_bound.c */
+    struct decoded_rows *decoded;
 } fixture;
 
 typedef struct located {
@@ -80,6 +82,8 @@ typedef struct located {
 /* p: NULL for a problem without options. */
 void fixture_open(fixture *f, const attention_case *c, const attention_problem *p);
 void fixture_close(fixture *f);
+/* Frees the decoded rows: after a change of the pages or lengths of an open fixture. */
+void forget_rows(fixture *f);
 /* Returns the page of sequence b that holds token t. */
 located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv_head);
 
@@ -95,7 +99,7 @@ typedef struct reference {
     double out[MAX_D], lse, bound, lse_bound;
 } reference;
 
-void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r);
+void compute_reference(fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r);
 
 /* Checks one query row's output and log-sum-exp (NULL: not checked) against the bound of
  * attention_bound.c. */

@@ -217,6 +217,7 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
 
 static void part_close(part *p)
 {
+    forget_rows(&p->f);
     open_codec_free(&p->f.open.codec[0]);
     open_codec_free(&p->f.open.codec[1]);
     kvant_codec_free(&p->made);
