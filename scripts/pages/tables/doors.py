@@ -6,7 +6,7 @@ from tables import vllm
 from text import code, table, times
 
 FILE = "doors.csv"
-REFERENCE = 0.5  # a codec that is slower than this part of f16's speed is no use on a CPU
+REFERENCE = 0.5  # a codec that is slower than this part of an exact cache's speed is of no use
 # 8 sequences of 32,768 tokens; 32 query heads and 8 kv heads of 128.
 SHAPE = dict(batch="8", heads="32", kv_heads="8", head_dim="128", tokens="32768")
 
@@ -47,14 +47,17 @@ def doors_cpu_only(results):
     return "; ".join(only)
 
 
+def _speed(faster):
+    return times(faster) + (", a reference" if faster < REFERENCE else "")
+
+
 def _on_cpu(results, spec):
     """Times f16 of ggml in the same run; the longest context that was measured."""
     wanted = dict(library="kvant", k=spec, v=spec, head_dim="128", gqa="4", queries="1")
     for tokens in ("32768", "4096"):
         line = results.maybe("cpu_attention.csv", {**wanted, "tokens": tokens})
         if line:
-            faster = line.number("times_f16")
-            return times(faster) + (", a reference" if faster < REFERENCE else "")
+            return _speed(line.number("times_f16"))
     return ""
 
 
@@ -64,7 +67,7 @@ def _on_gpu(results, spec):
         "cuda_any.csv", {**SHAPE, "codec": spec, "query tokens": "1"}
     )
     rival = results.newest("cuda_attention.csv", {**SHAPE, "codec": "cudnn-bf16"})
-    return times(rival.number("us") / line.number("us")) if line else ""
+    return _speed(rival.number("us") / line.number("us")) if line else ""
 
 
 def _in_llama(results, spec):
