@@ -197,10 +197,9 @@ static void decode_rows(const fixture *f, kvant_role role, uint32_t b, uint32_t 
     for (uint32_t t = 0; t < n; t++) {
         token_row *token = &to->tokens[t];
         float *row = to->rows + (size_t)t * d;
-        *token = t % 64 == 0
-                     ? (token_row){ .at = locate(f, role, b, (int32_t)t, kv),
-                                    .valid = n - t < 64 ? n - t : 64 }
-                     : (token_row){ .at = token[-1].at, .valid = token[-1].valid };
+        *token = t % 64 == 0 ? (token_row){ .at = locate(f, role, b, (int32_t)t, kv),
+                                            .valid = n - t < 64 ? n - t : 64 }
+                             : (token_row){ .at = token[-1].at, .valid = token[-1].valid };
         token->row = row;
         if (t % 64 == 0)
             kvant_codec_decode(token->at.codec, NULL, token->at.page, 0, token->valid, row, d);
