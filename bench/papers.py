@@ -20,6 +20,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 FNV_START, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 STORES_PAIRS = "SmolLM2"  # of the models, the only one that stores RoPE's pairs side by side
 CHUNKS = {"hqmq-seeds": "3"}  # contexts of groups that need more than --chunks
+# Groups whose lines are of 2048 tokens; those of all other groups are of 1024.
+LONGER = {"SmolLM2": ("bdr", "hqmq", "orders", "hqmq-seeds", "layer0"), "Gemma-3": ("bdr",)}
 SHAPES = {"SmolLM2": (30, "3x64"), "Qwen2.5": (24, "2x64"), "Gemma-3": (18, "1x256")}
 
 
@@ -414,7 +416,7 @@ def main():
         default=pathlib.Path("papers_work"),
         help="folder of unfinished runs",
     )
-    parser.add_argument("-c", "--ctx", default="2048")
+    parser.add_argument("-c", "--ctx", help="tokens of a context; the default repeats the lines")
     parser.add_argument("--chunks", default="1")
     parser.add_argument("--calibration", help="for the group kmeans")
     parser.add_argument(
@@ -456,7 +458,9 @@ def record(given, model, group, command, options):
     """Runs a command of kvant for the configurations in options, and appends its results."""
     about = ["--set", f"model={model}", "--set", f"group={group}", str(given.output)]
     about += ["--", given.kvant, command[0], "-m", str(given.model), "-f", given.text]
-    about += ["-c", given.ctx, *command[1:], "--resume", str(given.work / f"{model}_{group}")]
+    longer = group in (*LONGER.get(model, ()), "needles")
+    about += ["-c", given.ctx or ("2048" if longer else "1024"), *command[1:]]
+    about += ["--resume", str(given.work / f"{model}_{group}")]
     script = [sys.executable, str(HERE / "record.py"), "--append", *about, "--json", *options]
     if subprocess.run(script, check=False).returncode:
         sys.exit(f"papers: the group {group} did not end; the same command goes on")
