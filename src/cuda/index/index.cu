@@ -365,9 +365,15 @@ kvant_status kvant_cuda_table_index_put(kvant_cuda_index *index, size_t first, s
 {
     const OnDevice on(index->device);
     const size_t bytes = index->args.pack_bytes;
-    return n == 0 ? KVANT_OK
-                  : from_cuda(cudaMemcpy(index->codes.as<uint8_t>() + first * bytes, codes,
-                                         n * bytes, cudaMemcpyHostToDevice));
+    Calls calls;
+    calls.then([&] {
+        return cudaMemcpy(index->codes.as<uint8_t>() + first * bytes, codes, n * bytes,
+                          cudaMemcpyHostToDevice);
+    });
+    /* A copy of at most 64 KB may return before the device has it, and the index's stream does not
+     * wait for the default stream. */
+    calls.then([&] { return cudaStreamSynchronize(cudaStreamLegacy); });
+    return calls.status();
 }
 
 kvant_status kvant_cuda_table_index_find(kvant_cuda_index *index, const kvant_cuda_find_args *args)

@@ -34,35 +34,14 @@ KVANT_INLINE float general_sum(general_team team, float *sums, const float *a, c
     return general_tree(sums);
 }
 
-/* Sixteen numbers. The lanes of a warp read different rows of a matrix, so a GPU reads as many bytes
- * per load as the row's address permits: with single numbers, a rotation of tiers takes four times
- * as long. */
-KVANT_INLINE void general_load16(const float *from, float *x)
-{
-#ifdef __CUDA_ARCH__
-    if ((uintptr_t)from % sizeof(float4) == 0) {
-        unrolled_for (int i = 0; i < 16; i += 4) {
-            const float4 four = *(const float4 *)(from + i);
-            x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-        }
-        return;
-    }
-#endif
-    unrolled_for (int i = 0; i < 16; i++)
-        x[i] = from[i];
-}
-
 /* A dot product by one lane. */
 KVANT_INLINE float general_own_dot(const float *a, const float *b, int n)
 {
     float s[16] = { 0 };
     int at = 0;
-    for (; at + 16 <= n; at += 16) {
-        float x[16];
-        general_load16(a + at, x);
+    for (; at + 16 <= n; at += 16)
         unrolled_for (int i = 0; i < 16; i++)
-            s[i] = general_add(s[i], general_mul(x[i], b[at + i]));
-    }
+            s[i] = general_add(s[i], general_mul(a[at + i], b[at + i]));
     unrolled_for (int i = 0; i < 16; i++)
         if (at + i < n)
             s[i] = general_add(s[i], general_mul(a[at + i], b[at + i]));
