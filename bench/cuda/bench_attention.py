@@ -222,12 +222,12 @@ def bench_sdpa(backend, shape, flush, repeats, n_queries=1, as_heads=False):
 
 
 def machine():
-    driver = subprocess.run(
+    drivers = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         capture_output=True,
         text=True,
-    ).stdout.strip()
-    return torch.cuda.get_device_name(), driver
+    ).stdout.split()  # a line per GPU
+    return torch.cuda.get_device_name(), drivers[0] if drivers else ""
 
 
 def main():
