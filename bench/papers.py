@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 FNV_START, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3
 STORES_PAIRS = "SmolLM2"  # of the models, the only one that stores RoPE's pairs side by side
 CHUNKS = {"hqmq-seeds": "3"}  # contexts of groups that need more than --chunks
-# Groups whose lines are of 2048 tokens; those of all other groups are of 1024.
+# The groups that score contexts of 2048 tokens; all other groups score 1024.
 LONGER = {"SmolLM2": ("bdr", "hqmq", "orders", "hqmq-seeds", "layer0"), "Gemma-3": ("bdr",)}
 SHAPES = {"SmolLM2": (30, "3x64"), "Qwen2.5": (24, "2x64"), "Gemma-3": (18, "1x256")}
 

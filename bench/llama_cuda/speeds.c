@@ -8,8 +8,8 @@
  * prompt, in batches of 512, then of each token. The first context also loads kernels.
  *
  * WORK "p,REPEATS,DEPTH,SIZE" prints tokens per second of prompts of SIZE tokens behind DEPTH
- * tokens, as llama-bench measures them: a context of DEPTH + SIZE tokens, a prompt before the
- * prompts that count, and an empty cache before each of them. */
+ * tokens. It does as llama-bench: a context has DEPTH + SIZE tokens, the first prompt does not
+ * count, and the cache is emptied before each prompt. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
