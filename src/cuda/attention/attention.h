@@ -137,8 +137,8 @@ struct AttentionKernel {
 
 /* With `large`, a block has up to 227 KB of shared memory, for compute_90 and later. Otherwise it
  * has at most 99 KB, for every GPU. With `open`, the table may name exact pages. With `many`, keys
- * have several matrices, or centres. With `general`, there are several query tokens, windows or
- * masks, and open and many as well. With `wide`, a pass has 16 columns, not 8. */
+ * have several matrices, or centres. With `general`, a sequence has several query tokens, or there
+ * are windows or masks, and open and many as well. With `wide`, a pass has 16 columns, not 8. */
 struct KernelChoice {
     bool large, open, many, general, wide;
 };

@@ -35,6 +35,8 @@
     X(Uniform8, Codebook4) \
     X(Uniform8, Codebook3) \
     X(Uniform8, Codebook2) \
+    X(Uniform8, Trellis4) \
+    X(Uniform8, Trellis3) \
     X(Uniform4, Uniform4) \
     X(Uniform4, Codebook4) \
     X(Uniform4, Codebook3) \

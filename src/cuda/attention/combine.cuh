@@ -98,8 +98,7 @@ KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, 
                                int lane, bool stores = true)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
-    const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
-                                 : QueryRow{ (size_t)pair.b, 0, pair.b * p.out_batch_stride };
+    const QueryRow row = query_row(p, pair.b, column.token);
     const SoftmaxEnd end = end_of<GENERAL>(p, column.head, total.max, total.sum);
     total.row.each(lane, [&](float &x, int) { x *= end.factor; });
     rotate_back(total.row, p.v_rotation, lane);

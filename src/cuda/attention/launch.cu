@@ -139,7 +139,7 @@ uint32_t columns_of(const kvant_cuda_kernel_attention_args &args)
 
 bool is_general(const kvant_cuda_kernel_attention_args &args)
 {
-    return args.query_tokens > 1 || args.query_starts || args.window || args.mask || args.sinks ||
+    return args.query_tokens > 1 || args.window || args.mask || args.sinks ||
            args.logit_softcap > 0 || args.max_bias > 0;
 }
 
@@ -345,7 +345,8 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
 bool finds_offsets(const kvant_cuda_kernel_attention_args &args)
 {
     return args.plain_queries.q && args.plain_queries.type == KVANT_CUDA_F32 &&
-           args.plain_queries.q_head_stride <= UINT32_MAX && !is_general(args);
+           args.plain_queries.q_head_stride <= UINT32_MAX && !args.query_starts &&
+           !is_general(args);
 }
 
 void copy_plain_queries(AttentionArgs &p, const kvant_cuda_plain_queries &plain_queries)

@@ -191,8 +191,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS, bool MANY> struct QueryRo
             const int n = warp + i * WARPS;
             if (n < pair.n_columns) {
                 const Column column = column_of<GENERAL>(p, pair, n);
-                const size_t at =
-                    GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
+                const size_t at = query_row(p, pair.b, column.token).q;
                 rows[i] = load_row<D>(p.q,
                                       (MANY ? queries_through(p, matrix) : 0) + at +
                                           column.head * p.q_head_stride,

@@ -40,18 +40,20 @@ KVANT_INLINE QueryRow query_row(const AttentionArgs &p, int b, int token)
                      b * p.out_batch_stride + token * p.out_token_stride };
 }
 
-/* Pages and query rows per sequence. A kernel that is not GENERAL assumes one query token per
- * sequence and no window, so every sequence has the same number of groups. */
+/* Pages and query rows per sequence. A kernel that is not GENERAL assumes no window and at most one
+ * query token per sequence, so every sequence has the same number of groups. A sequence without a
+ * query token counts as empty there. */
 template <bool GENERAL, int COLUMNS> struct Lengths {
     const AttentionArgs &p;
 
     KVANT_INLINE int length(int b) const
     {
-        return min(max(__ldg(p.lengths + b), 0), p.max_tokens);
+        const int all = min(max(__ldg(p.lengths + b), 0), p.max_tokens);
+        return GENERAL || queries(b) > 0 ? all : 0;
     }
     KVANT_INLINE int queries(int b) const
     {
-        if (!GENERAL || !p.query_starts)
+        if (!p.query_starts)
             return GENERAL ? p.query_tokens : 1;
         return min(max(__ldg(p.query_starts + b + 1) - __ldg(p.query_starts + b), 0),
                    p.query_tokens);
