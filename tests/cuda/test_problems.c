@@ -81,6 +81,31 @@ static void test_one_by_one(void **unused)
         }
 }
 
+/* Decode steps of engines that number the rows of every call: at most one query token for each
+ * sequence. Sequences without a query token write nothing. */
+static void test_one_row_each(void **unused)
+{
+    (void)unused;
+    static const uint32_t counts[][10] = { { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 },
+                                           { 0, 1, 1, 0, 0, 1, 1, 1, 0, 1 } };
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "trellis-4", "trellis-4" },
+                  { "int-8", "trellis-4" },
+                  { "turboquant-4", "turboquant-4" },
+                  { "octopus-4", "octopus-4" } };
+    for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = 0; i < 8; i++) {
+            const attention_case c = case_of(specs[s].k, specs[s].v, i % 4 < 2 ? 128 : 64, 2,
+                                             i < 6 ? 8 : 32, i % 2 ? 3 : 0);
+            const attention_problem p = { .query_tokens = 1,
+                                          .counts = counts[i / 2 % 2],
+                                          .causal = i % 3 != 0,
+                                          .window = i == 5 ? 70 : 0 };
+            run_problem(&c, &p);
+        }
+}
+
 static void test_ragged(void **unused)
 {
     (void)unused;
@@ -404,6 +429,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_families),   cmocka_unit_test(test_nothing_seen),
         cmocka_unit_test(test_many_heads), cmocka_unit_test(test_query_tokens),
         cmocka_unit_test(test_codes),      cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_one_row_each),
         cmocka_unit_test(test_ragged),     cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_random),     cmocka_unit_test(test_matrices),
     };

@@ -12,6 +12,7 @@
  *   a trellis of 256 states with a trellis of 256 states and at most as many bits
  *   a trellis of more states with itself
  *   keys with a codebook of 6 bits with a trellis of 4 bits: the preset "quality"
+ *   keys of 8 bits with a trellis of 4 and of 3 bits: the first layer of presets in vLLM
  *
  * CMake reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source
  * file, so that pairs compile in parallel. */

@@ -183,9 +183,14 @@ static int check_pieces()
         for (int32_t &length : lengths)
             length = kind == 0 ? all : kind == 1 ? (all + 63) / 64 * 64 - below(64) : below(most);
         p.lengths = lengths.data();
+        std::vector<int32_t> starts(p.batch + 1); /* of query rows: one for each sequence, or none */
+        for (int b = 0; b < p.batch; b++)
+            starts[b + 1] = starts[b] + (i % 8 > 3 || below(3) > 0);
+        p.query_starts = i / 2 % 2 ? starts.data() : nullptr;
         task.count = 1 + below(132);
         p.n_late = below(2) ? 0 : below(task.count);
         failed += check<false>();
+        p.query_starts = nullptr;
         p.query_tokens = 1 + below(6);
         p.window = below(2) ? INT_MAX : 1 + below(most);
         failed += check<true>();
