@@ -425,13 +425,13 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),      cmocka_unit_test(test_any),
-        cmocka_unit_test(test_families),   cmocka_unit_test(test_nothing_seen),
-        cmocka_unit_test(test_many_heads), cmocka_unit_test(test_query_tokens),
-        cmocka_unit_test(test_codes),      cmocka_unit_test(test_one_by_one),
-        cmocka_unit_test(test_one_row_each),
-        cmocka_unit_test(test_ragged),     cmocka_unit_test(test_prefill),
-        cmocka_unit_test(test_random),     cmocka_unit_test(test_matrices),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_any),
+        cmocka_unit_test(test_families),     cmocka_unit_test(test_nothing_seen),
+        cmocka_unit_test(test_many_heads),   cmocka_unit_test(test_query_tokens),
+        cmocka_unit_test(test_codes),        cmocka_unit_test(test_one_by_one),
+        cmocka_unit_test(test_one_row_each), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),
+        cmocka_unit_test(test_matrices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,6 +238,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
     using L = Lengths<GENERAL, S::COLUMNS>;
+    /* Only kernels without exact pages: caches of engines that have some often begin with short
+     * contexts. */
+    constexpr bool STRAIGHT = D <= 128 && !OPEN && !MANY && !GENERAL;
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
@@ -372,8 +375,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                     split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
                     feeder.ring.fence_writes();
                 }
-                score_page<KC, D, S::BYTES>(page, k_codes, q, factors, k_table, p.k_symmetric,
-                                            p.k_offset, p.k_groups, lane, s);
+                score_page<KC, D, S::BYTES, STRAIGHT>(page, k_codes, q, factors, k_table,
+                                                      p.k_symmetric, p.k_offset, p.k_groups, lane,
+                                                      s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -398,8 +402,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
                     feeder.ring.fence_writes();
                 }
-                add_page<VC, D>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric, p.v_offset,
-                                p.v_groups, lane, valid, s, sums);
+                add_page<VC, D, STRAIGHT>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric,
+                                          p.v_offset, p.v_groups, lane, valid, s, sums);
             }
             __syncwarp();
             mine += S::WARPS;

@@ -270,7 +270,7 @@ template <int N> KVANT_INLINE void next_pair(uint32_t (&q)[N][2])
  * bits of 1.5 * 2^23 therefore has the bits of the float 1.5 * 2^23 + sum. Bytes of a trellis
  * have no sign. Their sums with lower bytes begin at 2^23. They stay below 2^24, because they grow
  * by less than 2^23. Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
-template <class C, int D, int TILES, class T>
+template <class C, int D, bool STRAIGHT, int TILES, class T>
 KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 16][2],
                                  const T &table, int lane, float (&s)[TILES][4][4])
 {
@@ -290,7 +290,7 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 1
         }
     };
     if constexpr (HAS_TRELLIS<C>) /* all pairs rotate q back to its first order */
-        for_each_trellis_byte<C, D>(
+        for_each_trellis_byte<C, D, STRAIGHT>(
             page, lane, table, [&](int rt, const uint32_t(&a)[4]) { multiply(rt, 0, a); },
             [&] {
                 unrolled_for (int t = 0; t < TILES; t++)
@@ -307,8 +307,9 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 1
 }
 
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
- * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. */
-template <class C, int D, bool BYTES, int TILES, class T>
+ * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. STRAIGHT: see
+ * for_each_trellis_value. */
+template <class C, int D, bool BYTES, bool STRAIGHT = false, int TILES, class T>
 KVANT_INLINE void score_page(const uint8_t *page, int codes,
                              uint32_t (&q)[TILES][key_tiles<C, D>()][2],
                              const ScoreFactors<C, D> (&factors)[TILES], const T &table,
@@ -327,7 +328,7 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes,
         else if constexpr (HAS_WIDE_BOOK<C>)
             for_each_wide_key<C, D>(page, lane, table, multiply);
         else if constexpr (BYTES)
-            multiply_bytes<C, D, TILES>(page, q, table, lane, s);
+            multiply_bytes<C, D, STRAIGHT>(page, q, table, lane, s);
         else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
             for_each_trellis_key4<C, D>(page, lane, table, multiply);
         else if constexpr (HAS_TRELLIS<C>)

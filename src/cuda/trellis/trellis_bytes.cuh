@@ -125,15 +125,17 @@ KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, 
 
 /* Calls use(row tile, column tile, halves) for a value page, with codes of any number of bits. With
  * 4 bits, a loop runs over column tiles, and each is passed as tile 0; next() then makes the
- * weights of the following tile the weights of tile 0. A loop is smaller than unrolled code: a warp
- * processes only a page or two per kernel, so its instructions are not in a cache yet. */
-template <class C, int D, class T, class F, class N>
+ * weights of the following tile the weights of tile 0. A loop is smaller than unrolled code: in a
+ * short context a warp processes only a page or two per kernel, so its instructions are not in a
+ * cache yet. With STRAIGHT the loop is unrolled, which saves the moves of next(). */
+template <class C, int D, bool STRAIGHT, class T, class F, class N>
 KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use,
                                          N &&next)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     if constexpr (C::BITS == 4) {
-#pragma unroll 1
+        [[maybe_unused]] constexpr int UNROLLED = STRAIGHT ? 4 : 1;
+#pragma unroll UNROLLED
         for (int ct = 0; ct < 4; ct++) {
             trellis_value4_column<C, D>(words, ct, lane, table,
                                         [&](int rt, const uint32_t(&a)[4]) { use(rt, 0, a); });
@@ -174,16 +176,17 @@ KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &
 
 /* Calls use(row tile, bytes of a pair of column tiles) for a key page. A loop runs over pairs, as
  * over column tiles of values: next() makes the query's following pair the first one. Planes move
- * up as well. */
-template <class C, int D, class T, class F, class Next>
+ * up as well. With STRAIGHT the loop is unrolled and nothing moves. */
+template <class C, int D, bool STRAIGHT, class T, class F, class Next>
 KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use,
                                         Next &&next)
 {
     constexpr int M = C::MEMORY, N = D / 16;
+    [[maybe_unused]] constexpr int UNROLLED = STRAIGHT ? N / 2 : 1;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page) + 4 * lane;
     uint32_t chain[M + N], w[4], a[4][4];
     key_planes<M, N>(reinterpret_cast<const uint32_t *>(page), lane, chain);
-#pragma unroll 1
+#pragma unroll UNROLLED
     for (int pair = 0; pair < N / 2; pair++, words += 256) {
         unrolled_for (int u = 0; u < 2; u++) {
             load_words<4>(words + 128 * u, w);

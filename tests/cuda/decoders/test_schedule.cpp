@@ -183,7 +183,8 @@ static int check_pieces()
         for (int32_t &length : lengths)
             length = kind == 0 ? all : kind == 1 ? (all + 63) / 64 * 64 - below(64) : below(most);
         p.lengths = lengths.data();
-        std::vector<int32_t> starts(p.batch + 1); /* of query rows: one for each sequence, or none */
+        std::vector<int32_t> starts(p.batch +
+                                    1); /* of query rows: one for each sequence, or none */
         for (int b = 0; b < p.batch; b++)
             starts[b + 1] = starts[b] + (i % 8 > 3 || below(3) > 0);
         p.query_starts = i / 2 % 2 ? starts.data() : nullptr;
