@@ -165,6 +165,9 @@ typedef struct kvant_cuda_kernel_attention_args {
     /* q not NULL: the call computes page_offsets. page_offsets and k_center must be NULL then, and
      * there is no softcap. */
     kvant_cuda_plain_queries plain_queries;
+    /* F16 or BF16: the type of out. F32, which is 0: out has the type of q. So queries that went
+     * through a matrix, which are F32, need no copy of out to the model's type */
+    kvant_cuda_type out_type;
 } kvant_cuda_kernel_attention_args;
 
 /* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES

@@ -17,7 +17,7 @@ from kvant import structs  # noqa: E402
 
 START = """#include <kvant/cache.h>
 #include <kvant/calibration.h>
-#include <kvant/cuda.h>
+#include <kvant/cuda_kernels.h>
 #include <kvant/index.h>
 #include <stdio.h>
 

@@ -44,12 +44,12 @@ def call(name: str, arguments: Any, device: torch.device) -> None:
         run(name, arguments)
 
 
-def transform_queries(
+def query_fields(
     codec: GpuCodec, q: Tensor, inverse: int | None, n_kv_heads: int, out: Tensor
-) -> Tensor:
-    """Multiplies queries [n, heads, head_dim] by the matrix of transform=file into out: float32,
-    contiguous."""
-    arguments = CudaQueryArgs.new(
+) -> dict[str, Any]:
+    """The fields of CudaQueryArgs that multiply queries [n, heads, head_dim] by the matrix of
+    transform=file into out: float32, contiguous."""
+    return dict(
         k_codec=codec.handle,
         batch=q.shape[0],
         n_heads=q.shape[1],
@@ -61,6 +61,13 @@ def transform_queries(
         inverse_key_transform=inverse,
         out=out.data_ptr(),
     )
+
+
+def transform_queries(
+    codec: GpuCodec, q: Tensor, inverse: int | None, n_kv_heads: int, out: Tensor
+) -> Tensor:
+    """Multiplies queries as query_fields says."""
+    arguments = CudaQueryArgs.new(**query_fields(codec, q, inverse, n_kv_heads, out))
     call("transform_queries", arguments, q.device)
     return out
 

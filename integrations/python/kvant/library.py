@@ -184,6 +184,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_cuda_attention": (_INT, [_to(s.CudaAttentionArgs), _P]),
     "kvant_cuda_decode": (_INT, [_to(s.CudaDecodeArgs), _P]),
     # cuda_kernels.h
+    "kvant_cuda_kernel_append": (_INT, [_to(s.CudaKernelAppendArgs), _P]),
+    "kvant_cuda_kernel_attention": (_INT, [_to(s.CudaKernelAttentionArgs), _P]),
     "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
 }
 

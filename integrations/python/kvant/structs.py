@@ -325,3 +325,36 @@ class CudaDecodeArgs(Struct):
         size token_stride head_stride; ptr center scale inverse_key_transform to; u32 transformed;
         ptr centroids
     """)
+
+
+# ---- cuda_kernels.h ----
+
+
+class CudaBlockCenters(c.Structure):
+    _fields_ = fields("ptr pairs start phases transform_ids")
+
+
+class CudaPlainQueries(c.Structure):
+    _fields_ = fields("""
+        ptr q; int type; size q_batch_stride q_token_stride q_head_stride;
+        CudaBlockCenters block_centers; ptr offsets; u32 ready
+    """)
+
+
+class CudaKernelQueryArgs(CudaQueryArgs):
+    _fields_ = fields("u32 n_further; ptr further[23]")
+
+
+class CudaKernelAppendArgs(CudaAppendArgs):
+    _fields_ = fields("""
+        u32 slots_ready; CudaKernelQueryArgs queries; ptr marks mark_ids;
+        CudaBlockCenters k_block_centers; ptr center_slots centered
+    """)
+
+
+class CudaKernelAttentionArgs(CudaAttentionArgs):
+    _fields_ = fields("""
+        u32 table_ready; ptr new_cells; i64 new_first new_stride; u32 n_matrices; ptr matrices;
+        size q_matrix_stride; u8 q_ids[24]; ptr page_offsets; CudaPlainQueries plain_queries;
+        int out_type
+    """)

@@ -290,7 +290,7 @@ template <int ROWS> struct AnyBlock {
             float x = signed_by(rotation, sums[channel], channel);
             x *= p.v_scale ? p.v_scale[at] : 1;
             x += p.v_center ? end.share * p.v_center[at] : 0;
-            store_number(p.out, row.out + column.head * p.out_head_stride + channel, p.type, x);
+            store_number(p.out, row.out + column.head * p.out_head_stride + channel, p.out_type, x);
         });
         if (p.lse && lane == 0)
             p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;

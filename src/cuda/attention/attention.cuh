@@ -31,7 +31,7 @@ template <class L>
 static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const L &lengths,
                                                 int head_dim)
 {
-    const int n_heads = p.kv_heads * p.heads_a_kv, size = p.type == KVANT_CUDA_F32 ? 4 : 2;
+    const int n_heads = p.kv_heads * p.heads_a_kv, size = p.out_type == KVANT_CUDA_F32 ? 4 : 2;
     for (int b = blockIdx.x; b < p.batch; b += gridDim.x) {
         if (lengths.length(b) > 0)
             continue;

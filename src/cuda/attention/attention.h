@@ -65,6 +65,7 @@ struct AttentionArgs {
     const void *q;
     size_t q_batch_stride, q_head_stride;
     void *out;
+    kvant_cuda_type out_type;
     size_t out_batch_stride, out_head_stride;
     float *lse;
     const float *v_center, *k_scale, *v_scale;

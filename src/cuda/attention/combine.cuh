@@ -111,7 +111,7 @@ KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, 
         });
     if (!stores)
         return;
-    store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
+    store_row(p.out, row.out + column.head * p.out_head_stride, p.out_type, lane, total.row);
     if (p.lse && lane == 0)
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
 }

@@ -236,7 +236,7 @@ bool not_negative(float x)
 kvant_status check_attention(kvant_cuda_kernel_attention_args &args)
 {
     if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q ||
-        !args.out || !args.workspace || !valid_type(args.type) ||
+        !args.out || !args.workspace || !valid_type(args.type) || !valid_type(args.out_type) ||
         !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
         return KVANT_ERR_ARGUMENT;
     const kvant_status status =
@@ -295,6 +295,7 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
     p.q_batch_stride = args.q_batch_stride;
     p.q_head_stride = args.q_head_stride;
     p.out = args.out;
+    p.out_type = args.out_type == KVANT_CUDA_F32 ? args.type : args.out_type;
     p.out_batch_stride = args.out_batch_stride;
     p.out_head_stride = args.out_head_stride;
     p.lse = args.lse;

@@ -182,7 +182,7 @@ static void attend_head(const kvant_cuda_kernel_attention_args *a, size_t rows, 
     for (uint32_t j = 0; j < d; j++)
         store(x[j] * (a->v_scale ? a->v_scale[kv * d + j] : 1) +
                   (a->v_center && total > 0 ? (float)(seen / total) * a->v_center[kv * d + j] : 0),
-              a->out, to + j, a->type);
+              a->out, to + j, a->out_type);
     if (a->lse)
         a->lse[query * a->n_heads + head] = total > 0 ? (float)(top + log(total)) : -INFINITY;
     free(scores);
@@ -210,9 +210,9 @@ static void swap_channels(const kvant_cuda_kernel_attention_args *a)
     const size_t at = (a->query_tokens - 1) * a->out_token_stride +
                       (a->n_heads - 1) * a->out_head_stride,
                  other = at + a->k_codec->params.head_dim / 2;
-    const float first = number(a->out, at, a->type);
-    store(number(a->out, other, a->type), a->out, at, a->type);
-    store(first, a->out, other, a->type);
+    const float first = number(a->out, at, a->out_type);
+    store(number(a->out, other, a->out_type), a->out, at, a->out_type);
+    store(first, a->out, other, a->out_type);
 }
 
 /* The library needs a workspace whose counters are zero, and leaves them zero. */
@@ -246,6 +246,7 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
         !host_is_here(args->workspace))
         return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2,
+                 out_width = args->out_type == KVANT_CUDA_F32 ? 4 : 2,
                  used = host_attention_workspace(args->k_codec->params.head_dim);
     if (args->page_offsets && (args->k_center || args->logit_softcap > 0))
         return KVANT_ERR_ARGUMENT;
@@ -268,7 +269,7 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
         one.matrices += args->n_matrices > 1 ? b * args->table_stride : 0;
         one.lengths += b;
         one.q = (const char *)args->q + q * width;
-        one.out = (char *)args->out + out * width;
+        one.out = (char *)args->out + out * out_width;
         one.lse = args->lse ? args->lse + first * args->n_heads : NULL;
         one.mask = args->mask ? args->mask + first * args->mask_token_stride : NULL;
         const size_t offset_rows = (size_t)most * (args->n_heads / args->n_kv_heads);
@@ -316,7 +317,9 @@ kvant_status host_attention(const kvant_cuda_kernel_attention_args *args, kvant_
 {
     ANSWER(attention, args, stream);
     host_note(&host.attention, args, sizeof *args);
-    return args->plain_queries.q ? attend_rotated(args, stream) : attend(args, stream);
+    kvant_cuda_kernel_attention_args full = *args;
+    full.out_type = args->out_type == KVANT_CUDA_F32 ? args->type : args->out_type;
+    return args->plain_queries.q ? attend_rotated(&full, stream) : attend(&full, stream);
 }
 
 static bool sees_mark(const kvant_cuda_marked_args *a, uint32_t b, uint32_t query)

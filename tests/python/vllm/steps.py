@@ -150,13 +150,13 @@ class Step:
                 memory,
                 self.slots(i, 0, n - m).to(DEVICE),
             )
-        k, v, slots = (x.to(DEVICE) for x in self.newest())
-        padded = torch.cat([slots, slots.new_full((3,), -1)])  # vLLM pads batches like this
-        more = [torch.cat([x, torch.full_like(x[:1], 7).expand(3, -1, -1)]) for x in (k, v)]
-        layer_impl.do_kv_cache_update(self.layer, *more, memory, padded)
-        out = torch.full_like(self.queries.to(DEVICE), float("nan")).reshape(len(self.queries), -1)
-        layer_impl.forward(self.layer, self.queries.to(DEVICE), k, v, memory, metadata, out)
-        return out.view(-1, HEADS, DIM).float().cpu().numpy()
+        *rows, slots = (x.to(DEVICE) for x in (self.queries, *self.newest()))
+        n = len(slots)
+        metadata.slot_mapping = torch.cat([slots, slots.new_full((3,), -1)])  # as vLLM pads batches
+        q, k, v = (torch.cat([x, torch.full_like(x[:1], 7).expand(3, -1, -1)]) for x in rows)
+        out = torch.full_like(q, float("nan")).reshape(len(q), -1)
+        layer_impl.forward(self.layer, q, k, v, memory, metadata, out)
+        return out.view(-1, HEADS, DIM)[:n].float().cpu().numpy()
 
     def expected(self, kept, **options):
         return np.concatenate(

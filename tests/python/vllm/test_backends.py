@@ -341,6 +341,7 @@ class Gpu(Cases, TestCase):
             common = first.common()
             common.block_table_tensor = tables
             static = [x.to(DEVICE) for x in (*first.newest(), first.queries)]
+            common.slot_mapping = static[2]
             out = torch.zeros_like(static[3])
             metadata = made_builder(drafts).build(0, common)
 
@@ -357,7 +358,6 @@ class Gpu(Cases, TestCase):
                     to.copy_(x)
 
             def run():
-                made.do_kv_cache_update(first.layer, *static[:2], memory, static[2])
                 made.forward(
                     first.layer, static[3], *static[:2], memory, metadata, out.view(len(out), -1)
                 )
@@ -470,21 +470,11 @@ class Cpu(Cases, TestCase):
 
     def test_a_slot_is_whole_again_when_it_is_written_again(self):
         made, step = made_impl("f32/f32", kind=self.kind), Step(PROMPTS, torch.float32)
-        memory, good = made_memory(made), step.rows[1][0]
-        for keys in (good.clone().index_fill_(0, torch.tensor([70]), np.nan), good):
-            made.do_kv_cache_update(
-                step.layer, keys, step.rows[1][1], memory, step.slots(1, 0, 129)
-            )
+        memory, (good, values, _) = made_memory(made), step.newest()
+        for keys in (good.clone().index_fill_(0, torch.tensor([30 + 70]), np.nan), good):
             out = torch.zeros(len(step.queries), HEADS * DIM)
-            made.forward(
-                step.layer,
-                step.queries,
-                keys,
-                step.rows[1][1],
-                memory,
-                made_builder().build(0, step.common()),
-                out,
-            )
+            batch = made_builder().build(0, step.common())
+            made.forward(step.layer, step.queries, keys, values, memory, batch, out)
             self.assertEqual(bool(torch.isnan(out[30 + 70 :]).all()), keys is not good)
             self.assertFalse(bool(torch.isnan(out[30 : 30 + 70]).any()))
 

@@ -115,7 +115,6 @@ class Impl(impl.Impl):
 
 
 class Backend(impl.Backend, AttentionBackend):  # type: ignore[misc]
-    forward_includes_kv_cache_update = False
     supported_dtypes = [torch.float16, torch.bfloat16, torch.float32]
 
     @staticmethod

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from .. import structs as s
 from ..codec import Codec
-from ..gpu import SCRATCH_BYTES, GpuCodec, Numbers, call, pointer, transform_queries, type_of
+from ..gpu import (
+    SCRATCH_BYTES,
+    GpuCodec,
+    Numbers,
+    call,
+    pointer,
+    query_fields,
+    transform_queries,
+    type_of,
+)
 from ..library import PAGE_TOKENS, check, library, text_buffer
 from . import Stored
 from .codecs import codecs, is_calibrated
@@ -213,12 +222,27 @@ class LayerPages:
             text,
         )
 
-    def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Writes rows [n, kv heads, head_dim]; slots below 0 are padding."""
+    def write(
+        self, keys: Tensor, values: Tensor, slots: Tensor, queries: Tensor | None = None
+    ) -> Tensor | None:
+        """Writes rows [n, kv heads, head_dim]; slots below 0 are padding. `queries`: of the same
+        tokens, [n, heads, head_dim]. If keys have the matrix of transform=file, the result holds
+        the queries multiplied by it, in float32; the same launch may do both."""
         if len(slots) == 0:
-            return
+            return None
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
-        arguments = s.CudaAppendArgs.new(
+        rotated, fields = None, {}
+        if queries is not None and self.k.has_matrix:
+            rotated = torch.empty(queries.shape, dtype=torch.float32, device=queries.device)
+            own = query_fields(
+                self.k.codec,
+                queries,
+                pointer(self.k.numbers.inverse_key_transform),
+                self.n_kv_heads,
+                rotated,
+            )
+            fields = {"queries": s.CudaKernelQueryArgs.new(**own)}
+        arguments = s.CudaKernelAppendArgs.new(
             k=self.k.written(keys),
             v=self.v.written(values),
             type=type_of(keys),
@@ -229,8 +253,11 @@ class LayerPages:
             centroids=(c.c_void_p * 2)(
                 pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)
             ),
+            slots_ready=True,  # vLLM writes slots, lengths and tables before the model begins
+            **fields,
         )
-        call("append", arguments, self.device)
+        call("kernel_append", arguments, self.device)
+        return rotated
 
     def relearn(self, memory: Tensor) -> None:
         """Encodes the rows of used blocks again, with the transforms that the preset has learned.
@@ -296,17 +323,22 @@ class LayerPages:
         transform_queries(self.k.codec, q[rows], inverse, self.n_kv_heads, made[rows])
         return made
 
-    def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
+    def attend(
+        self,
+        q: Tensor,
+        out: Tensor,
+        batch: Any,
+        part: Any,
+        options: Any,
+        rotated: Tensor | None = None,
+    ) -> None:
         """Attention of the newest tokens of a part's sequences: rows of q and out, [n, heads,
-        head_dim]."""
+        head_dim]. rotated: the result of write(), if it had these queries."""
         if part.first_row == part.last_row:
             return
-        k, v, target = self.k, self.v, out
+        k, v = self.k, self.v
         if k.has_matrix:
-            q, target = (
-                self._rotated(q, part),
-                torch.empty(out.shape, dtype=torch.float32, device=out.device),
-            )
+            q = self._rotated(q, part) if rotated is None else rotated
         sinks = (
             None
             if options.sinks is None
@@ -316,7 +348,7 @@ class LayerPages:
         n_blocks = (
             -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]
         )  # few: more heads fit into the workspace
-        arguments = s.CudaAttentionArgs.new(
+        arguments = s.CudaKernelAttentionArgs.new(
             k_codec=k.codec.handle,
             v_codec=v.codec.handle,
             k=k.pages(),
@@ -331,8 +363,9 @@ class LayerPages:
             type=type_of(q),
             q=q.data_ptr(),
             q_head_stride=q.stride(1),
-            out=target.data_ptr(),
-            out_head_stride=target.stride(1),
+            out=out.data_ptr(),
+            out_type=type_of(out),
+            out_head_stride=out.stride(1),
             scale=options.scale,
             v_center=pointer(v.numbers.center),
             k_scale=pointer(k.attention_scale),
@@ -342,14 +375,12 @@ class LayerPages:
             query_tokens=part.most_queries,
             query_starts=batch.query_start_loc[part.first :].data_ptr(),
             q_token_stride=q.stride(0),
-            out_token_stride=target.stride(0),
+            out_token_stride=out.stride(0),
             causal=options.causal,
             window=options.window,
             logit_softcap=options.softcap,
             sinks=pointer(sinks),
             centroids=(c.c_void_p * 2)(pointer(k.numbers.centroids), pointer(v.numbers.centroids)),
+            table_ready=True,
         )
-        call("attention", arguments, self.device)
-        if target is not out:
-            rows = slice(part.first_row, part.last_row)
-            out[rows].copy_(target[rows])
+        call("kernel_attention", arguments, self.device)

@@ -174,6 +174,8 @@ def _is_draft(layer: Any, name: str) -> bool:
 class Backend:
     """The common part of the backends for CPUs and GPUs."""
 
+    # So queries are known when rows are written, and one launch may take both.
+    forward_includes_kv_cache_update = True
     customize_spec = staticmethod(customize_spec)
 
     @classmethod
@@ -267,8 +269,19 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
+        """Writes rows without attention, for draft models that store contexts themselves."""
         n = len(slot_mapping)
         self._pages(layer, kv_cache).write(key[:n], value[:n], slot_mapping)
+
+    def _write(
+        self, pages: Any, query: Tensor, key: Tensor | None, value: Tensor | None, batch: Batch
+    ) -> Any:
+        """Writes a step's rows. Layers that attend to another layer's keys have none. The result
+        holds the queries for attend(), if pages made them and all parts attend to pages."""
+        if key is None or value is None or self.kv_sharing_target_layer_name is not None:
+            return None
+        n, of_pages = len(batch.slot_mapping), not any(x.fresh or x.long for x in batch.parts)
+        return pages.write(key[:n], value[:n], batch.slot_mapping, query[:n] if of_pages else None)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Checks the codecs of this layer. vLLM calls this before it assigns memory."""
@@ -322,10 +335,11 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             raise NotImplementedError(f"kvant: quantised outputs are not supported; {WITHOUT}")
         pages, batch = self._pages(layer, kv_cache), attn_metadata
         out = output.view(-1, self.num_heads, self.head_size)
+        rotated = self._write(pages, query, key, value, batch)
         for part in batch.parts:
             if part.fresh and key is not None and not all(x.done for x in self.learners):
                 self._learn(layer, part, query, key, value, batch)
             rows = (part.fresh or part.long) and key is not None
             if not (rows and self.attend_rows(pages, part, query, key, value, out, batch)):
-                pages.attend(query, out, batch, part, self._options(batch.causal))
+                pages.attend(query, out, batch, part, self._options(batch.causal), rotated)
         return output

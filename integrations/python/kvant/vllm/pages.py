@@ -98,10 +98,12 @@ class LayerPages:
                     fresh[i].write(PAGE_TOKENS * block + np.arange(PAGE_TOKENS), of_block)
                 setattr(self, name, fresh[i])
 
-    def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    def write(
+        self, keys: Tensor, values: Tensor, slots: Tensor, queries: Tensor | None = None
+    ) -> None:
         """Writes rows [n, kv heads, head_dim]; slots below 0 are padding. A write to a block's
         first slot clears the block, because other layers and sequences have left numbers there,
-        which may be NaNs."""
+        which may be NaNs. Attention on CPUs transforms the queries itself."""
         kept = slots >= 0
         numbers = slots[kept].to(torch.int64).numpy()
         self.blocks[numbers[numbers % PAGE_TOKENS == 0] // PAGE_TOKENS] = 0
@@ -152,7 +154,15 @@ class LayerPages:
             (tables + torch.arange(self.parts, dtype=torch.int32, device="cpu")).flatten(1).numpy()
         )
 
-    def attend(self, q: Tensor, out: Tensor, batch: Any, part: Any, options: Any) -> None:
+    def attend(
+        self,
+        q: Tensor,
+        out: Tensor,
+        batch: Any,
+        part: Any,
+        options: Any,
+        rotated: Tensor | None = None,
+    ) -> None:
         """Attention of the newest tokens of a part's sequences: rows of q and out, [n, heads,
         head_dim]."""
         named: dict[str, Any] = dict(
