@@ -29,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent import futures
 
 import model_shape
 
@@ -81,6 +82,9 @@ def parse(parser):
         type=int,
         default=1,
         help="engines that start together; they are measured one by one",
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=1, help="GPUs that measure caches at the same time"
     )
     parser.add_argument("--start", type=float, default=150, help="seconds until an engine is ready")
     parser.add_argument("--seconds", type=float, default=1e9, help="no cache is begun after these")
@@ -321,7 +325,8 @@ class Engine:
     """A process that measures one cache. `words`: its command line after Python's name."""
 
     def __init__(self, cache, words, start, environment):
-        self.cache, self.lines, self.end = cache, queue.Queue(), time.monotonic() + start
+        self.cache, self.lines, self.start = cache, queue.Queue(), start
+        self.end = time.monotonic() + start
         self.child = subprocess.Popen(
             [sys.executable, *words],
             stdin=subprocess.PIPE,
@@ -346,6 +351,7 @@ class Engine:
                     return
             self.lines.put(None)  # for rows: it ended
         except queue.Empty:
+            print(f"{self.cache}: not ready after {self.start:g} s (--start)", file=sys.stderr)
             self.child.kill()
 
     def rows(self):
@@ -369,34 +375,55 @@ def write_csv(path, rows, columns=COLUMNS):
         writer.writerows(rows)
 
 
-def engine_of(a, cache, what):
+def engine_of(a, cache, what, environment):
     options = a.options | (
         {"kv_cache_memory_bytes": int(a.gib[cache] * 2**30)} if cache in a.gib else {}
     )
     words = [__file__, "engine", "--cache", cache, "--shapes", a.shapes, "--prompts", a.prompts]
     words += ["--options", json.dumps(options), "--gib", json.dumps(a.gib), *model_shape.words(a)]
-    environment = {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment |= {"BENCH_VLLM": what, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return Engine(cache, words, a.start, environment)
 
 
 def measure(a, made_engine, command, columns):
-    """Starts the engines of all caches, a.at_once together, and writes each measurement as soon as
-    it is there."""
+    """Starts the engines of all caches, a.at_once together on each GPU, and writes each measurement
+    as soon as it is there."""
     end, rows, caches = time.monotonic() + a.seconds, [], iter(a.caches)
-    while time.monotonic() < end and (some := list(itertools.islice(caches, a.at_once))):
-        engines = [made_engine(a, cache) for cache in some]
-        for one in engines:
-            one.ready()
-        for one in engines:
-            for made in one.rows():
-                rows.append(made | {"commit": a.commit, "command": command})
-                print(",".join(str(made.get(name, "")) for name in columns), flush=True)
-                if a.csv:
-                    write_csv(a.csv, rows, columns)
+    visible, lock = os.environ.get("CUDA_VISIBLE_DEVICES", ""), threading.Lock()
+    gpus = visible.split(",") if visible else list(map(str, range(a.gpus)))
+
+    def next_caches():
+        with lock:
+            return list(itertools.islice(caches, a.at_once)) if time.monotonic() < end else []
+
+    def keep(made):
+        with lock:
+            rows.append(made | {"commit": a.commit, "command": command})
+            print(",".join(str(made.get(name, "")) for name in columns), flush=True)
+            if a.csv:
+                write_csv(a.csv, rows, columns)
+
+    def on(environment):
+        while some := next_caches():
+            engines = [made_engine(a, cache, dict(environment)) for cache in some]
+            for one in engines:
+                one.ready()
+            for one in engines:
+                for made in one.rows():
+                    keep(made)
+
+    if a.gpus == 1:
+        on({})
+        return
+    with futures.ThreadPoolExecutor(a.gpus) as pool:
+        list(pool.map(on, ({"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[: a.gpus])))
 
 
 def speed(a):
-    measure(a, lambda a, cache: engine_of(a, cache, "speed"), "bench_vllm.py speed", COLUMNS)
+    def made(a, cache, environment):
+        return engine_of(a, cache, "speed", environment)
+
+    measure(a, made, "bench_vllm.py speed", COLUMNS)
 
 
 def compare(stock, other):
@@ -435,7 +462,7 @@ def ids(a):
     a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
     against = [name for name in a.against.split(",") if name]
     in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]
-    engines = [engine_of(a, cache, "ids") for cache in ("auto", "f32/f32", *against, *in_float)]
+    engines = [engine_of(a, cache, "ids", {}) for cache in ("auto", "f32/f32", *against, *in_float)]
     for one in engines:
         one.ready()
     found = {}

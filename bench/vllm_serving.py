@@ -64,6 +64,15 @@ def arguments():
         "16x16384,64x16384",
         help="requests at once x prompt, with commas, in this order",
     )
+    parser.add_argument(
+        "--served-of",
+        type=json.loads,
+        default={},
+        help="a list by a cache's name, as JSON, in place of --served",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=1e9, help="seconds after which an engine begins no `served`"
+    )
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument(
         "--waves", type=float, default=1, help="requests per request that runs at once"
@@ -156,7 +165,10 @@ class Client:
         for shape in bench_vllm.shapes(self.a.filled):
             async for made in self.filled(*shape):
                 yield {"kind": "filled"} | made
+        end = time.monotonic() + self.a.budget
         for shape in bench_vllm.shapes(self.a.served):
+            if time.monotonic() > end:
+                return
             async for made in self.served(*shape):
                 yield {"kind": "served"} | made
 
@@ -171,6 +183,8 @@ def options(a, folder):
         made |= {"compilation_config": graphs | {"cudagraph_capture_sizes": list(GRAPHS)}}
     if a.gib:
         made["kv_cache_memory_bytes"] = int(a.gib * 2**30)
+        if not bench_vllm.is_cpu():  # vLLM only checks then that so much of a GPU is free
+            made["gpu_memory_utilization"] = 0.1
     if a.filled:
         made["kv_transfer_config"] = {
             "kv_connector": "DecodeBenchConnector",
@@ -215,19 +229,21 @@ async def run(a, folder):
     engine.shutdown()
 
 
-def engine_of(a, cache):
+def engine_of(a, cache, environment):
     words = [__file__, "--cache", cache, "--gib", str(a.gib), "--output", str(a.output)]
-    words += ["--prompts", a.prompts, "--filled", a.filled, "--served", a.served]
+    words += ["--prompts", a.prompts, "--filled", a.filled]
+    words += ["--served", a.served_of.get(cache, a.served), "--budget", str(a.budget)]
     words += ["--waves", str(a.waves), "--options", json.dumps(a.options), *model_shape.words(a)]
     here = str(pathlib.Path(__file__).resolve().parent)
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    return bench_vllm.Engine(cache, words, a.start, {"PYTHONPATH": path})
+    return bench_vllm.Engine(cache, words, a.start, environment | {"PYTHONPATH": path})
 
 
 def main():
     a = arguments()
     if not a.cache:
         command = f"vllm_serving.py --gib {a.gib:g} --at-once {a.at_once}"
+        command += f" --gpus {a.gpus}" if a.gpus > 1 else ""
         bench_vllm.measure(a, engine_of, command, COLUMNS)
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -74,6 +74,25 @@ static void check_rows(fixture *f, const kvant_cuda_kernel_attention_args *args,
                 check_head(f, out, lse, b, i, h);
 }
 
+/* With out_type, results are the F32 results, rounded. */
+static void check_out_types(fixture *f, kvant_cuda_kernel_attention_args args, const float *out)
+{
+    const kvant_cuda_type types[] = { KVANT_CUDA_F16, KVANT_CUDA_BF16 };
+    const size_t n = f->out_bytes / sizeof *out;
+    uint16_t *found = malloc(n * sizeof *found);
+    for (int t = 0; t < 2; t++) {
+        args.out_type = types[t];
+        check_cuda(cudaMemset(f->gpu_out, 0xff, f->out_bytes));
+        assert_int_equal(kvant_cuda_kernel_attention(&args, NULL), KVANT_OK);
+        device_read(found, f->gpu_out, n * sizeof *found);
+        for (size_t i = 0; i < n; i++)
+            if (from_type(found, i, types[t]) != round_to_type(out[i], types[t]))
+                fail_msg("number %zu is %g with type %d and %g in F32", i,
+                         (double)from_type(found, i, types[t]), types[t], (double)out[i]);
+    }
+    free(found);
+}
+
 void run_problem(const attention_case *c, const attention_problem *p)
 {
     fixture f;
@@ -95,6 +114,8 @@ void run_problem(const attention_case *c, const attention_problem *p)
                                         .offsets = f.gpu_offsets };
         check_rows(&f, &args, out, lse);
     }
+    if (c->type == KVANT_CUDA_F32)
+        check_out_types(&f, args, (const float *)out);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;

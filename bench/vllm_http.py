@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""`vllm bench serve` against `vllm serve`, with the caches, models and columns of vllm_serving.py.
+The lines' kind is `http`. The model has random weights and a tokenizer of one word per token.
+
+    bench/vllm_http.py --csv vllm_http.csv --caches auto kvant --served 64x256,16x8192
+
+A server that has not answered after --start seconds, and requests that fail, end with an error."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+import bench_vllm
+import vllm_serving
+
+VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+NAME, PORT = "random", 8017
+
+
+def write_tokenizer(folder, vocabulary):
+    """Writes a tokenizer whose words are w0, w1, ..., so that a text has as many tokens as words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{i}": i for i in range(vocabulary - 1)} | {"<unk>": vocabulary - 1}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(f"{folder}/tokenizer.json")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    pathlib.Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def flags(options):
+    """Options of vLLM's engine as words of its command line."""
+    for name, value in options.items():
+        word = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{word}" if value else f"--no-{word}"
+        else:
+            yield from (f"--{word}", json.dumps(value) if isinstance(value, dict) else str(value))
+
+
+def wait_until_ready(server, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            sys.exit(f"the server ended with {server.returncode}")
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5)
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    sys.exit(f"the server has not answered after {seconds:g} s (--start)")
+
+
+def measured(folder, at_once, input, output, requests):
+    """What `vllm bench serve` finds, as it writes it."""
+    words = ["bench", "serve", "--backend", "openai", "--model", NAME, "--tokenizer", folder]
+    words += ["--port", str(PORT), "--dataset-name", "random", "--ignore-eos"]
+    words += ["--random-input-len", str(input), "--random-output-len", str(output)]
+    words += ["--num-prompts", str(requests), "--max-concurrency", str(at_once)]
+    words += ["--save-result", "--result-dir", folder, "--result-filename", "result.json"]
+    subprocess.run(VLLM + words, check=True, stdout=sys.stderr)
+    found = json.loads(pathlib.Path(folder, "result.json").read_text())
+    if found["completed"] != requests or found["total_output_tokens"] != output * requests:
+        sys.exit(f"{at_once}x{input}: only {found['completed']} of {requests} requests are complete")
+    return found
+
+
+def rows(a, cache, folder):
+    import vllm
+
+    a.cache = cache
+    options = vllm_serving.options(a, folder)
+    for not_here in ("model", "skip_tokenizer_init"):
+        options.pop(not_here)
+    words = ["serve", folder, "--served-model-name", NAME, "--port", str(PORT), *flags(options)]
+    server = subprocess.Popen(VLLM + words, stdout=sys.stderr)
+    try:
+        wait_until_ready(server, a.start)
+        measured(folder, 2, vllm_serving.WARM, 4, 2)  # presets learn from these prompts
+        for at_once, input in bench_vllm.shapes(a.served):
+            requests = max(1, round(at_once * a.waves))
+            found = measured(folder, at_once, input, a.output, requests)
+            yield {
+                "device": "CPU" if bench_vllm.is_cpu() else a.device,
+                "vllm": vllm.__version__,
+                "model": a.model,
+                "cache": cache,
+                "gib": f"{a.gib:g}" if a.gib else "",
+                "kind": "http",
+                "concurrency": at_once,
+                "input": input,
+                "output": a.output,
+                "requests": requests,
+                "tps_system": round(found["output_throughput"], 2),
+                "tps_request": round(1e3 / found["mean_tpot_ms"], 2),
+                "ttft_ms": round(found["mean_ttft_ms"], 2),
+                "ttft_p99_ms": round(found["p99_ttft_ms"], 2),
+                "tpot_ms": round(found["mean_tpot_ms"], 3),
+            }
+    finally:
+        server.terminate()
+        server.wait()
+        os.environ.pop("KVANT_VLLM", None)
+
+
+def device_name():
+    """Asked in another process: vLLM's server needs the GPU's memory."""
+    words = [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
+def main():
+    a, found = vllm_serving.arguments(), []
+    a.prompts = a.filled = ""
+    a.device = device_name()
+    with tempfile.TemporaryDirectory() as folder:
+        most = max(n for _, n in bench_vllm.shapes(a.served))
+        bench_vllm.write_model(a, folder, max(most, vllm_serving.WARM) + a.output + 1024)
+        write_tokenizer(folder, a.vocabulary)
+        for cache in a.caches:
+            for made in rows(a, cache, folder):
+                found.append(made | {"commit": a.commit, "command": f"vllm_http.py --gib {a.gib:g}"})
+                print(",".join(str(made.get(name, "")) for name in vllm_serving.COLUMNS), flush=True)
+                if a.csv:
+                    bench_vllm.write_csv(a.csv, found, vllm_serving.COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
