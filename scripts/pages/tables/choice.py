@@ -1,14 +1,19 @@
 """The figures by which a user of transformers or vLLM decides: README's two figures, and the one
-table of vLLM. transformers.py and vllm.py have all tables."""
+table of vLLM. transformers.py, vllm.py and serving.py have all tables."""
 
-from results import Missing, like
+import serving
+from results import Missing
 from tables import transformers, vllm
 from text import table, times
 
-GPU = "NVIDIA H200"
-CACHES = ("fp8", "int4", "turboquant4", "balanced", "quality", "small")
-SHAPES = ((1, 1024), (64, 4096), (8, 32768), (256, 8192))
-FIRST = (1, 8192)
+PRESETS = ("quality", "small")  # whose speed nobody measured in vllm_serving.csv
+COLUMNS = {
+    "speed, 1 x 1,024": ("filled", 1, 1024, "tpot_ms"),
+    "speed, 64 x 4,096": ("filled", 64, 4096, "tpot_ms"),
+    "speed, 8 x 32,768": ("filled", 8, 32768, "tpot_ms"),
+    "tokens per second, 64 prompts of 8,192": ("served", 64, 8192, "tps_system"),
+    "wait for the first token": ("prompt", 1, 8192, "ttft_ms"),
+}
 
 
 def _tokens(results):
@@ -18,23 +23,25 @@ def _tokens(results):
     return {name: times(most / float(size)) for name, size in rows}
 
 
-def _relative(results, cache, shape, column, text):
-    of = {"device": GPU, "command": like(r"bench_vllm\.py speed")}
-    pair = vllm._pair(results, cache, of, *shape, column)
-    return text(pair[1].number(column) / pair[0].number(column)) if pair else ""
+def _cell(results, cache, shape):
+    column = shape[-1]
+    pair = serving.pair(results, cache, *shape)
+    if not pair:
+        return ""
+    ratio = pair[0].number(column) / pair[1].number(column)
+    return times(1 / ratio if column == "tpot_ms" else ratio)
 
 
 def vllm_choice(results):
     """vLLM's caches relative to bfloat16: tokens in the same memory, speed, wait for a token."""
     tokens, rows = _tokens(results), []
-    for cache in CACHES:
-        name = vllm.NAMES[cache]
-        speeds = [_relative(results, cache, shape, "tpot_ms", times) for shape in SHAPES]
-        wait = _relative(results, cache, FIRST, "ttft_ms", lambda speed: times(1 / speed))
-        rows.append([name, tokens[name], *speeds, wait])
-    shapes = [f"speed, {batch} x {context:,}" for batch, context in SHAPES]
-    heading = ["KV cache", "tokens in the same memory", *shapes, "wait for the first token"]
-    return table(heading, *rows)
+    names = {**serving.NAMES, **{preset: f"`{preset}`" for preset in PRESETS}}
+    for cache, name in names.items():
+        shown = name if cache == "fp8" else f"kvant {name}"
+        if cache != serving.RIVAL and shown in tokens:
+            cells = [_cell(results, cache, shape) for shape in COLUMNS.values()]
+            rows.append([shown, tokens[shown], *cells])
+    return table(["KV cache", "tokens in the same memory", *COLUMNS], *rows)
 
 
 def transformers_gain(results):
