@@ -26,7 +26,7 @@ NAME, PORT = "random", 8017
 
 
 def write_tokenizer(folder, vocabulary):
-    """Writes a tokenizer whose words are w0, w1, ..., so that a text has as many tokens as words."""
+    """Writes a tokenizer of the words w0, w1, ...: a text has as many tokens as words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"w{i}": i for i in range(vocabulary - 1)} | {"<unk>": vocabulary - 1}
