@@ -14,7 +14,7 @@ measurements:
 
     prompt   one prompt of `input` tokens: the median time until its first token
     filled   `concurrency` requests whose contexts DecodeBenchConnector fills with constants:
-             tpot_ms is the time of a step of all requests, from calls with few and many tokens
+             tpot_ms is the time of a step of all requests
     served   `requests` prompts that are computed, at most `concurrency` at once, each with `output`
              tokens. tps_system: output tokens per second from the first prompt to the last token.
              tps_request: output tokens over the time after the first token. ttft_ms and tpot_ms are
@@ -38,7 +38,7 @@ COLUMNS = (
     "requests tps_system tps_request ttft_ms ttft_p99_ms tpot_ms"
 ).split()
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # batches that get a CUDA graph
-FEW, MANY = 8, 72  # tokens of the two calls of `filled`
+FILLED = 72  # tokens of a request of `filled`
 WARM = 2048  # tokens of the first prompts, from which presets learn their transforms
 
 
@@ -131,13 +131,13 @@ class Client:
         yield {"input": input, "output": 1} | {"ttft_ms": round(1e3 * statistics.median(times), 2)}
 
     async def filled(self, batch, context):
-        async def seconds(n):
-            return (await self.requests(batch, batch, context, n, "filled"))[1]
-
-        await seconds(2)
-        few, many = await seconds(FEW), await seconds(MANY)
-        yield {"concurrency": batch, "input": context, "output": MANY, "requests": batch} | {
-            "tpot_ms": round(1e3 * (many - few) / (MANY - FEW), 3)
+        """The step's time is the time between two tokens of the request that was filled last: from
+        its first token on, all requests decode. So the time of filling has no part in it."""
+        await self.requests(batch, batch, context, 2, "filled")
+        times, _ = await self.requests(batch, batch, context, FILLED, "filled")
+        first, last = max(times)
+        yield {"concurrency": batch, "input": context, "output": FILLED, "requests": batch} | {
+            "tpot_ms": round(1e3 * (last - first) / (FILLED - 1), 3)
         }
 
     async def served(self, at_once, input):
