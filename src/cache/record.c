@@ -353,6 +353,20 @@ static bool fits(const kvant_tensor *tensor, const block_header *header, uint64_
            !kvant_slots_share_scales(tensor, slots, header->coded);
 }
 
+static bool is_learned(const record *r, const block_header *header)
+{
+    transform_header transform;
+    memcpy(&transform, r->transforms[header->transform], sizeof transform);
+    return transform.kind != KVANT_BYTES_NOTHING;
+}
+
+/* Whether the device keeps open rows as they are. Rows that are pending for a first transform lie
+ * in the tensor's own pages instead. */
+static bool stays_exact(const kvant_tensor *tensor, uint32_t block, bool learned)
+{
+    return (learned || !tensor->learns) && kvant_exact_store(tensor, block, 0, NULL);
+}
+
 static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
                                  const uint8_t *at, size_t left, record *r)
 {
@@ -376,6 +390,7 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
         if (header.form & OPEN_PAGES)
             KVANT_FORWARD(check_open_rows(tensor, body + shift_bytes(tensor, &header)));
         KVANT_RETURN_IF(header.form & OPEN_PAGES &&
+                            !stays_exact(tensor, blocks[i].block, is_learned(r, &header)) &&
                             !kvant_block_finds_page(tensor, blocks[i].block),
                         kvant_no_page());
     }
@@ -499,9 +514,7 @@ static kvant_status import_block(kvant_tensor *tensor, const imported_block *fro
     const uint64_t dirty = header.written & ~header.coded;
     if (!header.written)
         return KVANT_OK;
-    /* Rows that are pending for a first transform lie in the tensor's own pages. */
-    const bool exact = open && (tensor->transforms[id].learned || !tensor->learns) &&
-                       kvant_exact_store(tensor, block, 0, NULL);
+    const bool exact = open && stays_exact(tensor, block, tensor->transforms[id].learned);
     const int32_t page =
         open && !exact ? kvant_block_acquire(tensor, block, header.age) : KVANT_NO_PAGE;
     if (page >= 0) {
