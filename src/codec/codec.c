@@ -90,6 +90,7 @@ void kvant_codec_complete_view(kvant_codec *codec)
     const kvant_feedback *feedback = codec->feedback;
     codec->view.size = sizeof codec->view;
     codec->view.info = &codec->info;
+    codec->view.exact_limit = kvant_codec_exact_limit(codec);
     codec->view.transform = kvant_transform_get_view(&codec->transform);
     codec->view.transform.center = codec->file_center;
     codec->view.transform.scale = codec->file_scale;

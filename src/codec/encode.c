@@ -11,13 +11,16 @@
 /* No quantiser's scale exceeds 4 times the largest transformed number, which rounding to fp16 grows
  * by at most 2^-11 of itself. */
 #define MOST_SCALE 4.01f
+/* The largest fp16 number that is at most KVANT_HALF_MAX / MOST_SCALE. Numbers below it do not
+ * exceed it when they are rounded to fp16. */
+#define MOST_EXACT 16328.0f
 
 /* Below this magnitude of (x - c) / s every scale and zero point fits fp16. The transform grows
- * a number by at most sqrt(head_dim) times its gain. */
+ * a number by at most sqrt(head_dim) times its gain. Rounding grows it less than 1.001 times. */
 static float safe_magnitude(const kvant_transform *transform)
 {
-    return KVANT_HALF_MAX /
-           (MOST_SCALE * sqrtf((float)transform->head_dim) * kvant_transform_gain(transform));
+    return 0.999f * MOST_EXACT /
+           (sqrtf((float)transform->head_dim) * kvant_transform_gain(transform));
 }
 
 static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
@@ -30,26 +33,27 @@ float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kerne
                              const kvant_affine *affine)
 {
     uint32_t d = transform->head_dim;
-    float safe = 0.999f * safe_magnitude(transform), least = 1, most;
+    float safe = safe_magnitude(transform), least = 1, most;
     if (affine && affine->scale)
         kernels->range(affine->scale, d, &least, &most);
     safe *= least;
     return affine && affine->center ? safe - magnitude(kernels, affine->center, d) : safe;
 }
 
-/* Rounds y to fp16 and back when the row is to pass through an open page. The quantiser is asked
- * only for rows with large numbers, because a trellis codec would have to search to answer. */
-static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
-                                      float *y, bool open)
+float kvant_codec_exact_limit(const kvant_codec *codec)
 {
-    uint32_t d = codec->info.head_dim;
-    float largest = magnitude(kernels, y, d);
-    KVANT_RETURN_IF(!(largest <= (open ? KVANT_HALF_MAX : FLT_MAX)), KVANT_ERR_RANGE);
-    if (open) {
-        uint16_t half[KVANT_MAX_HEAD_DIM];
-        kernels->float_to_half(y, half, d);
-        kernels->half_to_float(half, y, d);
-    }
+    const bool stores_numbers =
+        codec->view.kind == KVANT_CODES_UNIFORM || codec->view.general.kind == KVANT_GENERAL_RAW;
+    return stores_numbers ? KVANT_HALF_MAX : MOST_EXACT;
+}
+
+/* The quantiser is asked only for rows with large numbers, because a trellis codec would have to
+ * search to answer. */
+static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
+                                      const float *y)
+{
+    float largest = magnitude(kernels, y, codec->info.head_dim);
+    KVANT_RETURN_IF(!(largest <= FLT_MAX), KVANT_ERR_RANGE);
     return largest <= KVANT_HALF_MAX / MOST_SCALE ? KVANT_OK
                                                   : codec->quantizer->check(codec, kernels, y);
 }
@@ -64,7 +68,10 @@ static kvant_status check_large(const kvant_codec *codec, const kvant_transform 
     if (magnitude(kernels, z, codec->info.head_dim) <= safe_magnitude(transform))
         return KVANT_OK;
     kvant_transform_forward(transform, kernels, affine, x, y);
-    return check_transformed(codec, kernels, y, open);
+    if (!open)
+        return check_transformed(codec, kernels, y);
+    return magnitude(kernels, y, codec->info.head_dim) <= codec->view.exact_limit ? KVANT_OK
+                                                                                  : KVANT_ERR_RANGE;
 }
 
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
@@ -84,7 +91,13 @@ kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transf
 
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y)
 {
-    return check_transformed(codec, kernels, y, true) == KVANT_OK;
+    uint16_t half[KVANT_MAX_HEAD_DIM];
+    const uint32_t d = codec->info.head_dim;
+    if (!(magnitude(kernels, y, d) <= KVANT_HALF_MAX))
+        return false;
+    kernels->float_to_half(y, half, d);
+    kernels->half_to_float(half, y, d);
+    return check_transformed(codec, kernels, y) == KVANT_OK;
 }
 
 bool kvant_codec_encodes_slowly(const kvant_codec *codec)

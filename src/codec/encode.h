@@ -13,9 +13,8 @@
  * a NaN or an infinity, KVANT_ERR_RANGE when a transformed row does not fit the codec. Costs one
  * pass over a row of ordinary size; only a row with large numbers is transformed.
  *
- * open: the rows are stored in an open page first. The check then also makes sure that the
- * transformed rows fit fp16, and that the rows rounded to fp16 fit the codec, so that sealing the
- * page later cannot fail. */
+ * open: the rows are stored in an open page first. Their transformed numbers must then be at most
+ * kvant_codec_exact_limit, so that they fit fp16 and sealing the page later cannot fail. */
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transform *transform,
                                     const kvant_kernels *kernels, const kvant_affine *affine,
                                     const float *rows, size_t stride, size_t n, bool open);
@@ -25,7 +24,14 @@ kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_transf
 float kvant_codec_safe_input(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine);
 
-/* The same check for one transformed row. It rounds y to fp16, as an open page does. */
+/* The largest magnitude of a transformed number that is appended to an open page. Kernels on GPUs
+ * refuse the same rows (kvant_codec_view.exact_limit). Uniform codes and raw numbers hold every
+ * fp16 number. Other codecs store a scale, such as the length of a row, that may be 4 times as
+ * large as a number. */
+float kvant_codec_exact_limit(const kvant_codec *codec);
+
+/* Whether the codec can encode a transformed row from an open page. Also true for some rows beyond
+ * kvant_codec_exact_limit, which an open page has from a sealed page. Rounds y to fp16. */
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
 
 /* Whether encoding one row takes so long that it pays to wake other threads for it, which takes

@@ -191,4 +191,5 @@ typedef struct kvant_codec_view {
     kvant_general_view general;
     const void *tables; /* that general's places are in */
     size_t table_bytes;
+    float exact_limit; /* see kvant_codec_exact_limit */
 } kvant_codec_view;

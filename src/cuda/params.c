@@ -286,7 +286,8 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
                                        .bits = info->bits,
                                        .role = info->role,
                                        .metadata_offset = (uint32_t)info->metadata_offset,
-                                       .page_bytes = (uint32_t)info->page_bytes };
+                                       .page_bytes = (uint32_t)info->page_bytes,
+                                       .exact_limit = view->exact_limit };
     if (d == 0 || d % 16 != 0 || d > KVANT_CUDA_MOST_DIM)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u is not a multiple of 16 up to 512",
@@ -348,7 +349,8 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed,
                                          .page_bytes = (uint32_t)bytes,
                                          .key_transform_kind = sealed->params.key_transform_kind,
                                          .dense = sealed->params.dense,
-                                         .rotation = sealed->params.rotation };
+                                         .rotation = sealed->params.rotation,
+                                         .exact_limit = sealed->params.exact_limit };
     codec->any.rotation = sealed->any.rotation;
     codec->info = sealed->info;
     codec->info.spec = "f16";

@@ -127,6 +127,7 @@ typedef struct kvant_cuda_params {
     float step, bias;
     /* trellis: bits of a state; bytes are then magnitudes of levels, see trellis_params.c */
     uint32_t memory;
+    float exact_limit; /* the largest magnitude of a number in an exact page (codec/encode.h) */
 } kvant_cuda_params;
 
 #define KVANT_CUDA_WIDE_LEVELS 256u

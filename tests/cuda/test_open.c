@@ -359,6 +359,94 @@ static void test_refused_rows(void **unused)
     }
 }
 
+/* Rows of sizes around the limit of exact pages. The GPU refuses and marks the rows that the CPU
+ * refuses, and every accepted row can be sealed. n: tokens; up to 64 have a kernel of their own. */
+static void append_large(fixture *f, uint32_t n, kvant_role role)
+{
+    const uint32_t d = f->head_dim;
+    const kvant_codec *codec = role == KVANT_ROLE_K ? f->cache.k : f->cache.v;
+    float *rows = malloc((size_t)n * HEADS * d * sizeof *rows);
+    int64_t slots[BLOCKS * 64];
+    uint32_t marks[1 + BLOCKS * 64 / 32] = { 0 }, want[1 + BLOCKS * 64 / 32] = { 0 }, refused = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bool takes = true;
+        slots[i] = i;
+        for (uint32_t h = 0; h < HEADS; h++) {
+            float *row = rows + (i * HEADS + h) * d;
+            for (uint32_t j = 0; j < d; j++)
+                row[j] = 2000 * powf(40, (float)((i + 7 * h) % n) / (float)n) * random_normal();
+            takes =
+                kvant_codec_check_rows(codec, &codec->transform, kvant_kernels_get(KVANT_CPU_AUTO),
+                                       NULL, row, d, 1, true) == KVANT_OK &&
+                takes;
+        }
+        if (!takes)
+            want[0] = 1, want[1 + i / 32] |= 1u << i % 32;
+    }
+    assert_int_equal(want[0], 1);
+    void *gpu_rows = device_copy(rows, (size_t)n * HEADS * d * sizeof *rows),
+         *gpu_slots = device_copy(slots, n * sizeof *slots);
+    uint32_t *gpu_marks = device_copy(marks, sizeof marks),
+             *gpu_refused = device_copy(&refused, sizeof refused);
+    kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                           .type = KVANT_CUDA_F32,
+                                           .n_tokens = n,
+                                           .n_kv_heads = HEADS,
+                                           .slots = gpu_slots,
+                                           .refused = gpu_refused,
+                                           .marks = gpu_marks };
+    *(role ? &args.v : &args.k) = (kvant_cuda_rows){ f->open.gpu_codec[role],
+                                                     open_pages(&f->open, role),
+                                                     gpu_rows,
+                                                     HEADS * d,
+                                                     d,
+                                                     NULL,
+                                                     NULL,
+                                                     NULL };
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    device_read(marks, gpu_marks, sizeof marks);
+    device_read(&refused, gpu_refused, sizeof refused);
+    assert_int_equal(refused, KVANT_CUDA_ROW_RANGE);
+    for (uint32_t i = 0; i < sizeof marks / sizeof *marks; i++)
+        if (marks[i] != want[i])
+            fail_msg("%s, head_dim %u, %u tokens: marks %u are %08x, the CPU refuses %08x", f->spec,
+                     d, n, i, marks[i], want[i]);
+    free(rows);
+    cudaFree(gpu_rows);
+    cudaFree(gpu_slots);
+    cudaFree(gpu_marks);
+    cudaFree(gpu_refused);
+}
+
+static void test_large_rows(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4",
+                                         "turboquant-4:rotate=hadamard",
+                                         "turboquant-2:rotate=none",
+                                         "octopus-3:rotate=hadamard",
+                                         "hqmq-s96r4:rotate=none",
+                                         "trellis-4:rotate=hadamard",
+                                         "trellis-3:rotate=none",
+                                         "f16" };
+    static const uint32_t dims[] = { 128, 80, 64 }, counts[] = { 64, BLOCKS * 64 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 3); i++) {
+            fixture f;
+            int64_t slots[BLOCKS * 64];
+            fixture_open(&f, specs[s], dims[i]);
+            for (int t = 0; t < BLOCKS * 64; t++)
+                slots[t] = t;
+            append_rows(&f, BLOCKS * 64, slots, KVANT_CUDA_F32, NULL);
+            for (size_t k = 0; k < 2; k++)
+                for (int r = 0; r < 2; r++)
+                    append_large(&f, counts[k], (kvant_role)r);
+            device_read(f.open.pool, f.open.gpu_pool, open_bytes(&f));
+            seal_blocks(&f, true);
+            fixture_close(&f);
+        }
+}
+
 int main(int argc, char **argv)
 {
     if (!begin_tests(argc, argv))
@@ -367,6 +455,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_open_and_seal),
         cmocka_unit_test(test_any),
         cmocka_unit_test(test_refused_rows),
+        cmocka_unit_test(test_large_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,7 +76,7 @@ template <int P> struct AnyWriter {
     KVANT_INLINE void put_open(R &row, int token, uint8_t *page, bool finite) const
     {
         bool fits = true;
-        each_of(row, d, lane, [&](float x, int) { fits &= fabsf(x) <= 65504.0f; });
+        each_of(row, d, lane, [&](float x, int) { fits &= fabsf(x) <= role.codec.exact_limit; });
         if (!__all_sync(FULL, fits))
             return refuse(finite);
         store_any(page, (size_t)token * d, KVANT_CUDA_F16, d, lane, row);

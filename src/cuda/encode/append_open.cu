@@ -29,11 +29,6 @@ KVANT_INLINE size_t exact_place(const AppendRole &role, int64_t slot, int kv_hea
            (size_t)(slot % PAGE_TOKENS) * d;
 }
 
-KVANT_INLINE bool fits_half(float y)
-{
-    return fabsf(y) <= 65504.0f;
-}
-
 template <int D>
 KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token,
                              int kv_head, int lane)
@@ -46,7 +41,7 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
         transformed_row<D>(args, role, token * role.token_stride + kv_head * role.row_head_stride,
                            kv_head, lane, finite);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        in_range &= fits_half(row.x[j]);
+        in_range &= fabsf(row.x[j]) <= role.codec.exact_limit;
     if (!__all_sync(FULL, in_range)) {
         if (lane == 0)
             note_refusal(args, token, slot, finite);
@@ -99,7 +94,7 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     unrolled_for (int r = 0; r < ROWS; r++) {
         const int64_t slot = slot_of(args, first + r);
         const bool all_finite = __syncthreads_and(finite[r]),
-                   in_range = __syncthreads_and(fits_half(y[r]));
+                   in_range = __syncthreads_and(fabsf(y[r]) <= role.codec.exact_limit);
         if (slot < 0)
             continue;
         if (in_range)

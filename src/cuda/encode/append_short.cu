@@ -241,7 +241,7 @@ KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const ShortRole &rol
 {
     bool in_range = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        in_range &= fabsf(y.x[j]) <= 65504.0f;
+        in_range &= fabsf(y.x[j]) <= role.levels;
     if (stage != WORKS)
         return;
     if (!__all_sync(FULL, in_range)) {
@@ -417,7 +417,7 @@ static ShortRole short_role(const AppendRole &from)
                       (uint32_t)codec.key_transform_kind,
                       codec.symmetric,
                       codec.unbiased,
-                      codec.levels,
+                      codec.codes == KVANT_CUDA_CODES_OPEN ? codec.exact_limit : codec.levels,
                       codec.offset,
                       codec.inverse_sqrt_dim,
                       codec.rotation };

@@ -22,7 +22,8 @@ struct ShortRole {
     const float *center, *scale, *key_transform;
     float *exact;
     uint32_t codes, bits, keys, metadata_offset, affine, key_transform_kind, symmetric, unbiased;
-    float levels, offset, inverse_sqrt_dim;
+    float levels; /* open pages: the largest magnitude of a number */
+    float offset, inverse_sqrt_dim;
     kvant_cuda_rotation rotation;
 };
 

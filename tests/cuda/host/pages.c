@@ -26,7 +26,7 @@ static bool takes(const kvant_cuda_kernel_append_args *args, const kvant_cuda_ro
     bool finite = true, fits = true;
     for (uint32_t j = 0; j < codec->info.head_dim; j++) {
         finite = finite && isfinite(x[j]);
-        fits = fits && (!open || fabsf(y[j]) <= 65504.0f);
+        fits = fits && (!open || fabsf(y[j]) <= codec->view.exact_limit);
     }
     fits =
         fits && finite && (open || codec->quantizer->check(codec, host_kernels(), y) == KVANT_OK);
