@@ -113,9 +113,7 @@ def main():
     bases = [float(base) if (i + 1) % period == 0 else local for i in range(len(keys))]
     inputs = {
         "keys": keys,
-        "plain keys": [
-            rotated_back(x, options.context, at, style) for x, at in zip(keys, bases)
-        ],
+        "plain keys": [rotated_back(x, options.context, at, style) for x, at in zip(keys, bases)],
         "values": [found["v"][i] for i in sorted(found["v"])],
     }
     lines = []
