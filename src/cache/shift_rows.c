@@ -268,6 +268,8 @@ kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uin
         if (by[slot] > KVANT_LARGEST_SHIFT || by[slot] < -KVANT_LARGEST_SHIFT ||
             (by[slot] && !(written >> slot & 1)))
             return damaged("the shift of a slot is out of range");
+    if (*used && !kvant_shifts_same_rope(tensor->shifts, &rope))
+        return damaged("its blocks were shifted with different RoPEs");
     const kvant_status status = use_rope(tensor, &rope);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED

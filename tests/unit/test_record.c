@@ -250,6 +250,13 @@ static void other_slots_leave_no_bit(void **state)
     free(u);
 }
 
+/* Writes the checksum of a record that a test changed. */
+static void sign(const exported *e)
+{
+    const uint64_t sum = kvant_checksum_of(e->data, e->bytes - sizeof sum);
+    memcpy(e->data + e->bytes - sizeof sum, &sum, sizeof sum);
+}
+
 /* A record that is cut short, or in which any byte differs, is refused, and so is one with the
  * checksum of its damaged bytes unless they are a valid record. Nothing changes. */
 static void damage_is_refused(void **state)
@@ -273,8 +280,7 @@ static void damage_is_refused(void **state)
         for (size_t at = 0; at < HEAD + 4096; at++) {
             memcpy(data, e.data, e.bytes);
             data[at] ^= 0x80;
-            const uint64_t sum = kvant_checksum_of(data, e.bytes - sizeof sum);
-            memcpy(data + e.bytes - sizeof sum, &sum, sizeof sum);
+            sign(&(exported){ data, e.bytes });
             const kvant_status status = import_record(&g, &all, &(exported){ data, e.bytes });
             assert_true(status == KVANT_OK || status == KVANT_ERR_FORMAT ||
                         status == KVANT_ERR_FULL);
@@ -322,6 +328,28 @@ static void records_of_others_are_refused(void **state)
     free(t);
 }
 
+/* The keys of a tensor have one RoPE. A record whose blocks have two is refused before anything
+ * changes. */
+static void two_ropes_are_refused(void **state)
+{
+    text *t = make_text(&layouts()[2], 69);
+    fixture f = make_keys("int-4", t, NULL), g = make_like(&f);
+    const blocks two = { { { UINT64_MAX, 2 }, { UINT64_MAX, 3 } }, 2 };
+    const float other = 0.5f;
+    (void)state;
+    shift(&f, 0, TOKENS, -77);
+    exported e = export_record(&f, &two);
+    const size_t block = (e.bytes - HEAD - 8 - 8) / 2; /* one transform without numbers */
+    memcpy(e.data + HEAD + 8 + block + 32 + 8, &other, sizeof other);
+    sign(&e);
+    assert_int_equal(import_record(&g, &two, &e), KVANT_ERR_FORMAT);
+    assert_int_equal(tensor_info_of(&g).written_blocks, 0);
+    free(e.data);
+    drop(&g);
+    drop(&f);
+    free(t);
+}
+
 /* A restored cache goes on like the cache that was saved: later rows get the same bytes. */
 static void restored_tensors_go_on_alike(void **state)
 {
@@ -357,6 +385,7 @@ int main(void)
         cmocka_unit_test(other_slots_leave_no_bit),
         cmocka_unit_test(damage_is_refused),
         cmocka_unit_test(records_of_others_are_refused),
+        cmocka_unit_test(two_ropes_are_refused),
         cmocka_unit_test(restored_tensors_go_on_alike),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
