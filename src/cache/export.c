@@ -191,7 +191,7 @@ kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const v
     uint64_t tokens;
     KVANT_RETURN_IF(!s || !data, KVANT_ERR_ARGUMENT);
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        if (s->lengths[layer] != s->n_blocks * KVANT_PAGE_TOKENS)
+        if (s->lengths[layer] != s->lengths[0] || s->lengths[layer] % KVANT_PAGE_TOKENS)
             return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                               "the sequence does not end with a whole block of 64 tokens, so no "
                               "block can be imported after it");
@@ -200,12 +200,14 @@ kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const v
     memcpy(&tokens, data, sizeof tokens);
     if (tokens < 1 || tokens > UINT32_MAX)
         return damaged();
-    const uint32_t first = s->n_blocks;
+    const uint32_t length = s->lengths[0];
+    /* An append that failed leaves the blocks that it reserved. */
+    KVANT_FORWARD(kvant_sequence_truncate(cache, sequence, length));
     const kvant_status status =
         import_blocks(cache, sequence, (uint32_t)tokens, (const uint8_t *)data + sizeof tokens,
                       bytes - sizeof tokens);
     if (status != KVANT_OK) {
-        kvant_sequence_truncate(cache, sequence, first * KVANT_PAGE_TOKENS);
+        kvant_sequence_truncate(cache, sequence, length);
         return status;
     }
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)

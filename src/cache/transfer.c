@@ -100,6 +100,9 @@ bool kvant_block_finds_page(const kvant_tensor *tensor, uint32_t block)
            (kvant_is_sink(tensor, block) && count_free_pages(tensor) > 0);
 }
 
+/* The largest age that is believed. With a larger one no position would be left for later rows. */
+#define MOST_AGE (UINT64_C(1) << 30)
+
 uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block)
 {
     const int64_t age = tensor->plan ? kvant_plan_age(tensor->plan, block) : 0;
@@ -109,6 +112,7 @@ uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block)
 int32_t kvant_block_acquire(kvant_tensor *tensor, uint32_t block, uint64_t age)
 {
     uint64_t *clock = &tensor->clocks[tensor->blocks[block].sequence];
+    age = age < MOST_AGE ? age : MOST_AGE;
     *clock = *clock < age ? age : *clock;
     return kvant_open_acquire(tensor, block, age, 1);
 }

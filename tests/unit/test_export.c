@@ -4,6 +4,8 @@
 
 #include <kvant/cache.h>
 
+#include "../../src/base/fnv.h"
+
 enum {
     LAYERS = 2,
     KV_HEADS = 2,
@@ -339,6 +341,59 @@ static void other_counts_are_refused(void **state)
     kvant_cache_free(&cache);
 }
 
+/* A refused append leaves no token, so blocks can be imported afterwards. */
+static void blocks_follow_refused_rows(void **state)
+{
+    const example e = { .k = "int-4", .v = "int-4" };
+    kvant_cache *cache = make(&e);
+    const int32_t from = cleanly(cache, 170, 170), s = kvant_sequence_create(cache);
+    bytes b = export_blocks(cache, from, 0, 3);
+    (void)state;
+    append_part(cache, s, OTHER, 0, 600, 590);
+    assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
+    bytes again = export_blocks(cache, s, 0, 3);
+    assert_int_equal(again.n, b.n);
+    assert_memory_equal(again.data, b.data, b.n);
+    free(again.data);
+    free(b.data);
+    kvant_cache_free(&cache);
+}
+
+/* Sets the age of the first block of the first record, whose transform has no numbers. */
+static void lie_about_age(const bytes *b)
+{
+    const uint32_t age = UINT32_MAX;
+    uint64_t n, sum;
+    memcpy(&n, b->data + 8, sizeof n);
+    memcpy(b->data + FORM + 12, &age, sizeof age);
+    sum = kvant_checksum_of(b->data + 16, (size_t)n - sizeof sum);
+    memcpy(b->data + 16 + n - sizeof sum, &sum, sizeof sum);
+}
+
+/* A record can claim that its rows are older than any row can be. Rows that are stored after them
+ * still leave the window in time. */
+static void ages_that_lie_do_no_harm(void **state)
+{
+    const example e = { .k = "turboquant-4:recent=64", .v = "turboquant-4:recent=64" };
+    kvant_cache *cache = make(&e);
+    const int32_t from = cleanly(cache, 10, 10), s = kvant_sequence_create(cache);
+    bytes b = export_block(cache, from, 0);
+    (void)state;
+    lie_about_age(&b);
+    assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
+    assert_int_equal(kvant_sequence_truncate(cache, s, 0), KVANT_OK);
+    append(cache, from, OWN, 10, 300);
+    append(cache, s, OWN, 0, 10);
+    append(cache, s, OWN, 10, 300);
+    bytes one = export_blocks(cache, from, 0, 5), two = export_blocks(cache, s, 0, 5);
+    assert_int_equal(one.n, two.n);
+    assert_memory_equal(one.data, two.data, one.n);
+    free(one.data);
+    free(two.data);
+    free(b.data);
+    kvant_cache_free(&cache);
+}
+
 static kvant_status size_of(kvant_cache *cache, int32_t s, uint32_t first, uint32_t n)
 {
     size_t most;
@@ -474,6 +529,8 @@ int main(void)
         cmocka_unit_test(refused_rows_are_not_exported),
         cmocka_unit_test(imported_blocks_are_exported_alike),
         cmocka_unit_test(other_counts_are_refused),
+        cmocka_unit_test(blocks_follow_refused_rows),
+        cmocka_unit_test(ages_that_lie_do_no_harm),
         cmocka_unit_test(dropped_blocks_stay_dropped),
         cmocka_unit_test(blocks_together_take_less),
         cmocka_unit_test(sealed_rows_do_not_depend_on_others),
