@@ -193,7 +193,8 @@ static const char *read_lists(restored *r, const uint8_t *data, size_t size, siz
     return NULL;
 }
 
-/* Finds the block and the slot of each cell. False unless each slot of the blocks has one cell. */
+/* Finds the block and the slot of each cell. False unless each slot of the blocks has one cell, and
+ * each block has a slot. */
 static bool find_places(restored *r)
 {
     const layout *l = &r->l;
@@ -201,8 +202,10 @@ static bool find_places(restored *r)
     size_t n = 0;
     bool ok = left != NULL;
 
-    for (uint32_t i = 0; ok && i < l->n_blocks; i++)
+    for (uint32_t i = 0; ok && i < l->n_blocks; i++) {
         left[i] = l->blocks[i].slots;
+        ok = left[i] != 0;
+    }
     for (uint32_t i = 0; ok && i < l->n_runs; i++) {
         const kvp_state_run *run = &l->runs[i];
         ok = run->block < l->n_blocks && (uint32_t)run->first + run->count <= KVANT_PAGE_TOKENS &&
