@@ -106,10 +106,45 @@ static kvant_status attend_first(life *l)
     return kvant_cache_attend(l->cache, 0, l->first, rows, l->out, 1);
 }
 
+typedef struct exported {
+    uint8_t data[1 << 18];
+    size_t bytes;
+} exported;
+
+static kvant_status export_first(life *l, exported *e)
+{
+    const kvant_status status =
+        kvant_sequence_export_size(l->cache, l->first, 0, 2, &e->bytes);
+    if (status != KVANT_OK)
+        return status;
+    assert_in_range(e->bytes, 1, sizeof e->data);
+    return kvant_sequence_export(l->cache, l->first, 0, 2, e->data, e->bytes);
+}
+
+/* The sequence stays empty if blocks cannot be appended to it. */
+static kvant_status import_to(life *l, int32_t sequence, const exported *e)
+{
+    const kvant_status status = kvant_sequence_import(l->cache, sequence, e->data, e->bytes);
+    assert_int_equal(kvant_sequence_length(l->cache, sequence, LAYERS - 1),
+                     status == KVANT_OK ? 2 * STEP : 0);
+    return status;
+}
+
+static kvant_status move_first(life *l)
+{
+    static exported e;
+    const int32_t to = kvant_sequence_create(l->cache);
+    kvant_status status = export_first(l, &e);
+    if (status == KVANT_OK)
+        status = import_to(l, to, &e);
+    kvant_sequence_free(l->cache, to);
+    return status;
+}
+
 static step *const steps[] = { create_cache, create_sequence, tell_rope,     note_queries,
                                append_0,     append_1,        append_0,      append_1,
-                               attend_first, fork_sequence,   append_second, truncate_second,
-                               append_0,     append_second,   attend_first };
+                               attend_first, move_first,      fork_sequence, append_second,
+                               truncate_second, append_0,     append_second,   attend_first };
 
 /* Stops at the first call that fails. */
 static kvant_status live(const void *context)
@@ -161,11 +196,43 @@ static void caches_go_on(void **state)
     }
 }
 
+/* A new cache, which gets the transforms of the blocks, too. */
+static kvant_status arrive(const void *context)
+{
+    life l = { 0 };
+    kvant_cache_info before = { .size = sizeof before }, after = before;
+    kvant_status status = create_cache(&l);
+    if (status == KVANT_OK)
+        status = create_sequence(&l);
+    if (status == KVANT_OK) {
+        kvant_cache_get_info(l.cache, &before);
+        status = import_to(&l, l.first, context);
+        kvant_sequence_free(l.cache, l.first);
+        kvant_cache_get_info(l.cache, &after);
+        assert_int_equal(after.n_free_blocks, before.n_free_blocks);
+    }
+    kvant_cache_free(&l.cache);
+    return status;
+}
+
+static void blocks_arrive(void **state)
+{
+    static exported e;
+    life l = { 0 };
+    (void)state;
+    for (size_t i = 0; steps[i] != attend_first; i++)
+        assert_int_equal(steps[i](&l), KVANT_OK);
+    assert_int_equal(export_first(&l, &e), KVANT_OK);
+    kvant_cache_free(&l.cache);
+    refuse_each_allocation(arrive, &e, "blocks that are imported", true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(caches),
         cmocka_unit_test(caches_go_on),
+        cmocka_unit_test(blocks_arrive),
     };
     fill_rows();
     return cmocka_run_group_tests(tests, NULL, NULL);
