@@ -1,7 +1,6 @@
 /* export.c - exports blocks of a sequence, of all layers, and appends exported blocks to one.
  * Exported blocks are their number of tokens, then for every layer and role the size of a record
- * (record.c) and the record. Sizes that do not add up are refused; the sequence is then
- * unchanged. */
+ * (record.c) and the record. Damaged bytes are refused before anything changes. */
 #include <string.h>
 
 #include <kvant/tensor_hooks.h>
@@ -146,8 +145,8 @@ static kvant_status damaged(void)
     return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: its sizes do not add up");
 }
 
-static kvant_status import_layers(kvant_cache *cache, const exports *e, const uint8_t *at,
-                                  size_t left)
+static kvant_status check_layers(const kvant_cache *cache, const exports *e, const uint8_t *at,
+                                 size_t left, kvant_record *records)
 {
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
         uint64_t size;
@@ -158,12 +157,27 @@ static kvant_status import_layers(kvant_cache *cache, const exports *e, const ui
         left -= sizeof size;
         if (size > left)
             return damaged();
-        KVANT_FORWARD(kvant_tensor_import_record(cache->tensors[i], e->blocks, e->n, at,
-                                                 (size_t)size, cache->params.n_threads));
+        KVANT_FORWARD(
+            kvant_record_check(cache->tensors[i], e->blocks, e->n, at, (size_t)size, &records[i]));
         at += size;
         left -= (size_t)size;
     }
     return left ? damaged() : KVANT_OK;
+}
+
+/* Checks the records of all layers first. Otherwise the transforms of a damaged export would serve
+ * later rows of the cache. */
+static kvant_status import_layers(kvant_cache *cache, const exports *e, const uint8_t *at,
+                                  size_t left)
+{
+    kvant_record *records = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *records);
+    KVANT_RETURN_IF(!records, KVANT_ERR_MEMORY);
+    kvant_status status = check_layers(cache, e, at, left, records);
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers && status == KVANT_OK; i++)
+        status = kvant_record_import(cache->tensors[i], e->blocks, e->n, &records[i],
+                                     cache->params.n_threads);
+    kvant_free(records);
+    return status;
 }
 
 /* Appends `tokens` tokens to a sequence of whole blocks. On an error the caller removes the

@@ -274,15 +274,6 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
 
 /* Importing. Nothing changes in the tensor until everything was checked. */
 
-/* A record whose sizes were checked. */
-typedef struct record {
-    const uint8_t *transforms[KVANT_MAX_TRANSFORMS]; /* their headers */
-    uint32_t n_transforms;
-    bool of_any_slots; /* the caller accepts whatever slots the record has */
-    bool any_written;
-    const uint8_t *blocks; /* the first block's header */
-} record;
-
 static bool take(const uint8_t **at, size_t *left, size_t bytes)
 {
     if (*left < bytes)
@@ -293,7 +284,7 @@ static bool take(const uint8_t **at, size_t *left, size_t bytes)
 }
 
 static kvant_status read_transforms(const kvant_tensor *tensor, const uint8_t **at, size_t *left,
-                                    record *r)
+                                    kvant_record *r)
 {
     for (uint32_t i = 0; i < r->n_transforms; i++) {
         transform_header header;
@@ -353,7 +344,7 @@ static bool fits(const kvant_tensor *tensor, const block_header *header, uint64_
            !kvant_slots_share_scales(tensor, slots, header->coded);
 }
 
-static bool is_learned(const record *r, const block_header *header)
+static bool is_learned(const kvant_record *r, const block_header *header)
 {
     transform_header transform;
     memcpy(&transform, r->transforms[header->transform], sizeof transform);
@@ -368,7 +359,7 @@ static bool stays_exact(const kvant_tensor *tensor, uint32_t block, bool learned
 }
 
 static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
-                                 const uint8_t *at, size_t left, record *r)
+                                 const uint8_t *at, size_t left, kvant_record *r)
 {
     uint32_t used = 0, n_transforms = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -400,7 +391,7 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
 }
 
 static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
-                                 const uint8_t *data, size_t bytes, record *r)
+                                 const uint8_t *data, size_t bytes, kvant_record *r)
 {
     record_header header;
     uint64_t checksum;
@@ -426,7 +417,7 @@ static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *
 }
 
 /* Finds or makes all transforms of a record. Each one counts as used until all are found. */
-static kvant_status import_transforms(kvant_tensor *tensor, const record *r,
+static kvant_status import_transforms(kvant_tensor *tensor, const kvant_record *r,
                                       uint32_t ids[KVANT_MAX_TRANSFORMS])
 {
     kvant_status status = KVANT_OK;
@@ -532,7 +523,7 @@ static kvant_status import_block(kvant_tensor *tensor, const imported_block *fro
 }
 
 /* The transform of the last block that has a learned one serves new rows. */
-static void begin_transforms(kvant_tensor *tensor, const record *r, const uint32_t *ids)
+static void begin_transforms(kvant_tensor *tensor, const kvant_record *r, const uint32_t *ids)
 {
     for (uint32_t i = r->n_transforms; i > 0 && kvant_transforms_pending(tensor); i--)
         if (tensor->transforms[ids[i - 1]].learned)
@@ -540,7 +531,7 @@ static void begin_transforms(kvant_tensor *tensor, const record *r, const uint32
 }
 
 static kvant_status import_list(kvant_tensor *tensor, const imported_block *list, uint32_t n,
-                                const record *r, uint32_t n_threads)
+                                const kvant_record *r, uint32_t n_threads)
 {
     uint32_t ids[KVANT_MAX_TRANSFORMS];
     kvant_status status = KVANT_OK;
@@ -553,12 +544,17 @@ static kvant_status import_list(kvant_tensor *tensor, const imported_block *list
     return status == KVANT_OK ? kvant_pages_status(tensor) : status;
 }
 
-static kvant_status import(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
-                           const void *data, size_t bytes, record *r, uint32_t n_threads)
+kvant_status kvant_record_check(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
+                                const void *data, size_t bytes, kvant_record *r)
 {
     KVANT_RETURN_IF(!tensor || !blocks || !data || !are_valid(tensor, blocks, n),
                     KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(check_record(tensor, blocks, n, data, bytes, r));
+    return check_record(tensor, blocks, n, data, bytes, r);
+}
+
+kvant_status kvant_record_import(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
+                                 const kvant_record *r, uint32_t n_threads)
+{
     imported_block *list = kvant_alloc(n + 1, sizeof *list);
     KVANT_RETURN_IF(!list, KVANT_ERR_MEMORY);
     const uint8_t *at = r->blocks;
@@ -575,14 +571,16 @@ kvant_status kvant_tensor_import_record(kvant_tensor *tensor, const kvant_block_
                                         uint32_t n, const void *data, size_t bytes,
                                         uint32_t n_threads)
 {
-    record r = { .of_any_slots = false };
-    return import(tensor, blocks, n, data, bytes, &r, n_threads);
+    kvant_record r = { .of_any_slots = false };
+    KVANT_FORWARD(kvant_record_check(tensor, blocks, n, data, bytes, &r));
+    return kvant_record_import(tensor, blocks, n, &r, n_threads);
 }
 
 kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
                                  size_t bytes)
 {
     const kvant_block_slots whole = { UINT64_MAX, block };
-    record r = { .of_any_slots = true };
-    return import(tensor, &whole, 1, data, bytes, &r, 1);
+    kvant_record r = { .of_any_slots = true };
+    KVANT_FORWARD(kvant_record_check(tensor, &whole, 1, data, bytes, &r));
+    return kvant_record_import(tensor, &whole, 1, &r, 1);
 }

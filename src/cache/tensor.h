@@ -461,6 +461,21 @@ kvant_status kvant_record_export(const kvant_tensor *tensor, const struct kvant_
                                  uint32_t n, const uint32_t *ages, void *data, size_t bytes,
                                  uint32_t n_threads);
 
+/* A record that was checked. */
+typedef struct kvant_record {
+    const uint8_t *transforms[KVANT_MAX_TRANSFORMS]; /* their headers */
+    uint32_t n_transforms;
+    bool of_any_slots; /* the caller accepts whatever slots the record has */
+    bool any_written;
+    const uint8_t *blocks; /* the first block's header */
+} kvant_record;
+
+/* The two steps of kvant_tensor_import_record. The caller sets of_any_slots before. */
+kvant_status kvant_record_check(kvant_tensor *tensor, const struct kvant_block_slots *blocks,
+                                uint32_t n, const void *data, size_t bytes, kvant_record *r);
+kvant_status kvant_record_import(kvant_tensor *tensor, const struct kvant_block_slots *blocks,
+                                 uint32_t n, const kvant_record *r, uint32_t n_threads);
+
 /* transfer.c */
 
 /* How many rows of its sequence were written after the block's rows. */

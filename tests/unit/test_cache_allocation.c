@@ -113,8 +113,7 @@ typedef struct exported {
 
 static kvant_status export_first(life *l, exported *e)
 {
-    const kvant_status status =
-        kvant_sequence_export_size(l->cache, l->first, 0, 2, &e->bytes);
+    const kvant_status status = kvant_sequence_export_size(l->cache, l->first, 0, 2, &e->bytes);
     if (status != KVANT_OK)
         return status;
     assert_in_range(e->bytes, 1, sizeof e->data);
@@ -141,10 +140,10 @@ static kvant_status move_first(life *l)
     return status;
 }
 
-static step *const steps[] = { create_cache, create_sequence, tell_rope,     note_queries,
-                               append_0,     append_1,        append_0,      append_1,
-                               attend_first, move_first,      fork_sequence, append_second,
-                               truncate_second, append_0,     append_second,   attend_first };
+static step *const steps[] = { create_cache,    create_sequence, tell_rope,     note_queries,
+                               append_0,        append_1,        append_0,      append_1,
+                               attend_first,    move_first,      fork_sequence, append_second,
+                               truncate_second, append_0,        append_second, attend_first };
 
 /* Stops at the first call that fails. */
 static kvant_status live(const void *context)

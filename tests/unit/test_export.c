@@ -341,6 +341,32 @@ static void other_counts_are_refused(void **state)
     kvant_cache_free(&cache);
 }
 
+/* A damaged export of another text: later rows do not get its transforms. */
+static void damaged_blocks_leave_nothing(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(pairs); i++) {
+        const example e = example_of(i);
+        kvant_cache *cache = make(&e), *other = make(&e), *clean = make(&e);
+        const int32_t from = kvant_sequence_create(other), s = kvant_sequence_create(cache);
+        append(other, from, OTHER, 0, 170);
+        bytes b = export_blocks(other, from, 0, 3);
+        b.data[b.n - 1] ^= 1;
+        assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_ERR_FORMAT);
+        append(cache, s, OWN, 0, 300);
+        bytes one = export_blocks(cache, s, 0, 5),
+              two = export_blocks(clean, cleanly(clean, 300, 300), 0, 5);
+        assert_int_equal(one.n, two.n);
+        assert_memory_equal(one.data, two.data, one.n);
+        free(one.data);
+        free(two.data);
+        free(b.data);
+        kvant_cache_free(&cache);
+        kvant_cache_free(&other);
+        kvant_cache_free(&clean);
+    }
+}
+
 /* A refused append leaves no token, so blocks can be imported afterwards. */
 static void blocks_follow_refused_rows(void **state)
 {
@@ -529,6 +555,7 @@ int main(void)
         cmocka_unit_test(refused_rows_are_not_exported),
         cmocka_unit_test(imported_blocks_are_exported_alike),
         cmocka_unit_test(other_counts_are_refused),
+        cmocka_unit_test(damaged_blocks_leave_nothing),
         cmocka_unit_test(blocks_follow_refused_rows),
         cmocka_unit_test(ages_that_lie_do_no_harm),
         cmocka_unit_test(dropped_blocks_stay_dropped),
