@@ -251,6 +251,7 @@ class Saved(TestCase):
             {"blocks": store["blocks"][:1]},
             {"shape": [2, 16]},
             {"shape": [1, 32, 16]},
+            {"shape": [-1, 16, 16]},
             {"dtype": "int4"},
             {"starts": 3},
         ]
@@ -258,13 +259,17 @@ class Saved(TestCase):
         lies += [
             {"blocks": [[first - 1, second + 1, *others], store["blocks"][1]]},
             {"length": "x"},
+            {"length": float("inf")},
             {"layers": [0]},
         ]
-        for lie in lies:
-            made = saving.packed(head | {"stores": [store | lie]}, [bytes(blocks)])
+        lies = [{"stores": [store | lie]} for lie in lies]
+        for lie in [*lies, {"model": []}, {"weights": None}]:
+            made = saving.packed(head | lie, [bytes(blocks)])
             with self.subTest(**lie), self.assertRaises((ValueError, kvant.Error)):
                 self.path.write_bytes(made)
                 KvantCache.load(self.path, model.config)
+        with mock.patch.object(saving.json, "dumps", lambda head: "[" * 200000):
+            self.refused(ValueError, "cannot be read", saving.parse, saving.packed({}, []))
 
     def test_other_models_are_refused(self):
         model = models.make("llama")

@@ -133,7 +133,7 @@ def parse(data: bytes) -> tuple[dict[str, Any], memoryview]:
         head = json.loads(data[16 : 16 + size])
         blocks = memoryview(data)[16 + size : -32]
         total = sum(n for store in head["stores"] for _, n in store["blocks"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(f"the head cannot be read: {error}") from None
     if total != len(blocks):
         raise _damaged("the blocks' lengths do not add up")
@@ -154,6 +154,8 @@ def _fill(
 ) -> memoryview:
     """Fills one store; returns the blocks that follow it."""
     (heads, k_dim, v_dim), dtype = saved["shape"], _DTYPES[saved["dtype"]]
+    if min(heads, k_dim, v_dim) < 1:
+        raise _damaged("its heads have no dimension")
     starts, length = [int(x) for x in saved["starts"]], int(saved["length"])
     like = tuple(
         torch.empty((len(starts), heads, 0, dim), dtype=dtype, device=device)
@@ -187,12 +189,12 @@ def _fill(
 
 def fill(cache: KvantCache, head: dict[str, Any], blocks: memoryview, device: torch.device) -> None:
     """Fills a new cache with the saved one."""
-    _check(cache, head)
-    cache._weights = cache._weights or int(head["weights"])
     try:
+        _check(cache, head)
+        cache._weights = cache._weights or int(head["weights"])
         for saved in head["stores"]:
             blocks = _fill(cache, saved, blocks, device)
-    except (KeyError, IndexError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError) as error:
         raise _damaged(f"the head cannot be read: {error!r}") from None
 
 
