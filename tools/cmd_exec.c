@@ -344,33 +344,39 @@ typedef struct variable {
     const char *name, *value;
 } variable;
 enum { N_VARIABLES = 4 };
-static const variable variables[N_VARIABLES] = {
-    { "LLAMA_ARG_DEVICE", PLUGIN_DEVICE },
-    { "LLAMA_ARG_N_GPU_LAYERS", "99" },
-    { "LLAMA_ARG_FLASH_ATTN", "on" },
-    { "OLLAMA_FLASH_ATTENTION", "1" },
+typedef struct variable_set {
+    variable list[N_VARIABLES];
+    const char *must; /* what a program must do that calls llama.cpp's library itself */
+} variable_set;
+static const variable_set of_device = {
+    .list = { { "LLAMA_ARG_DEVICE", PLUGIN_DEVICE },
+              { "LLAMA_ARG_N_GPU_LAYERS", "99" },
+              { "LLAMA_ARG_FLASH_ATTN", "on" },
+              { "OLLAMA_FLASH_ATTENTION", "1" } },
+    .must = "choose the device; without CUDA weights stay on the CPU then",
 };
 /* With GPUs for which kvant has no kernels, llama.cpp chooses the devices: weights are on the GPUs
  * then, and caches are kvant's. Only CUDA's GPUs have a device KVANT. */
-static const variable variables_of_others[N_VARIABLES] = {
-    { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
-    { "LLAMA_ARG_N_GPU_LAYERS", "99" },
-    { "LLAMA_ARG_FLASH_ATTN", "on" },
-    { "OLLAMA_FLASH_ATTENTION", "1" },
+static const variable_set of_others = {
+    .list = { { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
+              { "LLAMA_ARG_N_GPU_LAYERS", "99" },
+              { "LLAMA_ARG_FLASH_ATTN", "on" },
+              { "OLLAMA_FLASH_ATTENTION", "1" } },
+    .must = "take all devices with all layers",
 };
-static const variable variables_of_accel[N_VARIABLES] = {
-    { "LLAMA_ARG_FLASH_ATTN", "on" },
-    { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
-    { "OLLAMA_FLASH_ATTENTION", "1" },
+static const variable_set of_accel = {
+    .list = { { "LLAMA_ARG_OVERRIDE_TENSOR", "none=CPU" },
+              { "LLAMA_ARG_FLASH_ATTN", "on" },
+              { "OLLAMA_FLASH_ATTENTION", "1" } },
+    .must = "choose the device",
 };
 
 /* Sets these variables instead of adding flags, for a program that is not llama.cpp's. Variables
  * that the user has set stay. */
-static bool set_variables(bool accel, bool others)
+static bool set_variables(const variable_set *set)
 {
-    const variable *list = accel ? variables_of_accel : others ? variables_of_others : variables;
-    for (size_t i = 0; i < N_VARIABLES && list[i].name != NULL; i++)
-        if (!os_set_default(list[i].name, list[i].value))
+    for (size_t i = 0; i < N_VARIABLES && set->list[i].name != NULL; i++)
+        if (!os_set_default(set->list[i].name, set->list[i].value))
             return complain("exec: cannot set the environment: %s", strerror(errno));
     return true;
 }
@@ -393,20 +399,22 @@ static void report_static(const char *name)
              file_name(name));
 }
 
-static void report_no_flags(const exec_options *o, const program *p, bool others)
+static void report_no_flags(const exec_options *o, const program *p, const variable_set *set)
 {
+    char variables[160] = "";
     if (o->quiet)
         return;
+    for (size_t i = 0, n = 0; i < N_VARIABLES && set->list[i].name != NULL; i++)
+        if (strncmp(set->list[i].name, "LLAMA_", 6) == 0 && n < sizeof variables)
+            n += (size_t)snprintf(variables + n, sizeof variables - n, "%s%s=%s", n > 0 ? " " : "",
+                                  set->list[i].name, set->list[i].value);
     complain("exec: the name '%s' does not begin with llama, so the program gets kvant's variables "
              "and no flags",
              file_name(p->argv[0]));
-    hint("a llama.cpp program that it starts reads LLAMA_ARG_%s%s LLAMA_ARG_FLASH_ATTN=on; a "
-         "program "
-         "that calls the library itself must %s%s",
-         o->accel || others ? "OVERRIDE_TENSOR=none=CPU" : "DEVICE=" PLUGIN_DEVICE,
-         o->accel ? "" : " LLAMA_ARG_N_GPU_LAYERS=99",
-         others ? "take all devices with all layers" : "choose the device",
-         o->accel || others ? "" : "; without CUDA weights stay on the CPU then");
+    hint(
+        "a llama.cpp program that it starts reads %s; a program that calls the library itself must "
+        "%s",
+        variables, set->must);
 }
 
 static int exec_failed(const char *name)
@@ -510,13 +518,15 @@ static int become(const exec_options *o, const program *p, bool is_llama)
     bool watched = is_watched(o, p, &list, is_llama);
     if (!is_llama) {
         const char *linked = watched ? static_program(p) : NULL;
-        const bool others = !o->accel && devices_of_other_kinds();
-        if (!set_variables(o->accel, others))
+        const variable_set *set = o->accel                   ? &of_accel
+                                  : devices_of_other_kinds() ? &of_others
+                                                             : &of_device;
+        if (!set_variables(set))
             return EXIT_RUNTIME;
         if (linked != NULL)
             report_static(linked);
         else
-            report_no_flags(o, p, others);
+            report_no_flags(o, p, set);
         watched = watched && linked == NULL;
     }
     needed_flag *flags = is_llama ? needed_flags(p, o->accel, &list) : NULL;
