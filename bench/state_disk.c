@@ -21,6 +21,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include "llama_cuda/cache_type.h"
+
 enum { CHUNK = 4096, BATCH = 512, MOST_REPEATS = 16 };
 
 static struct llama_context *context;
@@ -40,15 +42,6 @@ static double seconds(clockid_t clock)
 
     clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static enum ggml_type type_of(const char *name)
-{
-    for (int i = 0; i < GGML_TYPE_COUNT; i++)
-        if (ggml_type_name((enum ggml_type)i) != NULL &&
-            strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
-            return (enum ggml_type)i;
-    exit(2);
 }
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)

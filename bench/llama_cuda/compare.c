@@ -13,6 +13,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include "cache_type.h"
+
 enum { N_PROMPT = 700, N_STEPS = 100, N_AFTER = 20, N_DROP = 64 };
 
 static struct llama_context *context;
@@ -63,15 +65,6 @@ static void restore(void)
     if (llama_state_seq_set_data(context, state, used, 0) != used)
         exit(1);
     free(state);
-}
-
-static enum ggml_type type_of(const char *name)
-{
-    for (int i = 0; i < GGML_TYPE_COUNT; i++)
-        if (ggml_type_name((enum ggml_type)i) != NULL &&
-            strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
-            return (enum ggml_type)i;
-    exit(2);
 }
 
 static int start(char **argv, const char *type)

@@ -11,6 +11,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include "cache_type.h"
+
 enum { CHUNK = 4096, WARM = 8, TIMED = 64, PROMPT = 512, PROMPTS = 2 };
 
 static struct llama_context *context;
@@ -30,15 +32,6 @@ static void check(bool ok, const char *what)
         return;
     fprintf(stderr, "depth: %s failed\n", what);
     exit(1);
-}
-
-static enum ggml_type type_of(const char *name)
-{
-    for (int i = 0; i < GGML_TYPE_COUNT; i++)
-        if (ggml_type_name((enum ggml_type)i) != NULL &&
-            strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
-            return (enum ggml_type)i;
-    exit(2);
 }
 
 static void start(char **argv, int most)
