@@ -130,6 +130,15 @@ static bytes export_block(kvant_cache *cache, int32_t s, uint32_t index)
     return export_blocks(cache, s, index, 1);
 }
 
+/* Frees both. */
+static void assert_same_bytes(bytes a, bytes b)
+{
+    assert_int_equal(a.n, b.n);
+    assert_memory_equal(a.data, b.data, a.n);
+    free(a.data);
+    free(b.data);
+}
+
 /* Every tensor's block has the first n slots and no other: importing compares the slots. */
 static void check_written(const example *e, const bytes *b, uint32_t n)
 {
@@ -356,10 +365,7 @@ static void damaged_blocks_leave_nothing(void **state)
         append(cache, s, OWN, 0, 300);
         bytes one = export_blocks(cache, s, 0, 5),
               two = export_blocks(clean, cleanly(clean, 300, 300), 0, 5);
-        assert_int_equal(one.n, two.n);
-        assert_memory_equal(one.data, two.data, one.n);
-        free(one.data);
-        free(two.data);
+        assert_same_bytes(one, two);
         free(b.data);
         kvant_cache_free(&cache);
         kvant_cache_free(&other);
@@ -377,11 +383,7 @@ static void blocks_follow_refused_rows(void **state)
     (void)state;
     append_part(cache, s, OTHER, 0, 600, 590);
     assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
-    bytes again = export_blocks(cache, s, 0, 3);
-    assert_int_equal(again.n, b.n);
-    assert_memory_equal(again.data, b.data, b.n);
-    free(again.data);
-    free(b.data);
+    assert_same_bytes(export_blocks(cache, s, 0, 3), b);
     kvant_cache_free(&cache);
 }
 
@@ -412,10 +414,7 @@ static void ages_that_lie_do_no_harm(void **state)
     append(cache, s, OWN, 0, 10);
     append(cache, s, OWN, 10, 300);
     bytes one = export_blocks(cache, from, 0, 5), two = export_blocks(cache, s, 0, 5);
-    assert_int_equal(one.n, two.n);
-    assert_memory_equal(one.data, two.data, one.n);
-    free(one.data);
-    free(two.data);
+    assert_same_bytes(one, two);
     free(b.data);
     kvant_cache_free(&cache);
 }
@@ -444,18 +443,11 @@ static void dropped_blocks_stay_dropped(void **state)
     assert_int_equal(kvant_sequence_drop(cache, s, 130), KVANT_OK);
     assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
     assert_int_equal(kvant_sequence_length(cache, s, 0), 250);
-    bytes again = export_blocks(cache, s, 2, 2);
-    assert_int_equal(again.n, b.n);
-    assert_memory_equal(again.data, b.data, b.n);
+    assert_same_bytes(export_blocks(cache, s, 2, 2), b);
     append(cache, from, OTHER, 250, 300);
     append(cache, s, OTHER, 250, 300);
     bytes one = export_blocks(cache, from, 2, 3), two = export_blocks(cache, s, 2, 3);
-    assert_int_equal(one.n, two.n);
-    assert_memory_equal(one.data, two.data, one.n);
-    free(one.data);
-    free(two.data);
-    free(again.data);
-    free(b.data);
+    assert_same_bytes(one, two);
     kvant_cache_free(&cache);
 }
 
