@@ -1,8 +1,8 @@
 /* host.h - what the plug-in needs of an operating system, in addition to libraries, variables and
  * threads (src/base/os.h): its caller, imported functions, reserved memory, files. host_posix.c has
- * these functions for Linux and macOS, host_windows.c for Windows, and host_linux_imports.c those
- * on imports. No other file of the plug-in includes a header of a system or asks which system it is
- * (tests/docs/test_os.py). */
+ * these functions for Linux and macOS, host_windows.c for Windows, host_linux_imports.c those on
+ * imports, and host_hints.c the hints. No other file of the plug-in includes a header of a system
+ * or asks which system it is (tests/docs/test_os.py). */
 #ifndef KVP_HOST_H
 #define KVP_HOST_H
 
