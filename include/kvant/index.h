@@ -52,7 +52,7 @@ typedef struct kvant_index_params {
     /* "NAME[:dims=N,lists=N,rows=int8,seed=N]"; NULL: "turboquant-4". Names:
      *
      *   turboquant-1 to 8
-     *   trellis-2 to 4     smaller errors, but adding takes longer; states=256|1024|4096
+     *   trellis-2 to 4     smaller errors, but adding takes longer
      *   int-2 to 8
      *   rabitq-1 to 7      the grid of RaBitQ
      *   any other codec    of kvant/codec.h that encodes token by token; slow; e.g. octopus-3

@@ -8,7 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "../base/alloc.h"
 #include "../base/half.h"
 #include "trellis_book.h"
 
@@ -28,47 +27,6 @@ static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cell
     }
 }
 
-/* Survivor bits of a search stay on the stack when they fit: 256 states for all steps, or 1024
- * states for 128 steps. Larger ones come from the heap, and where there is no memory the search
- * repeats itself on the stack. There are two functions, because callers with small stacks could not
- * afford the larger frame. */
-#define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
-
-static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis,
-                                           const kvant_kernels *kernels, const uint16_t *cells,
-                                           uint32_t n, uint8_t *bits)
-{
-    _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MIN_MEMORY];
-    uint32_t decisions[STACK_WORDS];
-    kvant_trellis_work work = { metric, decisions, KVANT_TRELLIS_MAX_STEPS };
-    kernels->trellis_path(trellis, cells, n, &work, bits);
-}
-
-static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis,
-                                          const kvant_kernels *kernels, const uint16_t *cells,
-                                          uint32_t n, uint8_t *bits)
-{
-    _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MAX_MEMORY];
-    uint32_t own[STACK_WORDS], step_words = 1u << trellis->memory >> 5;
-    kvant_trellis_work work = { metric, own, STACK_WORDS / step_words };
-    uint32_t *heap = NULL;
-    if (work.room < n)
-        heap = kvant_alloc((size_t)n * step_words, sizeof *heap);
-    if (heap)
-        work = (kvant_trellis_work){ metric, heap, n };
-    kernels->trellis_path(trellis, cells, n, &work, bits);
-    kvant_free(heap);
-}
-
-static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
-                      const uint16_t *cells, uint32_t n, uint8_t *bits)
-{
-    if (trellis->memory == KVANT_TRELLIS_MIN_MEMORY)
-        find_short_path(trellis, kernels, cells, n, bits);
-    else
-        find_long_path(trellis, kernels, cells, n, bits);
-}
-
 void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *kernels,
                             const float *y, float inverse, uint32_t n, const uint16_t *steps,
                             uint32_t n_steps, uint8_t *restrict codes, uint8_t *restrict levels)
@@ -80,8 +38,8 @@ void kvant_trellis_quantize(const kvant_trellis *trellis, const kvant_kernels *k
     find_cells(y, inverse, n, in_order);
     for (uint32_t j = 0; j < n; j++)
         cells[steps[j]] = in_order[j];
-    find_path(trellis, kernels, cells, n_steps, bits);
-    kvant_trellis_subsets(trellis, bits, n_steps, subsets);
+    kernels->trellis_path(trellis, cells, n_steps, bits);
+    kvant_trellis_subsets(bits, n_steps, subsets);
     for (uint32_t j = 0; j < n; j++) {
         const uint32_t nearest = trellis->nearest[in_order[j]][subsets[steps[j]]];
         codes[j] = (uint8_t)(2 * nearest + bits[steps[j]]);
@@ -139,7 +97,7 @@ static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernel
     kvant_layout_get(&codec->layout, page, token, codes);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         bits[book->trellis.steps[j]] = codes[j] & 1;
-    kvant_trellis_subsets(&book->trellis, bits, book->trellis.n_steps, subsets);
+    kvant_trellis_subsets(bits, book->trellis.n_steps, subsets);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         y[j] =
             scale *
@@ -170,24 +128,22 @@ static void trellis_lines(const kvant_codec *codec, const kvant_kernels *kernels
 }
 
 typedef struct trellis_options {
-    int32_t states, scale;
+    int32_t scale;
 } trellis_options;
 
-static const char *const state_names[] = { "256", "1024", "4096", NULL };
-
 static const kvant_option table[] = {
-    KVANT_CHOICE(trellis_options, states, state_names, 0,
-                 "of the search: more states err less and take longer to encode"),
     KVANT_SCALE_OPTION(trellis_options, KVANT_SCALE_UNBIASED),
     { .key = NULL },
 };
 
 static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
 {
+    static const uint16_t taps[KVANT_TRELLIS_PARITIES] = { KVANT_TRELLIS_TAP_0, KVANT_TRELLIS_TAP_1,
+                                                           KVANT_TRELLIS_TAP_2 };
     const kvant_trellis *trellis = &book->trellis;
     codec->view.kind = KVANT_CODES_TRELLIS;
-    codec->view.of.trellis = (kvant_trellis_view){ .memory = trellis->memory,
-                                                   .taps = trellis->taps,
+    codec->view.of.trellis = (kvant_trellis_view){ .memory = KVANT_TRELLIS_MEMORY,
+                                                   .taps = taps,
                                                    .steps = trellis->steps,
                                                    .levels = trellis->levels,
                                                    .values = book->values,
@@ -214,8 +170,7 @@ static kvant_status create_trellis(kvant_codec *codec, const kvant_request *requ
     codec->quantizer = &trellis_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
     kvant_trellis_book *book = codec->state;
-    kvant_trellis_book_init(book, &codec->layout,
-                            KVANT_TRELLIS_MIN_MEMORY + 2 * (uint32_t)o->states);
+    kvant_trellis_book_init(book, &codec->layout);
     book->unbiased = o->scale == KVANT_SCALE_UNBIASED;
     set_view(codec, book);
     codec->product.integers.trellis = &book->trellis;

@@ -3,16 +3,6 @@
 
 #include <math.h>
 
-/* The code bits that decide each parity of a window. Every mask has both ends of the window in one
- * parity, and few bits, because decoding takes one exclusive or per bit, on whole words of codes.
- * They are the best of some hundred random masks with at most 3 bits, and lose nothing against
- * masks with 5. */
-static const uint16_t taps[3][KVANT_TRELLIS_PARITIES] = {
-    { KVANT_TRELLIS_256_TAP_0, KVANT_TRELLIS_256_TAP_1, KVANT_TRELLIS_256_TAP_2 },
-    { 0160, 02101, 0442 },   /* 1024 */
-    { 01210, 010201, 03002 } /* 4096 */
-};
-
 typedef struct level_set {
     uint32_t bits, per_deviation; /* levels per standard deviation */
     int8_t positive[KVANT_TRELLIS_MAX_LEVELS / 2];
@@ -26,7 +16,6 @@ static const level_set level_sets[] = {
 };
 
 #define CELLS_PER_DEVIATION 64 /* so KVANT_TRELLIS_CELLS reach 4 deviations to both sides */
-#define MAX_COST 8191u /* Largest cost of a step, so that a sum of eight costs fits 16 bits. */
 
 /* Squared distances of a cell to the nearest level of every subset, less the least of them. */
 static void fill_cell(kvant_trellis *trellis, const level_set *set, uint32_t cell)
@@ -47,26 +36,7 @@ static void fill_cell(kvant_trellis *trellis, const level_set *set, uint32_t cel
     }
     for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++) {
         const int64_t more = (cost[z] - least) >> (18 - 2 * set->bits);
-        trellis->costs[cell][z] = (uint16_t)(more < MAX_COST ? more : MAX_COST);
-    }
-}
-
-static uint32_t parity(uint32_t x)
-{
-    uint32_t odd = 0;
-    for (; x; x &= x - 1)
-        odd ^= 1;
-    return odd;
-}
-
-static void fill_subsets(kvant_trellis *trellis)
-{
-    for (uint32_t i = 0; i < 1u << (trellis->memory - 1); i++) {
-        uint32_t z = 0;
-        for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
-            z |= parity(2 * i & trellis->taps[p]) << p;
-        trellis->subsets[i][0] = (uint8_t)(2 * z);
-        trellis->subsets[i][1] = (uint8_t)(2 * z + 1);
+        trellis->costs[cell][z] = (uint16_t)(more < KVANT_TRELLIS_MAX_COST ? more : KVANT_TRELLIS_MAX_COST);
     }
 }
 
@@ -120,21 +90,17 @@ static void fill_value_steps(kvant_trellis *trellis, const kvant_layout *layout)
                     trellis->steps[KVANT_TILE * rt + 8 * half + r] = (uint16_t)step++;
 }
 
-void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory)
+void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout)
 {
     kvant_trellis *trellis = &book->trellis;
     const level_set *set = &level_sets[layout->bits - 2];
     const uint32_t n = 4u << layout->bits;
-    trellis->memory = memory;
     trellis->bits = layout->bits;
-    for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
-        trellis->taps[p] = taps[(memory - KVANT_TRELLIS_MIN_MEMORY) / 2][p];
     fill_levels(trellis, set, layout->planes[0].bits);
     for (uint32_t i = 0; i < n; i++)
         book->values[i] = (float)(trellis->levels[i] / (double)set->per_deviation);
     book->unit = (float)(1 / (double)set->per_deviation);
     book->inverse_sqrt_dim = (float)(1 / sqrt((double)layout->head_dim));
-    fill_subsets(trellis);
     for (uint32_t cell = 0; cell < KVANT_TRELLIS_CELLS; cell++)
         fill_cell(trellis, set, cell);
     trellis->n_steps = layout->padded_dim;

@@ -17,9 +17,8 @@ static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec 
     return codec->state;
 }
 
-/* Makes the book for codes of `bits` bits (2 to 4) in a layout. A state has `memory` bits, which is
- * 8, 10 or 12. */
-void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory);
+/* Makes the book for codes of 2 to 4 bits in a layout. */
+void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout);
 
 /* Chooses the codes of n numbers y * inverse, whose variance should be about 1, and the indices of
  * their levels. Number i belongs to step steps[i] of a circle of n_steps, at most

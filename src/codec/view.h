@@ -38,7 +38,7 @@ typedef struct kvant_codebook_view {
 } kvant_codebook_view;
 
 typedef struct kvant_trellis_view {
-    uint32_t memory; /* bits of a state: 8, 10 or 12 */
+    uint32_t memory; /* bits of a state: 6 */
     const uint16_t
         *taps; /* 3; bit j of taps[i] set: bit i of a subset counts the code bit of j steps ago */
     const uint16_t *steps; /* of head_dim channels */

@@ -58,13 +58,13 @@ static void fill_symmetric(kvant_book *book, uint32_t bits)
     book->format.bias = (uint8_t)book->values[2 * half - 1];
 }
 
-static kvant_status fill_trellis(kvant_book *book, uint32_t bits, uint32_t memory)
+static kvant_status fill_trellis(kvant_book *book, uint32_t bits)
 {
     kvant_layout layout;
     book->trellis = kvant_alloc(1, sizeof *book->trellis);
     KVANT_RETURN_IF(!book->trellis, KVANT_ERR_MEMORY);
     kvant_layout_init(&layout, KVANT_ROLE_K, KVANT_MAX_HEAD_DIM, bits);
-    kvant_trellis_book_init(book->trellis, &layout, memory);
+    kvant_trellis_book_init(book->trellis, &layout);
     book->step = book->trellis->unit;
     book->value_bits = bits + 2;
     for (uint32_t i = 0; i < 4u << bits; i++)
@@ -73,7 +73,7 @@ static kvant_status fill_trellis(kvant_book *book, uint32_t bits, uint32_t memor
 }
 
 kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits,
-                               uint32_t memory, uint32_t dim)
+                               uint32_t dim)
 {
     const uint32_t padded =
         kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* a path needs more steps than memory */
@@ -81,7 +81,7 @@ kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t 
                           .format = { .bits = bits, .n_quads = kvant_pack_quads(padded, bits) },
                           .value_bits = bits };
     if (kind == KVANT_BOOK_TRELLIS)
-        KVANT_FORWARD(fill_trellis(book, bits, memory));
+        KVANT_FORWARD(fill_trellis(book, bits));
     else if (kind == KVANT_BOOK_INT || bits == 8)
         fill_even(book, bits);
     else

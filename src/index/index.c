@@ -9,17 +9,14 @@
 #include "../codec/common.h"
 #include "lists.h"
 
-static const char *const state_names[] = { "256", "1024", "4096", NULL };
 static const char *const row_names[] = { "int8", NULL };
 
 typedef struct index_options {
     uint64_t seed;
-    int32_t dims, lists, rows, states;
+    int32_t dims, lists, rows;
 } index_options;
 
 static const kvant_option table[] = {
-    KVANT_CHOICE(index_options, states, state_names, KVANT_OPTION_ABSENT,
-                 "of a trellis: more states err less and take longer to add"),
     KVANT_NUMBER(index_options, dims, 1, KVANT_INDEX_MAX_DIM, KVANT_OPTION_ABSENT,
                  "dimensions that are kept: the principal ones of the rows of training"),
     KVANT_NUMBER(index_options, lists, 1, KVANT_MAX_LISTS, KVANT_OPTION_ABSENT,
@@ -66,16 +63,13 @@ static kvant_status read_name(const kvant_spec *spec, kvant_book_kind *kind, uin
     return KVANT_OK;
 }
 
-static kvant_status check_options(const kvant_index *index, kvant_book_kind kind,
-                                  const index_options *o, const kvant_error *error)
+static kvant_status check_options(const kvant_index *index, const index_options *o,
+                                  const kvant_error *error)
 {
     if (o->dims != KVANT_OPTION_ABSENT && (uint32_t)o->dims > index->dim)
         return kvant_fail(error, KVANT_ERR_SPEC,
                           "dims=%d is larger than the %u dimensions of the vectors", (int)o->dims,
                           (unsigned)index->dim);
-    if (o->states != KVANT_OPTION_ABSENT && kind != KVANT_BOOK_TRELLIS)
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "states= is an option of trellis only: leave it out");
     return KVANT_OK;
 }
 
@@ -84,7 +78,7 @@ static kvant_status create_rotations(kvant_index *index)
     KVANT_FORWARD(kvant_rotation_create(&index->rotation, index->code_dim, index->seed));
     if (!index->has_rows)
         return KVANT_OK;
-    KVANT_FORWARD(kvant_book_create(&index->row_book, KVANT_BOOK_INT, 8, 0, index->dim));
+    KVANT_FORWARD(kvant_book_create(&index->row_book, KVANT_BOOK_INT, 8, index->dim));
     return kvant_rotation_create(&index->row_rotation, index->dim, index->seed);
 }
 
@@ -97,22 +91,19 @@ static kvant_status parse(kvant_index *index, const char *text, const kvant_erro
     KVANT_FORWARD(kvant_spec_parse(text ? text : "turboquant-4", &spec, error));
     KVANT_FORWARD(kvant_options_read(table, &spec, &o, error));
     KVANT_FORWARD(read_name(&spec, &kind, &bits, index->spec, MOST_CODEC, error));
-    KVANT_FORWARD(check_options(index, kind, &o, error));
-    if (o.states == 0)
-        o.states = KVANT_OPTION_ABSENT;
+    KVANT_FORWARD(check_options(index, &o, error));
     index->needs_training = o.dims != KVANT_OPTION_ABSENT || o.lists != KVANT_OPTION_ABSENT;
     index->project = o.dims != KVANT_OPTION_ABSENT;
     index->code_dim = index->project ? (uint32_t)o.dims : index->dim;
     index->n_lists = o.lists != KVANT_OPTION_ABSENT ? (uint32_t)o.lists : 0;
     index->has_rows = o.rows != KVANT_OPTION_ABSENT;
     index->seed = o.seed;
-    const uint32_t memory = KVANT_TRELLIS_MIN_MEMORY + (o.states > 0 ? 2 * (uint32_t)o.states : 0);
     if (kind == KVANT_BOOK_RECORDS)
         KVANT_FORWARD(kvant_book_create_records(&index->book, index->spec, index->code_dim, error));
     kvant_options_describe(table, &o, index->spec, sizeof index->spec);
     kvant_status status = KVANT_OK;
     if (kind != KVANT_BOOK_RECORDS)
-        status = kvant_book_create(&index->book, kind, bits, memory, index->code_dim);
+        status = kvant_book_create(&index->book, kind, bits, index->code_dim);
     if (status != KVANT_OK || create_rotations(index) != KVANT_OK)
         return kvant_fail(error, KVANT_ERR_MEMORY, "out of memory for an index");
     return KVANT_OK;

@@ -340,11 +340,9 @@ typedef struct kvant_uniform_step {
 
 /* bits[t] = the code bit of step t of a path round a circle of n steps, found by the search of
  * format.md, "Trellis codes". A cell is below KVANT_TRELLIS_CELLS, or is KVANT_TRELLIS_NO_NUMBER.
- * There are 1 to KVANT_TRELLIS_MAX_STEPS steps. With 256 states, bit 6 of a window changes no
- * subset (trellis.h). */
+ * There are 1 to KVANT_TRELLIS_MAX_STEPS steps. No cost exceeds KVANT_TRELLIS_MAX_COST. */
 #define KVANT_TRELLIS_PATH_FN(name)                                                                \
-    void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,                     \
-              const kvant_trellis_work *work, uint8_t *bits)
+    void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, uint8_t *bits)
 
 /* dots[i * dots_stride + position of row] = the sum over columns of level * integer for the levels
  * of a page's trellis codes. This is exact, for n >= 1 vectors x. Rows, columns and bounds are as

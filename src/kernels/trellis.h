@@ -7,28 +7,33 @@
 #define KVANT_TRELLIS_SUBSETS 8u
 #define KVANT_TRELLIS_PARITIES 3u
 #define KVANT_TRELLIS_MAX_LEVELS 64u
-#define KVANT_TRELLIS_MIN_MEMORY 8u
-#define KVANT_TRELLIS_MAX_MEMORY 12u
+#define KVANT_TRELLIS_MEMORY 6u /* bits of a state; a window has one bit more */
+#define KVANT_TRELLIS_STATES (1u << KVANT_TRELLIS_MEMORY)
 #define KVANT_TRELLIS_MAX_STEPS 512u
 #define KVANT_TRELLIS_CELLS 512u     /* numbers are rounded to this many cells before the search */
 #define KVANT_TRELLIS_NO_NUMBER 512u /* the cell of a step whose code is 0 */
 /* Steps that the search does before the first step, so that it knows the cost of each first state.
  * With fewer steps it would more often choose a first state that is not the best. */
-#define KVANT_TRELLIS_WARM_UP 32u
+#define KVANT_TRELLIS_WARM_UP 24u
+/* The largest cost of a step. Metrics have 16 bits, and the search subtracts the least metric every
+ * KVANT_TRELLIS_LOWER_STEPS steps. Every possible state is KVANT_TRELLIS_MEMORY steps away from the
+ * state that had the least metric. So no metric exceeds (6 + 8) * 4095 = 57330. 65535 is left for
+ * impossible states, which keep this metric. */
+#define KVANT_TRELLIS_MAX_COST 4095u
+#define KVANT_TRELLIS_LOWER_STEPS 8u
+#define KVANT_TRELLIS_IMPOSSIBLE UINT16_MAX
 /* The difference in subset between windows that differ in their newest and oldest bits only. */
 #define KVANT_TRELLIS_SWAP 2u
 
-/* The taps for 256 states. Kernels use them as constants. Bit 6 of a window changes no subset. */
-#define KVANT_TRELLIS_256_TAP_0 030
-#define KVANT_TRELLIS_256_TAP_1 0441
-#define KVANT_TRELLIS_256_TAP_2 0202
+/* Bit i of a subset is the parity of the code bits that tap i selects. Bit j of a tap selects the
+ * bit of j steps before. Kernels use the taps as constants. Sparse taps are cheap to decode: each
+ * costs one exclusive or less than it has bits, on whole words of codes. */
+#define KVANT_TRELLIS_TAP_0 010
+#define KVANT_TRELLIS_TAP_1 0101
+#define KVANT_TRELLIS_TAP_2 042
 
 typedef struct kvant_trellis {
-    uint32_t memory; /* bits of a state: 8, 10 or 12 */
-    uint32_t bits;   /* bits of a code: 2, 3 or 4 */
-    /* bit i of a subset is the parity of some code bits; bit j of the tap selects the bit of j
-     * steps ago */
-    uint16_t taps[KVANT_TRELLIS_PARITIES];
+    uint32_t bits; /* bits of a code: 2, 3 or 4 */
     uint32_t n_steps;
     uint16_t steps[KVANT_TRELLIS_MAX_STEPS]; /* the step of each channel, padding included */
     /* ascending and symmetric around 0; level i is in subset i mod 8 */
@@ -41,20 +46,15 @@ typedef struct kvant_trellis {
     /* Cost of the nearest level of a subset; 0 for KVANT_TRELLIS_NO_NUMBER. */
     _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS + 1][KVANT_TRELLIS_SUBSETS];
     uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* level / 8 */
-    /* The subset z of window 2 i, for i below half the states, as the two bytes 2 z and 2 z + 1.
-     * Subsets are parities, so the subset of window i ^ j is the exclusive or of both subsets. */
-    _Alignas(64) uint8_t subsets[1u << (KVANT_TRELLIS_MAX_MEMORY - 1)][2];
 } kvant_trellis;
 
-/* The memory of a search. When it has room for fewer steps than the circle has, the search repeats
- * steps whose decisions it did not keep. This gives the same bits, but is slower. */
-typedef struct kvant_trellis_work {
-    uint16_t *metric;    /* 2 << memory numbers, aligned to 64 */
-    uint32_t *decisions; /* room << memory bits */
-    uint32_t room;       /* steps, at least 1 */
-} kvant_trellis_work;
+/* The subset of a window. The bit of the newest step is the lowest. */
+static inline uint32_t kvant_trellis_subset(uint32_t window)
+{
+    return (window >> 3 & 1) | ((window ^ window >> 6) & 1) << 1 |
+           ((window >> 1 ^ window >> 5) & 1) << 2;
+}
 
 /* Computes the subset of every step of a circle of n steps, from the trellis bits of all steps. n
  * is larger than the memory. */
-void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n,
-                           uint8_t *subsets);
+void kvant_trellis_subsets(const uint8_t *bits, uint32_t n, uint8_t *subsets);

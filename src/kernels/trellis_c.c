@@ -7,109 +7,55 @@
 
 #define NAME(function) function##_c
 
-/* States that share their highest bits, and so share the effect of these bits on the subset. */
-#define BLOCK 16u
-
-/* a + b, at most 65535, in a form that compilers vectorise with 16-bit numbers. */
-static uint16_t add_limited(uint16_t a, uint16_t b)
+/* One step of the search, from the metrics `from` to the metrics `to`; returns the decisions. */
+static uint64_t advance(const uint16_t *costs, const uint16_t *from, uint16_t *to)
 {
-    const uint16_t most = (uint16_t)(UINT16_MAX - b);
-    return (uint16_t)((a < most ? a : most) + b);
-}
-
-/* Packs 8 flags into bits. */
-static uint32_t pack_flags(const uint8_t *flags)
-{
-    uint64_t word;
-    memcpy(&word, flags, sizeof word);
-    return (uint32_t)(word * 0x0102040810204080u >> 56);
-}
-
-/* The costs of a block of states, for each subset z of its first state. */
-typedef struct block_costs {
-    uint16_t of[KVANT_TRELLIS_SUBSETS][BLOCK];
-} block_costs;
-
-static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_costs *costs)
-{
-    for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++)
-        for (uint32_t i = 0; i < BLOCK; i++)
-            costs->of[z][i] = trellis->costs[cell][z ^ trellis->subsets[i][0] / 2u];
-}
-
-/* Computes the new states of a block and of the corresponding states in the upper half. The
- * decisions of even new states go to flags[0], the decisions of odd new states to flags[1]. */
-static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first,
-                          const uint16_t *second, uint16_t *to, uint8_t flags[2][BLOCK])
-{
-    for (uint32_t i = 0; i < BLOCK; i++) {
-        const uint16_t low0 = add_limited(first[i], near[i]),
-                       high0 = add_limited(second[i], far[i]);
-        const uint16_t low1 = add_limited(first[i], far[i]),
-                       high1 = add_limited(second[i], near[i]);
-        to[2 * i] = high0 < low0 ? high0 : low0;
-        to[2 * i + 1] = high1 < low1 ? high1 : low1;
-        flags[0][i] = high0 < low0;
-        flags[1][i] = high1 < low1;
+    uint64_t decisions = 0;
+    for (uint32_t state = 0; state < KVANT_TRELLIS_STATES; state++) {
+        const uint32_t i = state / 2, z = kvant_trellis_subset(state);
+        const uint32_t low = from[i] + costs[z],
+                       high = from[i + KVANT_TRELLIS_STATES / 2] + costs[z ^ KVANT_TRELLIS_SWAP];
+        const uint32_t least = high < low ? high : low;
+        const bool upper = high < low && high < KVANT_TRELLIS_IMPOSSIBLE;
+        to[state] = (uint16_t)(least < UINT16_MAX ? least : UINT16_MAX);
+        decisions |= (uint64_t)upper << (state % 2 * KVANT_TRELLIS_STATES / 2 + i);
     }
+    return decisions;
 }
 
-static void advance_c(const kvant_trellis *trellis, uint32_t states, uint32_t cell,
-                      const uint16_t *from, uint16_t *to, uint32_t *decisions)
-{
-    const uint32_t half = states / 2;
-    block_costs costs;
-    spread_costs(trellis, cell, &costs);
-    memset(decisions, 0, states / 8);
-    for (uint32_t i = 0; i < half; i += BLOCK) {
-        const uint32_t z = trellis->subsets[i][0] / 2u;
-        uint8_t flags[2][BLOCK];
-        advance_block(costs.of[z], costs.of[z ^ KVANT_TRELLIS_SWAP], from + i, from + half + i,
-                      to + 2 * i, flags);
-        for (uint32_t odd = 0; odd < 2; odd++)
-            decisions[(odd * half + i) / 32] |=
-                (pack_flags(flags[odd]) | pack_flags(flags[odd] + 8) << 8) << i % 32;
-    }
-    for (uint32_t i = 1; cell == KVANT_TRELLIS_NO_NUMBER && i < states; i += 2)
-        to[i] = UINT16_MAX;
-}
-
-static void lower_c(uint16_t *metric, uint32_t states)
+static void lower(uint16_t *metric)
 {
     uint16_t least = UINT16_MAX;
-    for (uint32_t i = 0; i < states; i++)
+    for (uint32_t i = 0; i < KVANT_TRELLIS_STATES; i++)
         least = metric[i] < least ? metric[i] : least;
-    for (uint32_t i = 0; i < states; i++)
-        metric[i] = (uint16_t)(metric[i] - least);
+    for (uint32_t i = 0; i < KVANT_TRELLIS_STATES; i++)
+        if (metric[i] != KVANT_TRELLIS_IMPOSSIBLE)
+            metric[i] = (uint16_t)(metric[i] - least);
 }
 
-static uint32_t best_c(const uint16_t *metric, uint32_t states)
+static void pass_c(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, uint32_t before,
+                   uint16_t *metric, uint64_t *decisions)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < states; i++)
-        best = metric[i] < metric[best] ? i : best;
-    return best;
+    uint16_t next[KVANT_TRELLIS_STATES];
+    for (uint32_t step = 0; step < before + n; step++) {
+        const uint32_t cell = cells[(step + n * before - before) % n];
+        if (step && step % KVANT_TRELLIS_LOWER_STEPS == 0)
+            lower(metric);
+        decisions[step < before ? 0 : step - before] = advance(trellis->costs[cell], metric, next);
+        for (uint32_t i = 1; cell == KVANT_TRELLIS_NO_NUMBER && i < KVANT_TRELLIS_STATES; i += 2)
+            next[i] = KVANT_TRELLIS_IMPOSSIBLE;
+        memcpy(metric, next, sizeof next);
+    }
 }
 
-/* to ^= bit where from is 1. Uses bytes only, so that compilers process 16 at a time. */
-static void add_bits(const uint8_t *restrict from, uint32_t n, uint8_t bit, uint8_t *restrict to)
+void kvant_trellis_subsets(const uint8_t *bits, uint32_t n, uint8_t *restrict subsets)
 {
-    for (uint32_t i = 0; i < n; i++)
-        to[i] ^= (uint8_t)(0 - from[i]) & bit;
-}
-
-void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint32_t n,
-                           uint8_t *subsets)
-{
-    uint8_t circle[KVANT_TRELLIS_MAX_MEMORY + KVANT_TRELLIS_MAX_STEPS];
-    const uint32_t memory = trellis->memory;
-    memcpy(circle, bits + n - memory, memory);
-    memcpy(circle + memory, bits, n);
-    memset(subsets, 0, n);
-    for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
-        for (uint32_t tap = 0; tap <= memory; tap++)
-            if (trellis->taps[p] >> tap & 1)
-                add_bits(circle + memory - tap, n, (uint8_t)(1 << p), subsets);
+    uint8_t circle[KVANT_TRELLIS_MEMORY + KVANT_TRELLIS_MAX_STEPS];
+    const uint8_t *at = circle + KVANT_TRELLIS_MEMORY;
+    memcpy(circle, bits + n - KVANT_TRELLIS_MEMORY, KVANT_TRELLIS_MEMORY);
+    memcpy(circle + KVANT_TRELLIS_MEMORY, bits, n);
+    for (uint32_t i = 0; i < n; i++, at++) /* by the taps */
+        subsets[i] = (uint8_t)(at[-3] | (at[0] ^ at[-6]) << 1 | (at[-1] ^ at[-5]) << 2);
 }
 
 /* Computes the levels of a token's padded_dim codes. */
@@ -121,7 +67,7 @@ static void token_levels(const kvant_trellis *trellis, const kvant_layout *layou
     kvant_layout_get(layout, page, token, codes);
     for (uint32_t j = 0; j < layout->padded_dim; j++)
         bits[trellis->steps[j]] = codes[j] & 1;
-    kvant_trellis_subsets(trellis, bits, trellis->n_steps, subsets);
+    kvant_trellis_subsets(bits, trellis->n_steps, subsets);
     for (uint32_t j = 0; j < layout->padded_dim; j++)
         levels[j] =
             trellis->levels[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[trellis->steps[j]]];
@@ -170,7 +116,7 @@ static void circle_levels(const kvant_trellis *trellis, const kvant_pack_format 
     for (uint32_t i = 0; i < 4 * n_quads; i++)
         bits[kvant_pack_step(format->bits, n_quads, i)] =
             kvant_pack_get(format->bits, codes, 4 * quad + i, v) & 1;
-    kvant_trellis_subsets(trellis, bits, 4 * n_quads, subsets);
+    kvant_trellis_subsets(bits, 4 * n_quads, subsets);
     for (uint32_t i = 0; i < 4 * n_quads; i++) {
         const uint32_t code = kvant_pack_get(format->bits, codes, 4 * quad + i, v);
         const uint32_t subset = subsets[kvant_pack_step(format->bits, n_quads, i)];
@@ -195,5 +141,5 @@ KVANT_TRELLIS_PACK_FN(kvant_trellis_pack_c)
 
 KVANT_TRELLIS_PATH_FN(kvant_trellis_path_c)
 {
-    path_c(trellis, cells, n, work, bits);
+    path_c(trellis, cells, n, bits);
 }

@@ -11,7 +11,7 @@
  *   vi vi_set vi_load vi_and vi_add vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
  *   vw_shift_left(v, n), vw_shift_right(v, n)   n is a constant, but not always a literal
  *   vi_store_aligned(p, v)
- *   vi_xor(a, b), vi_xor3(a, b, c)
+ *   vi_xor(a, b)
  *   vi_select(mask, a, b)        bits of a where the mask has ones, else of b
  *   vi_rotate_left(v, n)         of 32 bits
  *   vi_rotate_four(v)            lane i of every four becomes lane i + 1, the last lane the first
@@ -101,49 +101,16 @@ KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
     return row;
 }
 
-/* The terms of each parity: trellis bits of up to three earlier steps, as numbers of steps. */
-typedef struct parity_terms {
-    uint32_t n[KVANT_TRELLIS_PARITIES], before[KVANT_TRELLIS_PARITIES][3];
-} parity_terms;
-
-KVANT_INLINE parity_terms find_terms(const kvant_trellis *trellis)
-{
-    parity_terms terms = { { 0 }, { { 0 } } };
-    for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
-        for (uint32_t j = 0; j <= trellis->memory; j++)
-            if (trellis->taps[p] >> j & 1)
-                terms.before[p][terms.n[p]++] = j;
-    return terms;
-}
-
-/* The terms of KVANT_TRELLIS_256_TAP_0 to _2. Constants save a look-up and a branch per word. */
-#define FEW_STATES_MEMORY 8u
-#define FEW_STATES_TERMS                                                                           \
-    {                                                                                              \
-        { 2, 3, 2 },                                                                               \
-        {                                                                                          \
-            { 3, 4 }, { 0, 5, 8 },                                                                 \
-            {                                                                                      \
-                1, 7                                                                               \
-            }                                                                                      \
-        }                                                                                          \
-    }
-
-KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint32_t p, uint32_t v)
-{
-    const row_words *first = step - terms->before[p][0], *second = step - terms->before[p][1];
-    if (terms->n[p] == 2)
-        return vi_xor(first->at[v], second->at[v]);
-    return vi_xor3(first->at[v], second->at[v], (step - terms->before[p][2])->at[v]);
-}
-
-/* Stores the levels of a word's codes: 2 vectors of bytes for codes of 4 bits, 4 for narrower
+/* Stores the levels of a word's codes. step points to the word; the words of the preceding steps
+ * lie before it. There are 2 vectors of bytes for codes of 4 bits, 4 for narrower
  * codes. `more` has the third bits of 3-bit codes, in bits 0 .. 3 of bytes. The order of levels is
  * kvant_trellis.in_words. */
-KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, vi z0, vi z1, vi z2,
-                               vi more, uint8_t *out)
+KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, const row_words *step,
+                               uint32_t v, vi more, uint8_t *out)
 {
     const uint32_t p = first_plane(bits);
+    const vi w = step->at[v], z0 = step[-3].at[v], z1 = vi_xor(w, step[-6].at[v]),
+             z2 = vi_xor(step[-1].at[v], step[-5].at[v]); /* by the taps */
     const vi newest = vi_set((int)trellis_bits(bits)),
              low = vi_set(p == 4 ? 0x0f0f0f0f : 0x03030303);
     const vi x = vi_select(newest, z0, w), y = vi_select(newest, z1, vi_add(z2, z2));
@@ -197,8 +164,7 @@ KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, ro
 }
 
 KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables,
-                                   const circle_shape *shape, const parity_terms *terms,
-                                   const row_words *step, uint32_t circle, uint32_t i)
+                                   const circle_shape *shape, const row_words *step, uint32_t circle, uint32_t i)
 {
     const uint32_t bits = shape->bits;
     const uint32_t unit = shape->key ? i : circle, r = shape->key ? circle : i;
@@ -206,40 +172,38 @@ KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tab
         job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * shape->units + unit);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++) {
-        const vi w = step->at[v];
-        const vi more =
-            bits == 3 ? third_bits(word_at(job, shape->key, 1, circle, i) + LANES * v, unit) : w;
-        store_levels(tables, bits, w, add_terms(step, terms, 0, v), add_terms(step, terms, 1, v),
-                     add_terms(step, terms, 2, v), more, out + 4 * LANES * v);
+        const vi more = bits == 3
+                            ? third_bits(word_at(job, shape->key, 1, circle, i) + LANES * v, unit)
+                            : step->at[v];
+        store_levels(tables, bits, step, v, more, out + 4 * LANES * v);
     }
 }
 
 #if LANES > 4
-/* The same for 256 states and circles of blocks of at most 8 words: the block and the words before
- * it stay in registers. */
+/* Computes the levels of circles of blocks of at most 8 words: the block and the words before it
+ * stay in registers. */
 KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape,
                                     uint32_t n_circles, uint32_t block)
 {
-    const parity_terms terms = FEW_STATES_TERMS;
     const level_tables tables = load_levels(job->trellis->in_words);
-    const uint32_t m = FEW_STATES_MEMORY;
+    const uint32_t m = KVANT_TRELLIS_MEMORY;
     for (uint32_t circle = 0; circle < n_circles; circle++) {
-        row_words at[FEW_STATES_MEMORY + 8];
+        row_words at[KVANT_TRELLIS_MEMORY + 8];
         unrolled_for (uint32_t i = 0; i < block; i++)
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
         unrolled_for (uint32_t i = m; i-- > 0;) {
-            const uint32_t before =
-                shape->n - 2 * block + i; /* unused where no circle is shorter */
             const row_words last = at[i + block];
             const row_words other =
-                shape->shorter ? load_row(word_at(job, shape->key, 0, circle, before)) : last;
+                shape->shorter
+                    ? load_row(word_at(job, shape->key, 0, circle, shape->n - shape->shorter - m + i))
+                    : last;
             at[i] = word_before(shape, last, other);
         }
         for (uint32_t first = 0; first < shape->n; first += block) {
             unrolled_for (uint32_t i = 0; i < block; i++)
                 at[m + i] = load_row(word_at(job, shape->key, 0, circle, first + i));
             unrolled_for (uint32_t i = 0; i < block; i++)
-                make_word_levels(job, &tables, shape, &terms, &at[m + i], circle, first + i);
+                make_word_levels(job, &tables, shape, &at[m + i], circle, first + i);
             unrolled_for (uint32_t i = 0; i < m; i++)
                 at[i] = at[i + block];
         }
@@ -248,17 +212,18 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
 #endif
 
 KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape,
-                                     uint32_t n_circles, uint32_t m, const parity_terms *terms)
+                                     uint32_t n_circles)
 {
+    const uint32_t m = KVANT_TRELLIS_MEMORY;
     const level_tables tables = load_levels(job->trellis->in_words);
     for (uint32_t circle = 0; circle < n_circles; circle++) {
-        row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
+        row_words at[KVANT_TRELLIS_MEMORY + KVANT_MAX_HEAD_DIM / 8];
         for (uint32_t i = 0; i < shape->n; i++)
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, i));
         for (uint32_t i = m; i-- > 0;)
             at[i] = word_before(shape, at[i + shape->n], at[i + shape->n - shape->shorter]);
         for (uint32_t i = 0; i < shape->n; i++)
-            make_word_levels(job, &tables, shape, terms, &at[m + i], circle, i);
+            make_word_levels(job, &tables, shape, &at[m + i], circle, i);
     }
 }
 
@@ -266,7 +231,7 @@ KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *s
  * may lack tiles. Circles without such fields or tiles are shorter. */
 KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
 {
-    const uint32_t tiles = job->layout->row_tiles, memory = job->trellis->memory;
+    const uint32_t tiles = job->layout->row_tiles;
     const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0,
                                 tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
     const uint32_t units =
@@ -277,22 +242,14 @@ KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key
                                shorter, key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
     const uint32_t n_circles = key ? 8 : units;
 #if LANES == 4 /* with 128-bit vectors the words of a circle do not fit the registers */
-    if (memory == FEW_STATES_MEMORY) {
-        const parity_terms terms = FEW_STATES_TERMS;
-        make_circle_levels(job, &any, n_circles, FEW_STATES_MEMORY, &terms);
-    } else {
-        const parity_terms terms = find_terms(job->trellis);
-        make_circle_levels(job, &any, n_circles, memory, &terms);
-    }
+    make_circle_levels(job, &any, n_circles);
 #else
     const circle_shape two = { key, bits, 2, 2, 0, vi_set(0) },
                        four = { key, bits, 4, 4, 0, vi_set(0) },
                        eight = { key, bits, key ? 8 : units, 8, 0, vi_set(0) };
-    if (memory != FEW_STATES_MEMORY ||
-        (key && (shorter || (units != 2 && units != 4 && units % 8)))) {
-        const parity_terms terms = find_terms(job->trellis);
-        make_circle_levels(job, &any, n_circles, memory, &terms);
-    } else if (key && units == 2)
+    if (key && (shorter || (units != 2 && units != 4 && units % 8)))
+        make_circle_levels(job, &any, n_circles);
+    else if (key && units == 2)
         make_block_levels(job, &two, 8, 2);
     else if (key && units == 4)
         make_block_levels(job, &four, 8, 4);

@@ -9,8 +9,8 @@ KVANT_INLINE row_words load_chunk(uint32_t bits, const uint8_t *codes, uint32_t 
                                                                  (bits == 3 ? i + i / 2 : i)));
 }
 
-KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const parity_terms *terms,
-                               const row_words *step, const uint8_t *codes, uint32_t i,
+KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const row_words *step,
+                               const uint8_t *codes, uint32_t i,
                                uint8_t *levels)
 {
     const uint8_t *third = codes + (size_t)KVANT_PACK_CHUNK * (i / 2 * 3 + 2);
@@ -22,20 +22,18 @@ KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const 
             more = vi_load((const uint32_t *)(const void *)(third + 4 * LANES * v));
             more = i % 2 ? vw_shift_right(more, 4) : more;
         }
-        store_levels(tables, bits, step->at[v], add_terms(step, terms, 0, v),
-                     add_terms(step, terms, 1, v), add_terms(step, terms, 2, v), more,
-                     out + 4 * LANES * v);
+        store_levels(tables, bits, step, v, more, out + 4 * LANES * v);
     }
 }
 
 /* Computes the levels of a circle of n chunks of low bits. The chunks before the first one are the
  * last chunks, moved on by one field. */
-KVANT_INLINE void circle_levels(const kvant_trellis *trellis, uint32_t bits, uint32_t memory,
-                                const parity_terms *terms, const uint8_t *codes, uint32_t n,
-                                uint8_t *levels)
+KVANT_INLINE void circle_levels(const kvant_trellis *trellis, uint32_t bits, const uint8_t *codes,
+                                uint32_t n, uint8_t *levels)
 {
+    const uint32_t memory = KVANT_TRELLIS_MEMORY;
     const level_tables tables = load_levels(trellis->in_words);
-    row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_PACK_CIRCLE_QUADS];
+    row_words at[KVANT_TRELLIS_MEMORY + KVANT_PACK_CIRCLE_QUADS];
     for (uint32_t i = 0; i < n; i++)
         at[memory + i] = load_chunk(bits, codes, i);
     for (uint32_t i = memory; i-- > 0;)
@@ -43,23 +41,18 @@ KVANT_INLINE void circle_levels(const kvant_trellis *trellis, uint32_t bits, uin
         for (uint32_t v = 0; v < ROW_VECTORS; v++)
             at[i].at[v] = vi_rotate_left(at[i + n].at[v], 2 * first_plane(bits));
     for (uint32_t i = 0; i < n; i++)
-        chunk_levels(&tables, bits, terms, &at[memory + i], codes, i, levels);
+        chunk_levels(&tables, bits, &at[memory + i], codes, i, levels);
 }
 
 KVANT_INLINE void pack_levels(const kvant_trellis *trellis, uint32_t bits,
                               const kvant_pack_format *format, const uint8_t *codes,
                               uint8_t *levels)
 {
-    const parity_terms few = FEW_STATES_TERMS, many = find_terms(trellis);
     for (uint32_t circle = 0; circle < kvant_pack_circles(format); circle++) {
         const uint32_t quad = kvant_pack_circle(format, circle);
         const uint32_t n = (kvant_pack_circle(format, circle + 1) - quad) / (bits == 4 ? 1 : 2);
-        const uint8_t *from = codes + (size_t)16 * bits * quad;
-        uint8_t *to = levels + (size_t)128 * quad;
-        if (trellis->memory == FEW_STATES_MEMORY)
-            circle_levels(trellis, bits, FEW_STATES_MEMORY, &few, from, n, to);
-        else
-            circle_levels(trellis, bits, trellis->memory, &many, from, n, to);
+        circle_levels(trellis, bits, codes + (size_t)16 * bits * quad, n,
+                      levels + (size_t)128 * quad);
     }
 }
 

@@ -5,39 +5,19 @@
 
 typedef enum cost_kind { ANY_COSTS, LARGEST_COSTS, TIES, N_COST_KINDS } cost_kind;
 
-/* How bit i of the states before a step changes the step's subset. */
-static uint32_t subset_of_256(uint32_t i)
-{
-    return ((2 * i & KVANT_TRELLIS_256_TAP_0) ? 1u : 0u) |
-           ((2 * i & KVANT_TRELLIS_256_TAP_1) ? 2u : 0u) |
-           ((2 * i & KVANT_TRELLIS_256_TAP_2) ? 4u : 0u);
-}
-
-/* Makes a trellis that comes from no codec's book: the search has to work with any table of costs
- * and any parities. With 256 states the parities are the format's, which kernels have as constants
- * (trellis.h). */
-static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind kind)
+/* Makes a trellis that comes from no codec's book: the search has to work with any table of
+ * costs. */
+static kvant_trellis *make_trellis(checker *check, cost_kind kind)
 {
     kvant_trellis *trellis = check_input(check, "trellis", sizeof *trellis, 64);
     memset(trellis, 0, sizeof *trellis);
-    trellis->memory = memory;
     trellis->bits = 4;
     for (uint32_t cell = 0; cell < KVANT_TRELLIS_CELLS; cell++)
         for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++)
             trellis->costs[cell][z] =
-                (uint16_t)(kind == LARGEST_COSTS ? 8191 - check_below(check, 2)
+                (uint16_t)(kind == LARGEST_COSTS ? KVANT_TRELLIS_MAX_COST - check_below(check, 2)
                            : kind == TIES        ? check_below(check, 3)
-                                                 : check_below(check, 1u << cell % 14));
-    for (uint32_t i = 0; i < 1u << (memory - 1); i++) {
-        /* Parities: a bit of i changes z in the same way whatever the remaining bits are. */
-        const uint32_t rest = i & (i - 1), other = trellis->subsets[rest][0] / 2u;
-        const uint32_t z = i == 0        ? 0
-                           : rest != 0   ? other ^ trellis->subsets[i ^ rest][0] / 2u
-                           : memory == 8 ? subset_of_256(i)
-                                         : check_below(check, KVANT_TRELLIS_SUBSETS);
-        trellis->subsets[i][0] = (uint8_t)(2 * z);
-        trellis->subsets[i][1] = (uint8_t)(2 * z + 1);
-    }
+                                                 : check_below(check, 1u << cell % 13));
     return trellis;
 }
 
@@ -53,62 +33,38 @@ static uint16_t *make_cells(checker *check, uint32_t n)
     return cells;
 }
 
-/* Memory of a search that keeps the decisions of `room` steps, followed by guards. */
-static const kvant_trellis_work *make_work(checker *check, uint32_t memory, uint32_t room,
-                                           kvant_trellis_work *work)
-{
-    work->metric = check_output(check, "metric", (size_t)2 << memory << 1, 64);
-    work->decisions =
-        check_output(check, "decisions", ((size_t)room << memory) / 8, sizeof *work->decisions);
-    work->room = room;
-    return work;
-}
-
 CHECK(trellis_path)
 {
     static const uint32_t steps[] = { 64, 1, 7, 16, 31, 33, 48, 128, 400, KVANT_TRELLIS_MAX_STEPS };
     uint8_t want[KVANT_TRELLIS_MAX_STEPS];
-    for (uint32_t round = 0; round < 4; round++)
-        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
-             memory += 2)
-            for (size_t s = 0; s < (memory == 8 ? COUNT(steps) : 4); s++)
-                for (int kind = 0; kind < N_COST_KINDS; kind++) {
-                    check_case(check, "memory %u, %u steps, kind %d, round %u", memory, steps[s],
-                               kind, round);
-                    const kvant_trellis *trellis = make_trellis(check, memory, (cost_kind)kind);
-                    const uint16_t *cells = make_cells(check, steps[s]);
-                    uint8_t *bits = check_output(check, "bits", steps[s], 1);
-                    kvant_trellis_work work;
-                    make_work(check, memory, steps[s], &work);
-                    if (check_compares(check))
-                        c->trellis_path(trellis, cells, steps[s], &work, want);
-                    make_work(check, memory,
-                              round % 2 ? 1 + check_below(check, steps[s]) : steps[s], &work);
-                    CHECK_CALL(check, kernels->trellis_path(trellis, cells, steps[s], &work, bits));
-                    check_same(check, "bits", bits, want, steps[s], 1);
-                }
+    for (uint32_t round = 0; round < 8; round++)
+        for (size_t s = 0; s < COUNT(steps); s++)
+            for (int kind = 0; kind < N_COST_KINDS; kind++) {
+                check_case(check, "%u steps, kind %d, round %u", steps[s], kind, round);
+                const kvant_trellis *trellis = make_trellis(check, (cost_kind)kind);
+                const uint16_t *cells = make_cells(check, steps[s]);
+                uint8_t *bits = check_output(check, "bits", steps[s], 1);
+                if (check_compares(check))
+                    c->trellis_path(trellis, cells, steps[s], want);
+                CHECK_CALL(check, kernels->trellis_path(trellis, cells, steps[s], bits));
+                check_same(check, "bits", bits, want, steps[s], 1);
+            }
 }
 
 BENCH(trellis_path)
 {
-    for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
-         memory += 2) {
-        check_case(check, "bench");
-        const kvant_trellis *trellis = make_trellis(check, memory, ANY_COSTS);
-        uint16_t *cells = check_input(check, "cells", 128 * sizeof *cells, 64);
-        uint8_t *bits = check_output(check, "bits", 128, 64);
-        kvant_trellis_work work;
-        make_work(check, memory, 128, &work);
-        for (uint32_t step = 0; step < 128; step++)
-            cells[step] = (uint16_t)check_below(check, KVANT_TRELLIS_CELLS);
-        CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, &work, bits),
-                    "128 steps, %u states", 1u << memory);
-    }
+    check_case(check, "bench");
+    const kvant_trellis *trellis = make_trellis(check, ANY_COSTS);
+    uint16_t *cells = check_input(check, "cells", 128 * sizeof *cells, 64);
+    uint8_t *bits = check_output(check, "bits", 128, 64);
+    for (uint32_t step = 0; step < 128; step++)
+        cells[step] = (uint16_t)check_below(check, KVANT_TRELLIS_CELLS);
+    CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, bits), "128 steps");
 }
 
 typedef struct dots_shape {
     kvant_role role;
-    uint32_t dim, bits, memory, n;
+    uint32_t dim, bits, n;
 } dots_shape;
 
 typedef struct level_dots {
@@ -124,12 +80,11 @@ typedef struct level_dots {
 static level_dots make_level_dots(checker *check, const dots_shape *s)
 {
     level_dots p;
-    check_case(check, "role %d, head_dim %u, %u bits, memory %u, %u vectors", (int)s->role, s->dim,
-               s->bits, s->memory, s->n);
+    check_case(check, "role %d, head_dim %u, %u bits, %u vectors", (int)s->role, s->dim, s->bits, s->n);
     kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
     memset(book, 0, sizeof *book);
     kvant_layout_init(&p.layout, s->role, s->dim, s->bits);
-    kvant_trellis_book_init(book, &p.layout, s->memory);
+    kvant_trellis_book_init(book, &p.layout);
     p.trellis = &book->trellis;
     p.width = (p.layout.column_tiles + 3) / 4 * 64;
     p.stride = (p.layout.row_tiles + 3) / 4 * 64;
@@ -170,12 +125,10 @@ CHECK(trellis_dots)
     for (size_t d = 0; d < COUNT(dims); d++)
         for (int role = 0; role < 2; role++)
             for (uint32_t bits = 2; bits <= 4; bits++)
-                for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
-                     memory += 2)
-                    for (uint32_t n = 1; n <= (memory == 8 ? 7 : 1); n++) {
-                        const dots_shape s = { (kvant_role)role, dims[d], bits, memory, n };
-                        check_level_dots(check, kernels, c, &s);
-                    }
+                for (uint32_t n = 1; n <= 7; n++) {
+                    const dots_shape s = { (kvant_role)role, dims[d], bits, n };
+                    check_level_dots(check, kernels, c, &s);
+                }
 }
 
 BENCH(trellis_dots)
@@ -183,7 +136,7 @@ BENCH(trellis_dots)
     for (uint32_t bits = 2; bits <= 4; bits++)
         for (uint32_t n = 1; n <= 4; n *= 4)
             for (int role = 0; role < 2; role++) {
-                const dots_shape s = { (kvant_role)role, 128, bits, 8, n };
+                const dots_shape s = { (kvant_role)role, 128, bits, n };
                 const level_dots p = make_level_dots(check, &s);
                 CHECK_BENCH(check,
                             kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got,
@@ -202,14 +155,14 @@ typedef struct value_tile {
 } value_tile;
 
 /* A page of any bytes. */
-static value_tile make_value_tile(checker *check, uint32_t dim, uint32_t bits, uint32_t memory)
+static value_tile make_value_tile(checker *check, uint32_t dim, uint32_t bits)
 {
     value_tile p;
-    check_case(check, "head_dim %u, %u bits, memory %u", dim, bits, memory);
+    check_case(check, "head_dim %u, %u bits", dim, bits);
     kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
     memset(book, 0, sizeof *book);
     kvant_layout_init(&p.layout, KVANT_ROLE_V, dim, bits);
-    kvant_trellis_book_init(book, &p.layout, memory);
+    kvant_trellis_book_init(book, &p.layout);
     p.trellis = &book->trellis;
     p.page = check_input(check, "page", p.layout.code_bytes, 64);
     p.scale = check_input(check, "scale", KVANT_PAGE_TOKENS * sizeof *p.scale, 64);
@@ -226,21 +179,20 @@ CHECK(trellis_values)
     static const uint32_t dims[] = { 16, 40, 64, 80, 128, 192, 256, 512 };
     static float want[KVANT_PAGE_TOKENS * KVANT_MAX_HEAD_DIM];
     for (size_t d = 0; d < COUNT(dims); d++)
-        for (uint32_t bits = 2; bits <= 4; bits++)
-            for (uint32_t m = KVANT_TRELLIS_MIN_MEMORY; m <= KVANT_TRELLIS_MAX_MEMORY; m += 2) {
-                const value_tile p = make_value_tile(check, dims[d], bits, m);
-                if (check_compares(check))
-                    c->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, want);
-                CHECK_CALL(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f,
-                                                          p.scale, p.got));
-                check_same(check, "tile", p.got, want, p.n, sizeof *want);
-            }
+        for (uint32_t bits = 2; bits <= 4; bits++) {
+            const value_tile p = make_value_tile(check, dims[d], bits);
+            if (check_compares(check))
+                c->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, want);
+            CHECK_CALL(check, kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale,
+                                                      p.got));
+            check_same(check, "tile", p.got, want, p.n, sizeof *want);
+        }
 }
 
 BENCH(trellis_values)
 {
     for (uint32_t bits = 2; bits <= 4; bits++) {
-        const value_tile p = make_value_tile(check, 64, bits, KVANT_TRELLIS_MIN_MEMORY);
+        const value_tile p = make_value_tile(check, 64, bits);
         CHECK_BENCH(check,
                     kernels->trellis_values(p.trellis, &p.layout, p.page, 0.07f, p.scale, p.got),
                     "head_dim 64, %u bits", bits);
@@ -254,15 +206,15 @@ typedef struct trellis_pack {
 } trellis_pack;
 
 /* Any codes. */
-static trellis_pack make_trellis_pack(checker *check, uint32_t bits, uint32_t memory, uint32_t dim)
+static trellis_pack make_trellis_pack(checker *check, uint32_t bits, uint32_t dim)
 {
     trellis_pack p;
     kvant_layout layout;
-    check_case(check, "%u bits, memory %u, %u dimensions", bits, memory, dim);
+    check_case(check, "%u bits, %u dimensions", bits, dim);
     kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
     memset(book, 0, sizeof *book);
     kvant_layout_init(&layout, KVANT_ROLE_K, 64, bits);
-    kvant_trellis_book_init(book, &layout, memory);
+    kvant_trellis_book_init(book, &layout);
     p.trellis = &book->trellis;
     p.format = check_input(check, "format", sizeof *p.format, 4);
     *p.format = (kvant_pack_format){ .bits = bits, .n_quads = kvant_pack_quads(dim, bits) };
@@ -286,11 +238,12 @@ static uint32_t wanted_level(const trellis_pack *p, uint32_t dim, uint32_t v)
     const uint32_t n = 4 * (end - first), per = bits == 4 ? 1 : 2, chunks = (end - first) / per;
     const uint32_t quad = dim / 4 - first,
                    step = (dim % 4 * per + quad % per) * chunks + quad / per;
+    static const uint32_t taps[3] = { 010, 0101, 042 };
     for (uint32_t parity = 0; parity < 3; parity++)
-        for (uint32_t back = 0; back <= p->trellis->memory; back++) {
+        for (uint32_t back = 0; back <= 6; back++) {
             const uint32_t at = (step + n - back) % n, field = at / chunks, chunk = at % chunks;
             const uint32_t other = 4 * (first + chunk * per + field % per) + field / per;
-            if (p->trellis->taps[parity] >> back & 1)
+            if (taps[parity] >> back & 1)
                 subset ^= (kvant_pack_get(bits, p->codes, other, v) & 1) << parity;
         }
     return (
@@ -303,27 +256,23 @@ CHECK(trellis_pack)
     static const uint32_t dims[] = { 16, 17, 32, 60, 100, 384, 513, 1000, 1536 };
     static uint8_t want[1536 * 32];
     for (uint32_t bits = 2; bits <= 4; bits++)
-        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
-             memory += 2)
-            for (size_t d = 0; d < COUNT(dims); d++) {
-                const trellis_pack p = make_trellis_pack(check, bits, memory, dims[d]);
-                const uint32_t n = p.format->n_quads * 4;
-                for (uint32_t i = 0; check_compares(check) && i < n * 32; i++)
-                    want[i / 128 * 128 + i % 32 / 16 * 64 + i % 16 * 4 + i / 32 % 4] =
-                        (uint8_t)wanted_level(&p, i / 32, i % 32);
-                CHECK_CALL(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels));
-                check_same(check, "levels", p.levels, want, (size_t)n * 32, 1);
-            }
+        for (size_t d = 0; d < COUNT(dims); d++) {
+            const trellis_pack p = make_trellis_pack(check, bits, dims[d]);
+            const uint32_t n = p.format->n_quads * 4;
+            for (uint32_t i = 0; check_compares(check) && i < n * 32; i++)
+                want[i / 128 * 128 + i % 32 / 16 * 64 + i % 16 * 4 + i / 32 % 4] =
+                    (uint8_t)wanted_level(&p, i / 32, i % 32);
+            CHECK_CALL(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels));
+            check_same(check, "levels", p.levels, want, (size_t)n * 32, 1);
+        }
     (void)c;
 }
 
 BENCH(trellis_pack)
 {
-    for (uint32_t bits = 2; bits <= 4; bits++)
-        for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY;
-             memory += 4) {
-            const trellis_pack p = make_trellis_pack(check, bits, memory, 384);
-            CHECK_BENCH(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels),
-                        "%u bits, %u states", bits, 1u << memory);
-        }
+    for (uint32_t bits = 2; bits <= 4; bits++) {
+        const trellis_pack p = make_trellis_pack(check, bits, 384);
+        CHECK_BENCH(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels), "%u bits",
+                    bits);
+    }
 }

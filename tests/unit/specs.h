@@ -87,7 +87,7 @@ static const char *const all_specs[] = {
     "trellis-2",
     "trellis-3",
     "trellis-4",
-    "trellis-3:states=1024,scale=norm",
+    "trellis-3:scale=norm",
     "trellis-2:rotate=none",
 #if KVANT_PAPERS
     "polar-2",

@@ -76,7 +76,7 @@ static void books(void **state)
     for (uint32_t bits = 1; bits <= 8; bits++) {
         kvant_book book;
         double error = 0, mass = 0;
-        assert_int_equal(kvant_book_create(&book, KVANT_BOOK_TURBOQUANT, bits, 0, 64), KVANT_OK);
+        assert_int_equal(kvant_book_create(&book, KVANT_BOOK_TURBOQUANT, bits, 64), KVANT_OK);
         for (double x = -8; x < 8; x += 1e-3) {
             const double p = exp(-x * x / 2);
             double least = 100;

@@ -48,8 +48,7 @@ turboquant-8
 turboquant-4:scale=norm turboquant-3:rotate=dense turboquant-3:rotate=none
 turboquant-2.5 turboquant-3.5 turboquant-2.5:scale=norm
 turboquant-1:qjl turboquant-3:qjl turboquant-3:qjl,sketch=gaussian
-trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-3:states=1024
-trellis-2:states=4096,rotate=none
+trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-2:rotate=none
 polar-2 polar-3 polar-4 polar-4:scale=norm polar-3:rotate=none
 polar-3.9 polar-3.9:scale=norm
 octopus-1 octopus-2 octopus-3 octopus-4 octopus-2:round=scalar octopus-3:round=2x2

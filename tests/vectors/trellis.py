@@ -8,7 +8,8 @@ from arithmetic import F32, half, ordered_dot, reciprocal
 from layout import SCALAR_PLANES, ceil_div, halves, padded, scalar_codes
 from turboquant import root_scale
 
-TAPS = {256: (0o030, 0o441, 0o202), 1024: (0o160, 0o2101, 0o442), 4096: (0o1210, 0o10201, 0o3002)}
+STATES = 64
+INFINITY = 1 << 40
 POSITIVE = {
     2: (58, "2 14 27 39 47 66 85 127"),
     3: (44, "2 6 11 15 19 24 29 34 39 45 51 58 67 78 96 124"),
@@ -18,7 +19,7 @@ POSITIVE = {
         "125",
     ),
 }
-WARM_UP, LIMIT = 32, 65535
+WARM_UP = 24
 
 
 def circle(dim, bits, role):
@@ -46,38 +47,33 @@ def circle(dim, bits, role):
     return order
 
 
-def subset(window, states):
-    return sum(
-        np.bitwise_count(window & taps).astype(int) % 2 << k for k, taps in enumerate(TAPS[states])
-    )
+def subset(window):
+    w = [window >> j & 1 for j in range(7)]
+    return w[3] + 2 * (w[0] ^ w[6]) + 4 * (w[1] ^ w[5])
 
 
 class Search:
-    def __init__(self, cost, padding, states):
+    def __init__(self, cost, padding):
         """cost: rows x steps x subsets; padding: steps without a number."""
-        self.cost, self.padding, self.states = cost, padding, states
+        self.cost, self.padding = cost, padding
         self.n_rows, self.n = cost.shape[:2]
-        new = np.arange(states)
+        new = np.arange(STATES)
         self.near = new >> 1
-        self.subsets = subset(new, states), subset(new | states, states)
+        self.subsets = subset(new), subset(new | STATES)
 
     def run(self, metric, before):
         """Returns the metrics at the end and, for every step from 0 on, whether a state came from
         the upper half.
         """
-        choices = np.zeros((self.n, self.n_rows, self.states), bool)
+        choices = np.zeros((self.n, self.n_rows, STATES), bool)
         for k in range(before + self.n):
             step = (k - before) % self.n
-            if k and k % 16 == 0:
-                metric = metric - metric.min(1, keepdims=True)
-            low = np.minimum(LIMIT, metric[:, self.near] + self.cost[:, step][:, self.subsets[0]])
-            high = np.minimum(
-                LIMIT,
-                metric[:, self.near + self.states // 2] + self.cost[:, step][:, self.subsets[1]],
-            )
+            low = metric[:, self.near] + self.cost[:, step][:, self.subsets[0]]
+            high = metric[:, self.near + STATES // 2] + self.cost[:, step][:, self.subsets[1]]
             metric = np.minimum(low, high)
             if self.padding[step]:
-                metric[:, 1::2] = LIMIT
+                metric[:, 1::2] = INFINITY
+            metric[metric > INFINITY] = INFINITY
             if k >= before:
                 choices[step] = high < low
         return metric, choices
@@ -86,11 +82,11 @@ class Search:
         bits = np.zeros(self.n, int)
         for step in range(self.n - 1, -1, -1):
             bits[step] = state & 1
-            state = state >> 1 | int(choices[step, row, state]) * (self.states // 2)
+            state = state >> 1 | int(choices[step, row, state]) * (STATES // 2)
         return state, bits
 
     def bits(self):
-        metric, choices = self.run(np.zeros((self.n_rows, self.states), int), WARM_UP)
+        metric, choices = self.run(np.zeros((self.n_rows, STATES), int), WARM_UP)
         found, open_rows = np.zeros((self.n_rows, self.n), int), []
         ends = metric.argmin(1)
         for row in range(self.n_rows):
@@ -101,7 +97,7 @@ class Search:
                 ends[row] = begin
             else:
                 open_rows.append(row)
-        start = np.full((self.n_rows, self.states), LIMIT)
+        start = np.full((self.n_rows, STATES), INFINITY)
         start[np.arange(self.n_rows), ends] = 0
         _, choices = self.run(start, 0)
         for row in open_rows:
@@ -110,13 +106,12 @@ class Search:
         return found
 
 
-def windows(bits, states):
-    memory = states.bit_length() - 1
-    return sum(np.roll(bits, j, 1) << j for j in range(memory + 1))
+def windows(bits):
+    return sum(np.roll(bits, j, 1) << j for j in range(7))
 
 
 def encode(y, bits, role, options):
-    dim, states = y.shape[1], int(options.get("states", 256))
+    dim = y.shape[1]
     deviation, positive = POSITIVE[bits]
     positive = np.array(positive.split(), int)
     levels = np.concatenate([-positive[::-1], positive])
@@ -128,10 +123,10 @@ def encode(y, bits, role, options):
     x[:, numbers] = cells[:, order[numbers]]
     squares = (deviation * x[:, :, None, None] - 64 * levels.reshape(-1, 8)) ** 2
     nearest, error = squares.argmin(2), squares.min(2)
-    cost = np.minimum(8191, (error - error.min(2, keepdims=True)) >> (18 - 2 * bits))
+    cost = np.minimum(4095, (error - error.min(2, keepdims=True)) >> (18 - 2 * bits))
     cost[:, ~numbers] = 0
-    path = Search(cost, ~numbers, states).bits()
-    z = subset(windows(path, states), states)
+    path = Search(cost, ~numbers).bits()
+    z = subset(windows(path))
     i = np.take_along_axis(nearest, z[:, :, None], 2)[:, :, 0]
     code, level = np.zeros((2, len(y), dim), int)
     code[:, order[numbers]] = (2 * i + path)[:, numbers]

@@ -7,7 +7,6 @@
 #define vw_shift_left(v, n) _mm256_slli_epi32(v, (int)(n))
 #define vw_shift_right(v, n) _mm256_srli_epi32(v, (int)(n))
 #define vi_xor(a, b) _mm256_xor_si256(a, b)
-#define vi_xor3(a, b, c) _mm256_xor_si256(_mm256_xor_si256(a, b), c)
 #define vi_select(mask, a, b)                                                                      \
     _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b))
 #define vi_rotate_left(v, n) _mm256_or_si256(vw_shift_left(v, n), vw_shift_right(v, 32 - (n)))

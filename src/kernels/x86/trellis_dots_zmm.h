@@ -11,7 +11,6 @@
 #define vw_shift_left(v, n) _mm512_slli_epi32(v, (unsigned)(n))
 #define vw_shift_right(v, n) _mm512_srli_epi32(v, (unsigned)(n))
 #define vi_xor(a, b) _mm512_xor_si512(a, b)
-#define vi_xor3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
 #define vi_select(mask, a, b) _mm512_ternarylogic_epi32(mask, a, b, 0xca)
 #define vi_rotate_left(v, n)                                                                       \
     _mm512_rolv_epi32(v, _mm512_set1_epi32((int)(n))) /* n is constant only after inlining */
