@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the levels of `trellis` (src/codec/trellis_book.c) by Lloyd iterations over 256 states.
+"""Makes the levels of `trellis` (src/codec/trellis_book.c) by Lloyd iterations over its 64 states.
 
 A Viterbi search with a free start quantises normal numbers. Then every level moves to the mean of
 the numbers that chose it; levels i and n - 1 - i move together, so that they stay each other's
@@ -13,8 +13,8 @@ import argparse
 
 import numpy as np
 
-MEMORY = 8
-TAPS = (0o030, 0o441, 0o202)
+MEMORY = 6
+TAPS = (0o010, 0o101, 0o042)
 SUBSETS = 8
 
 

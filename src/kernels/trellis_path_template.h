@@ -14,7 +14,8 @@
  * in its first state. If PATH_TRIES paths do not, the search starts again from one state. */
 #include "../base/attributes.h"
 
-#define PATH_TRIES 4u /* ends of paths that are tried */
+#define PATH_TRIES 4u       /* ends of paths that are tried */
+#define PATH_NO_PLACE 0xffu /* is not below the number of states */
 
 /* Bit s of decisions belongs to this state. */
 KVANT_INLINE uint32_t path_state(uint32_t place)
@@ -35,33 +36,46 @@ KVANT_INLINE uint32_t path_best(const uint16_t *metric)
 }
 
 /* Follows the path that ends in a state back to step 0; returns the state before step 0. Both
- * states are places in decisions. */
+ * states are places in decisions. places[t] becomes the place after step t. Where the path meets
+ * the path that is in `places` already, it stays on that path, whose first state is `begin`. */
 KVANT_INLINE uint32_t path_trace(const uint64_t *decisions, uint32_t n, uint32_t place,
-                                 uint8_t *bits)
+                                 uint8_t *places, uint32_t begin)
 {
     for (uint32_t step = n; step-- > 0;) {
+        if (places[step] == place)
+            return begin;
         const uint32_t upper = decisions[step] >> place & 1;
-        bits[step] = (uint8_t)(place >> 5);
+        places[step] = (uint8_t)place;
         place = upper << 4 | (place >> 1 & 15) | (place & 1) << 5;
     }
     return place;
 }
 
-static void NAME(path)(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
-                       uint8_t *bits)
+/* Finds a path that begins and ends in one state. */
+KVANT_INLINE void NAME(path_find)(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
+                                  uint8_t *places)
 {
     _Alignas(64) uint16_t metric[KVANT_TRELLIS_STATES] = { 0 };
     uint64_t decisions[KVANT_TRELLIS_MAX_STEPS];
     NAME(pass)(trellis, cells, n, KVANT_TRELLIS_WARM_UP, metric, decisions);
-    uint32_t end = path_best(metric);
-    for (uint32_t tries = 0; tries < PATH_TRIES; tries++) {
-        const uint32_t begin = path_trace(decisions, n, end, bits);
+    memset(places, PATH_NO_PLACE, n);
+    uint32_t end = path_best(metric), begin = PATH_NO_PLACE;
+    for (uint32_t tries = 0; tries < PATH_TRIES; tries++, end = begin) {
+        begin = path_trace(decisions, n, end, places, begin);
         if (begin == end)
             return;
-        end = begin;
     }
     memset(metric, 0xff, sizeof metric); /* KVANT_TRELLIS_IMPOSSIBLE */
     metric[path_state(end)] = 0;
     NAME(pass)(trellis, cells, n, 0, metric, decisions);
-    path_trace(decisions, n, end, bits);
+    memset(places, PATH_NO_PLACE, n);
+    path_trace(decisions, n, end, places, begin);
+}
+
+static void NAME(path)(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
+                       uint8_t *bits)
+{
+    NAME(path_find)(trellis, cells, n, bits);
+    for (uint32_t step = 0; step < n; step++)
+        bits[step] >>= 5; /* the newest bit of the state */
 }

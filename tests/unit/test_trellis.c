@@ -52,7 +52,7 @@ static void products_are_unbiased(void **state)
 
 /* --- The search --- */
 
-enum { STEPS = 32, STATES = KVANT_TRELLIS_STATES, CASES = 24 };
+enum { STEPS = 32, STATES = KVANT_TRELLIS_STATES, CASES = 100 };
 
 /* The least cost of a circular path that begins in a state, by dynamic programming. It uses only
  * the tables of the library. */
@@ -88,16 +88,16 @@ static uint64_t cost_of(const kvant_trellis *trellis, const uint16_t *cells, con
     return sum;
 }
 
-/* No path is cheaper than the best path over all first states, and the search finds that path in
- * most cases. These rows are short, so the first state matters more than in any codec. Costs are
- * relative to the nearest of all levels. */
-static void search_finds_the_best_path_mostly(void **state)
+/* No path is cheaper than the best path over all first states, and on average the search finds a
+ * path that costs hardly more. These rows are short, so the first state matters more than in any
+ * codec. Costs are relative to the nearest of all levels. */
+static void search_finds_nearly_the_best_path(void **state)
 {
     (void)state;
     uint64_t rng = 7;
     kvant_codec *codec = make_codec("trellis-3", 128, KVANT_ROLE_K);
     const kvant_trellis *trellis = &kvant_trellis_book_of(codec)->trellis;
-    uint32_t found = 0;
+    uint64_t all = 0, least = 0;
     for (uint32_t i = 0; i < CASES; i++) {
         float x[STEPS];
         uint16_t cells[STEPS];
@@ -113,10 +113,11 @@ static void search_finds_the_best_path_mostly(void **state)
         kvant_kernels_get(KVANT_CPU_AUTO)->trellis_path(trellis, cells, STEPS, bits);
         const uint64_t cost = cost_of(trellis, cells, bits);
         assert_true(cost >= best);
-        found += cost == best;
+        all += cost;
+        least += best;
     }
-    if (found < CASES / 2)
-        fail_msg("the best of %d paths was found in %u cases only", CASES, found);
+    if (!(least > 0 && (double)all <= 1.08 * (double)least))
+        fail_msg("paths cost %g times as much as the best", (double)all / (double)least);
     kvant_codec_free(&codec);
 }
 
@@ -208,7 +209,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(distortion_meets_its_aims),
         cmocka_unit_test(products_are_unbiased),
-        cmocka_unit_test(search_finds_the_best_path_mostly),
+        cmocka_unit_test(search_finds_nearly_the_best_path),
         cmocka_unit_test(steps_are_a_permutation),
         cmocka_unit_test(levels_are_symmetric),
         cmocka_unit_test(subsets_are_parities_of_taps),
