@@ -2,7 +2,7 @@
  * stay in registers from the first step to the last. The including file defines NAME and
  *
  *   vh, HALVES                       a vector, the count of its numbers: 8, 16 or 32
- *   vh_load vh_store vh_set vh_min vh_or
+ *   vh_load vh_store vh_min vh_or
  *   vh_add_limited                   sum of unsigned numbers, limited to 65535
  *   vh_least(v)                      the least number, in all places
  *   vh_lower(v, least)               v - least, but 65535 where v is 65535
@@ -15,25 +15,30 @@
 #define TRELLIS_VECTORS (KVANT_TRELLIS_STATES / HALVES)
 #define HALF_VECTORS (TRELLIS_VECTORS / 2)
 
-/* The subset of window 2 i as the bytes of a 16-bit number, for vh_pick. */
-#define SUBSET_BYTES(i) 0x0100 + 0x0202 * (((i) >> 2 & 1) | (((i) ^ (i) >> 4) & 1) << 2)
-#define FOUR_SUBSETS(i)                                                                            \
-    SUBSET_BYTES(i), SUBSET_BYTES((i) + 1), SUBSET_BYTES((i) + 2), SUBSET_BYTES((i) + 3)
-#define EIGHT_SUBSETS(i) FOUR_SUBSETS(i), FOUR_SUBSETS((i) + 4)
+/* Subset z of window 2 i, and z ^ change, as the bytes of a 16-bit number for vh_pick. */
+#define SUBSET_BYTES(i, change)                                                                    \
+    0x0100 + 0x0202 * ((((i) >> 2 & 1) | (((i) ^ (i) >> 4) & 1) << 2) ^ (change))
+#define FOUR_SUBSETS(i, change)                                                                    \
+    SUBSET_BYTES(i, change), SUBSET_BYTES((i) + 1, change), SUBSET_BYTES((i) + 2, change),         \
+        SUBSET_BYTES((i) + 3, change)
+#define ALL_SUBSETS(change)                                                                        \
+    { FOUR_SUBSETS(0, change),  FOUR_SUBSETS(4, change),  FOUR_SUBSETS(8, change),                 \
+      FOUR_SUBSETS(12, change), FOUR_SUBSETS(16, change), FOUR_SUBSETS(20, change),                \
+      FOUR_SUBSETS(24, change), FOUR_SUBSETS(28, change) }
 
-static const _Alignas(64) uint16_t trellis_subsets[32] = { EIGHT_SUBSETS(0), EIGHT_SUBSETS(8),
-                                                           EIGHT_SUBSETS(16), EIGHT_SUBSETS(24) };
+static const _Alignas(64) uint16_t near_subsets[32] = ALL_SUBSETS(0),
+                                   far_subsets[32] = ALL_SUBSETS(KVANT_TRELLIS_SWAP);
 
 /* Advances the metrics of all states by one step; returns the decisions. */
 KVANT_INLINE uint64_t advance(const uint16_t *costs, vh metric[TRELLIS_VECTORS])
 {
-    const vh near_table = vh_repeat(costs), far_table = vh_swap_pairs(near_table);
+    const vh table = vh_repeat(costs);
     vh low[2][HALF_VECTORS], least[2][HALF_VECTORS];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < HALF_VECTORS; v++) {
         /* bit 3 of i changes no subset, so vectors of 8 numbers share their costs */
-        const vh subsets = vh_load(trellis_subsets + (HALVES * v & 16));
-        const vh near = vh_pick(near_table, subsets), far = vh_pick(far_table, subsets);
+        const vh near = vh_pick(table, vh_load(near_subsets + (HALVES * v & 16))),
+                 far = vh_pick(table, vh_load(far_subsets + (HALVES * v & 16)));
         const vh first = metric[v], second = metric[HALF_VECTORS + v];
         low[0][v] = vh_add_limited(first, near);
         low[1][v] = vh_add_limited(first, far);

@@ -4,7 +4,6 @@
 #define vh uint16x8_t
 #define vh_load(p) vld1q_u16((const uint16_t *)(const void *)(p))
 #define vh_store(p, v) vst1q_u16(p, v)
-#define vh_set(x) vdupq_n_u16((uint16_t)(x))
 #define vh_or(a, b) vorrq_u16(a, b)
 #define vh_odd() vreinterpretq_u16_u32(vdupq_n_u32(0xffff0000))
 #define vh_least(v) vdupq_n_u16(vminvq_u16(v))
@@ -12,7 +11,6 @@
 #define vh_min(a, b) vminq_u16(a, b)
 #define vh_add_limited(a, b) vqaddq_u16(a, b)
 #define vh_repeat(p) vld1q_u16(p)
-#define vh_swap_pairs(v) vreinterpretq_u16_u32(vrev64q_u32(vreinterpretq_u32_u16(v)))
 #define vh_pick(table, bytes)                                                                      \
     vreinterpretq_u16_u8(vqtbl1q_u8(vreinterpretq_u8_u16(table), vreinterpretq_u8_u16(bytes)))
 

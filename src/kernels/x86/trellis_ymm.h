@@ -3,13 +3,11 @@
 #define vh __m256i
 #define vh_load(p) _mm256_loadu_si256((const __m256i *)(p))
 #define vh_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
-#define vh_set(x) _mm256_set1_epi16(x)
 #define vh_or(a, b) _mm256_or_si256(a, b)
 #define vh_odd() _mm256_set1_epi32((int32_t)0xffff0000)
 #define vh_min(a, b) _mm256_min_epu16(a, b)
 #define vh_add_limited(a, b) _mm256_adds_epu16(a, b)
 #define vh_repeat(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p)))
-#define vh_swap_pairs(v) _mm256_shuffle_epi32(v, 0xb1)
 #define vh_pick(table, bytes) _mm256_shuffle_epi8(table, bytes)
 
 KVANT_INLINE __m256i vh_least(__m256i v)

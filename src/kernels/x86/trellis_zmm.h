@@ -3,13 +3,11 @@
 #define vh __m512i
 #define vh_load(p) _mm512_loadu_si512(p)
 #define vh_store(p, v) _mm512_storeu_si512(p, v)
-#define vh_set(x) _mm512_set1_epi16(x)
 #define vh_or(a, b) _mm512_or_si512(a, b)
 #define vh_odd() _mm512_set1_epi32((int32_t)0xffff0000)
 #define vh_min(a, b) _mm512_min_epu16(a, b)
 #define vh_add_limited(a, b) _mm512_adds_epu16(a, b)
 #define vh_repeat(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(p)))
-#define vh_swap_pairs(v) _mm512_shuffle_epi32(v, _MM_PERM_CDAB)
 #define vh_pick(table, bytes) _mm512_shuffle_epi8(table, bytes)
 #define below_mask(a, b) _mm512_cmplt_epu16_mask((a)[0], (b)[0])
 
