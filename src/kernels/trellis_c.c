@@ -7,20 +7,46 @@
 
 #define NAME(function) function##_c
 
+#define HALF (KVANT_TRELLIS_STATES / 2)
+
+/* a + b, at most 65535, in a form that compilers vectorise with 16-bit numbers. */
+static uint16_t add_limited(uint16_t a, uint16_t b)
+{
+    const uint16_t most = (uint16_t)(UINT16_MAX - b);
+    return (uint16_t)((a < most ? a : most) + b);
+}
+
+/* Packs flags into bits. */
+static uint32_t pack_flags(const uint8_t flags[HALF])
+{
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < HALF; i += 8) {
+        uint64_t word;
+        memcpy(&word, flags + i, sizeof word);
+        bits |= (uint32_t)(word * 0x0102040810204080u >> 56) << i;
+    }
+    return bits;
+}
+
 /* One step of the search, from the metrics `from` to the metrics `to`; returns the decisions. */
 static uint64_t advance(const uint16_t *costs, const uint16_t *from, uint16_t *to)
 {
-    uint64_t decisions = 0;
-    for (uint32_t state = 0; state < KVANT_TRELLIS_STATES; state++) {
-        const uint32_t i = state / 2, z = kvant_trellis_subset(state);
-        const uint32_t low = from[i] + costs[z],
-                       high = from[i + KVANT_TRELLIS_STATES / 2] + costs[z ^ KVANT_TRELLIS_SWAP];
-        const uint32_t least = high < low ? high : low;
-        const bool upper = high < low && high < KVANT_TRELLIS_IMPOSSIBLE;
-        to[state] = (uint16_t)(least < UINT16_MAX ? least : UINT16_MAX);
-        decisions |= (uint64_t)upper << (state % 2 * KVANT_TRELLIS_STATES / 2 + i);
+    uint16_t near[HALF], far[HALF];
+    uint8_t flags[2][HALF];
+    for (uint32_t i = 0; i < HALF; i++) {
+        near[i] = costs[kvant_trellis_subset(2 * i)];
+        far[i] = costs[kvant_trellis_subset(2 * i) ^ KVANT_TRELLIS_SWAP];
     }
-    return decisions;
+    for (uint32_t i = 0; i < HALF; i++) {
+        const uint16_t first = from[i], second = from[HALF + i];
+        const uint16_t low0 = add_limited(first, near[i]), high0 = add_limited(second, far[i]);
+        const uint16_t low1 = add_limited(first, far[i]), high1 = add_limited(second, near[i]);
+        to[2 * i] = high0 < low0 ? high0 : low0;
+        to[2 * i + 1] = high1 < low1 ? high1 : low1;
+        flags[0][i] = high0 < low0;
+        flags[1][i] = high1 < low1;
+    }
+    return pack_flags(flags[0]) | (uint64_t)pack_flags(flags[1]) << HALF;
 }
 
 static void lower(uint16_t *metric)
