@@ -49,7 +49,6 @@ def tables(d):
     kvant = [f"turboquant-{bits}{train}" for bits in (4, 3, 2, 1) for train in ("", "/train")]
     kvant += [f"trellis-{bits}{train}" for bits in (4, 3, 2) for train in ("", "/train")]
     kvant += [
-        "trellis-2:states=4096",
         "rabitq-4",
         "rabitq-2",
         "int-4",

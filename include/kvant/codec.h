@@ -32,9 +32,8 @@
  *
  * Stack: every call fits 64 KiB.
  *
- * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1
- * and for trellis codecs with states=4096. It also allocates for trellis codecs with states=1024
- * when head_dim is above 128. No other call allocates.
+ * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1.
+ * No other call allocates.
  *
  * Structs with a size field: set it to sizeof the struct. Every size from the first released struct
  * on is accepted. Functions write only that many bytes.

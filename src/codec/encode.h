@@ -3,8 +3,8 @@
  *
  * A caller checks all rows of a call before it changes anything, then transforms each row once,
  * then encodes the transformed rows y into sealed pages, open pages or both. The kernel table comes
- * from the caller. The transform is the codec's, or a learned one (src/cache/learn.h). The one
- * allocation is described at kvant_codec_encode_transformed. */
+ * from the caller. The transform is the codec's, or a learned one (src/cache/learn.h). Nothing here
+ * allocates. */
 #pragma once
 
 #include "codec_internal.h"
@@ -44,10 +44,8 @@ void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_ke
                                 size_t n, float *y);
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n
- * are multiples of block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a
- * trellis search whose survivor bits exceed 16 KiB allocates. These are states=4096, and
- * states=1024 beyond head_dim 128. Without memory the search repeats parts of itself, which is
- * slower and gives the same bytes. */
+ * are multiples of block_tokens. Cannot fail after one of the checks, and allocates nothing.
+ * Stack: below 40 KiB. */
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels,
                                     const float *y, uint32_t first, uint32_t n, void *page);
 

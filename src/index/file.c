@@ -12,7 +12,7 @@
 #include "lists.h"
 
 #define MAGIC "kvantidx"
-#define VERSION 2u /* of src/index/format.md */
+#define VERSION 3u /* of src/index/format.md */
 #define LINE 64u   /* sections begin at multiples of 64 bytes */
 
 enum { HAS_CENTER = 1, HAS_IDS = 2, ALL_FLAGS = 3 };

@@ -14,7 +14,7 @@ static const char *const specs[] = { "turboquant-1",
                                      "int-4",
                                      "rabitq-3",
                                      "trellis-2",
-                                     "trellis-3:states=1024",
+                                     "trellis-3",
                                      "trellis-4",
                                      "turboquant-4:lists=5",
                                      "trellis-2:lists=5,rows=int8",
@@ -92,8 +92,8 @@ static void books(void **state)
 
 /* The error of <u, q> for unit vectors, times sqrt(d), has mean 0 and variance D / (1 - D), where D
  * is the error of the codebook. From 40,000 pairs one sigma of its deviation is 0.35 %, and one
- * sigma of its mean is 0.005 of the deviation. A trellis of 256 states gains 1.2 dB or more. So it
- * errs less than 3/4 of Lloyd and Max's variance. It cannot err less than Shannon's 2^-2b. */
+ * sigma of its mean is 0.005 of the deviation. A trellis gains more than 1 dB. So it errs less than
+ * 0.79 of Lloyd and Max's variance. It cannot err less than Shannon's 2^-2b. */
 static void estimator(void **state)
 {
     static const double variance[] = { 0.3634 / 0.6366,   0.1175 / 0.8825, 0.03456 / 0.96544,
@@ -119,7 +119,7 @@ static void estimator(void **state)
         const double found = squares / (double)r.n, rate = exp2(-2.0 * bits);
         assert_true(fabs(sum / (double)r.n) < 5 * 0.005 * sqrt(found));
         if (trellis)
-            assert_true(found > rate / (1 - rate) && found < 0.75 * variance[bits - 1]);
+            assert_true(found > rate / (1 - rate) && found < 0.79 * variance[bits - 1]);
         else
             assert_true(fabs(sqrt(found / variance[bits - 1]) - 1) <
                         0.05); /* 256 dimensions are not many */

@@ -87,7 +87,7 @@ static void saved_and_found(void **state)
                                          "turboquant-4",
                                          "turboquant-8",
                                          "turboquant-2:lists=3",
-                                         "trellis-3:states=1024",
+                                         "trellis-3:seed=5",
                                          "trellis-2:lists=2,rows=int8",
                                          "int-3:asym" };
     files f = make_files();

@@ -34,7 +34,7 @@ static void specs_lose_what_is_learned(void **state)
     static const char *const specs[][3] = {
         { "trellis-4", "trellis-4", "int-8" },
         { "trellis-4:transform=first", "trellis-4", "int-8" },
-        { "trellis-4:states=1024,transform=file,feedback", "trellis-4:states=1024", "int-8" },
+        { "trellis-4:scale=norm,transform=file,feedback", "trellis-4:scale=norm", "int-8" },
         { "int-4:center=first,sink=4,norm=first,recent=64", "int-4:sink=4,recent=64",
           "int-8:sink=4,recent=64" },
     };

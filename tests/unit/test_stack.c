@@ -273,8 +273,6 @@ static void every_call_fits_a_small_stack(void **state)
     (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++)
         run_spec(all_specs[i]);
-    run_spec("trellis-2:states=4096");
-    run_spec("trellis-4:states=1024");
     run_spec("trellis-4:center=first,norm=first");
     run_spec("trellis-4:transform=first");
     assert_int_equal(failures, 0);

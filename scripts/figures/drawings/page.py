@@ -5,7 +5,7 @@ from text import thousands
 
 TOKENS, HEAD_DIM = 64, 128
 LEFT, RIGHT = 16, WIDTH - 16
-SPEC = "trellis-4:states=256"  # the codec of keys and values in the preset balanced
+SPEC = "trellis-4"  # the codec of keys and values in the preset balanced
 
 
 def _page_bytes(results):

@@ -5,10 +5,10 @@ import random
 
 from draw import WIDTH, Canvas, Scale
 
-# format.md, "Trellis codes": 2 bits, 256 states.
+# format.md, "Trellis codes": 2 bits.
 POSITIVE, PER_SIGMA = (2, 14, 27, 39, 47, 66, 85, 127), 58
 LEVELS = sorted([-level for level in POSITIVE] + list(POSITIVE))
-MEMORY, MASKS = 8, (0o030, 0o441, 0o202)
+MEMORY, MASKS = 6, (0o010, 0o101, 0o042)
 STEPS = 10
 LEFT, RIGHT, TOP, BOTTOM = 44, WIDTH - 20, 104, 400
 NOTES = (

@@ -3,11 +3,11 @@
 from text import code, significant, table, times
 
 FAMILIES = (
-    "trellis-2:states=256",
+    "trellis-2",
     "turboquant-2",
-    "trellis-3:states=256",
+    "trellis-3",
     "turboquant-3",
-    "trellis-4:states=256",
+    "trellis-4",
     "turboquant-4",
     "turboquant-5:scale=norm",
     "int-4",
@@ -45,13 +45,11 @@ def codec_trellis(results):
     for bits in (2, 3, 4):
         row = [bits, significant(4.0**-bits)]
         row += [
-            significant(_line(results, f"trellis-{bits}:states={n}").number("rescaled"))
-            for n in (256, 1024, 4096)
+            significant(_line(results, f"{family}-{bits}").number("rescaled"))
+            for family in ("trellis", "turboquant")
         ]
-        row.append(significant(_line(results, f"turboquant-{bits}").number("rescaled")))
         rows.append(row)
-    heading = ["bits", "bound", "`trellis`, 256 states", "1024 states", "4096 states"]
-    return table([*heading, "`turboquant`"], *rows)
+    return table(["bits", "bound", "`trellis`", "`turboquant`"], *rows)
 
 
 def codec_hqmq(results):

@@ -9,7 +9,7 @@ def _error(results, spec):
 
 def error_of_trellis(results):
     """D of trellis-4: its relative squared error at the best common scale."""
-    return _error(results, "trellis-4:states=256")
+    return _error(results, "trellis-4")
 
 
 def error_of_levels(results):
