@@ -121,6 +121,91 @@ static void search_finds_nearly_the_best_path(void **state)
     kvant_codec_free(&codec);
 }
 
+/* --- The search by its definition, in whole numbers without a limit --- */
+
+#define INFINITE (UINT64_MAX / 2)
+
+/* A pass of format.md, "Trellis codes"; came[step][state]: the state before. */
+static void exact_pass(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
+                       uint32_t before, uint64_t metric[STATES], uint8_t (*came)[STATES])
+{
+    uint64_t next[STATES];
+    for (uint32_t k = 0; k < before + n; k++) {
+        const uint32_t step = (k + before * (n - 1)) % n, cell = cells[step];
+        for (uint32_t state = 0; state < STATES; state++) {
+            next[state] = INFINITE;
+            for (uint32_t old = state / 2; old < STATES; old += STATES / 2) {
+                const uint32_t z = kvant_trellis_subset(2 * old | (state & 1));
+                const uint64_t sum =
+                    metric[old] == INFINITE ? INFINITE : metric[old] + trellis->costs[cell][z];
+                if (old < STATES / 2 || sum < next[state]) {
+                    next[state] = sum;
+                    if (k >= before)
+                        came[step][state] = (uint8_t)old;
+                }
+            }
+            if (cell == KVANT_TRELLIS_NO_NUMBER && state & 1)
+                next[state] = INFINITE;
+        }
+        memcpy(metric, next, sizeof next);
+    }
+}
+
+static uint32_t exact_trace(uint8_t (*came)[STATES], uint32_t n, uint32_t state, uint8_t *bits)
+{
+    for (uint32_t step = n; step-- > 0; state = came[step][state])
+        bits[step] = state & 1;
+    return state;
+}
+
+static void exact_path(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
+                       uint8_t *bits)
+{
+    static uint8_t came[KVANT_TRELLIS_MAX_STEPS][STATES];
+    uint64_t metric[STATES] = { 0 };
+    uint32_t end = 0;
+    exact_pass(trellis, cells, n, 24, metric, came);
+    for (uint32_t state = 1; state < STATES; state++)
+        end = metric[state] < metric[end] ? state : end;
+    for (uint32_t tries = 0; tries < 4; tries++) {
+        const uint32_t begin = exact_trace(came, n, end, bits);
+        if (begin == end)
+            return;
+        end = begin;
+    }
+    for (uint32_t state = 0; state < STATES; state++)
+        metric[state] = state == end ? 0 : INFINITE;
+    exact_pass(trellis, cells, n, 0, metric, came);
+    exact_trace(came, n, end, bits);
+}
+
+/* Kernels have metrics of 16 bits. With the largest costs and runs of padding they find the path
+ * that whole numbers without a limit give. */
+static void sixteen_bits_are_enough(void **state)
+{
+    static const uint32_t steps[] = { 16, 48, 128, 400 };
+    static kvant_trellis trellis;
+    uint64_t rng = 21;
+    (void)state;
+    for (uint32_t i = 0; i < 400; i++) {
+        uint16_t cells[KVANT_TRELLIS_MAX_STEPS];
+        uint8_t want[KVANT_TRELLIS_MAX_STEPS], got[KVANT_TRELLIS_MAX_STEPS];
+        const uint32_t n = steps[i % COUNT(steps)], padding = i / 4 % 4, choices = 1 + i % 3;
+        for (uint32_t cell = 0; cell < KVANT_TRELLIS_CELLS; cell++)
+            for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++) /* of 3: 4095, 1365 and 2730 */
+                trellis.costs[cell][z] =
+                    (uint16_t)(4095 - test_random(&rng) % choices * (4095 / choices));
+        for (uint32_t step = 0; step < n; step++) {
+            const bool none = padding == 3 ? step % 16 >= 4 : test_random(&rng) % 8 < 2 * padding;
+            cells[step] = none ? KVANT_TRELLIS_NO_NUMBER
+                               : (uint16_t)(test_random(&rng) % KVANT_TRELLIS_CELLS);
+        }
+        exact_path(&trellis, cells, n, want);
+        kvant_kernels_get(KVANT_CPU_AUTO)->trellis_path(&trellis, cells, n, got);
+        assert_memory_equal(got, want, n);
+    }
+}
+
 /* --- Tables --- */
 
 /* Every channel is a step, and no two are the same. */
@@ -210,6 +295,7 @@ int main(void)
         cmocka_unit_test(distortion_meets_its_aims),
         cmocka_unit_test(products_are_unbiased),
         cmocka_unit_test(search_finds_nearly_the_best_path),
+        cmocka_unit_test(sixteen_bits_are_enough),
         cmocka_unit_test(steps_are_a_permutation),
         cmocka_unit_test(levels_are_symmetric),
         cmocka_unit_test(subsets_are_parities_of_taps),
