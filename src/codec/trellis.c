@@ -13,17 +13,21 @@
 
 #define MIN_HEAD_DIM 4u /* with fewer, less than a quarter of the 16 steps has a number */
 
-/* Finds the cells of y / scale. Adding and then subtracting `whole` rounds to whole numbers, as
- * rintf does, but without a call per number. */
+/* Finds the cells of y * inverse. Adding `whole` rounds to whole numbers. Then a number's bits are
+ * its cell, less those of the first cell; numbers that are too large or too small have larger or
+ * smaller bits. So compilers vectorise the limits, which they do not for floats. */
 static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cells)
 {
-    const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1,
-                whole = 0x1.8p23f;
+    const float whole = 0x1.8p23f;
+    const int32_t least =
+        (int32_t)kvant_float_bits(whole - (float)KVANT_TRELLIS_CELLS / 2),
+                  most = least + (int32_t)KVANT_TRELLIS_CELLS - 1; /* bits of both ends */
     for (uint32_t j = 0; j < n; j++) {
-        float x = y[j] * inverse * (KVANT_TRELLIS_CELLS / 8);
-        x = x < low ? low : x;
-        x = x > high ? high : x;
-        cells[j] = (uint16_t)(int32_t)(x + whole - whole - low);
+        const float x = y[j] * inverse * (KVANT_TRELLIS_CELLS / 8) + whole;
+        int32_t cell = (int32_t)kvant_float_bits(x);
+        cell = cell < least ? least : cell;
+        cell = cell > most ? most : cell;
+        cells[j] = (uint16_t)(cell - least);
     }
 }
 
