@@ -84,7 +84,7 @@ def main():
         "--codecs",
         default="int-4,bdr-4,turboquant-4,turboquant-3,turboquant-2,int-2,int-8,octopus-4,"
         "octopus-2,hqmq-s96r4,hqmq-s192r6,"
-        "trellis-4,trellis-3,trellis-2,trellis-4:states=1024,kivi-2,innerq-small",
+        "trellis-4,trellis-3,trellis-2,kivi-2,innerq-small",
         help="codecs whose tokens share numbers are only sealed",
     )
     parser.add_argument("--repeats", type=int, default=31)

@@ -67,13 +67,12 @@ bool accepts_any(const kvant_cuda_params &codec, bool seals)
 }
 
 /* Whether one launch takes both roles. launch_append can take uniform codes for keys with codebooks
- * for values, or the reverse. In all other launches, the codes of both roles are of one kind, and
- * trellises have one memory. */
+ * for values, or the reverse. In all other launches, the codes of both roles are of one kind. */
 bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b, bool seals)
 {
     const AppendLaunch launch = append_launch_of(a);
     return !accepts_any(a, seals) && !accepts_any(b, seals) && launch == append_launch_of(b) &&
-           a.memory == b.memory && (launch == launch_append || a.codes == b.codes);
+           (launch == launch_append || a.codes == b.codes);
 }
 
 /* The roles of an append or a seal. */

@@ -123,10 +123,9 @@ typedef struct kvant_cuda_params {
     float guess_slope, guess_gain, guess_middle;
     /* codebook as bytes for attention: values[i] ~ step * (byte i - bias); see byte_codebook in
      * params.c */
-    uint32_t bytes[KVANT_CUDA_TABLE_WORDS];
+    uint32_t
+        bytes[KVANT_CUDA_TABLE_WORDS]; /* trellis: magnitudes of levels, see trellis_params.c */
     float step, bias;
-    /* trellis: bits of a state; bytes are then magnitudes of levels, see trellis_params.c */
-    uint32_t memory;
     float exact_limit; /* the largest magnitude of a number in an exact page (codec/encode.h) */
 } kvant_cuda_params;
 
@@ -141,8 +140,7 @@ typedef struct kvant_cuda_wide_book {
 
 /* Kinds of a trellis (format.md, "Trellis codes"). */
 typedef struct kvant_cuda_trellis {
-    uint32_t memory, bits, n_levels;
-    uint32_t taps[3];
+    uint32_t bits, n_levels;
     int32_t per_deviation; /* levels per standard deviation */
     int8_t levels[KVANT_CUDA_TRELLIS_LEVELS];
     float values[KVANT_CUDA_TRELLIS_LEVELS]; /* in standard deviations */

@@ -158,7 +158,7 @@ static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uin
         return p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 2 * above : 0x1p9 * above * p->step;
     case KVANT_CUDA_CODES_UNIFORM:
         return (p->bits > 4 && p->bits < 8 && p->symmetric && !any ? 2 : 0x1p9) * above;
-    case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 0x1p9 * above * p->step : above;
+    case KVANT_CUDA_CODES_TRELLIS: return 0x1p9 * above * p->step;
     case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
     default: return above;
     }

@@ -11,7 +11,11 @@
 #include "../unit/open_codec.h"
 #include "../unit/calibrated.h"
 
-enum { HEADS = 2, TOKENS = 150, BLOCKS = 3, MAX_D = 256 };
+#ifndef CALIBRATED_TOKENS
+#define CALIBRATED_TOKENS 150
+#endif
+
+enum { HEADS = 2, TOKENS = CALIBRATED_TOKENS, BLOCKS = (TOKENS + 63) / 64, MAX_D = 256 };
 
 /* One role of one layer: a codec for each kv head, the codecs' arrays on the device, and pages on
  * the CPU and on the device. */
@@ -157,7 +161,9 @@ static inline void append_on_gpu(const role_cache *c, const float *rows, bool op
 
 static inline void decode_on_gpu(const role_cache *c, bool open, float *rows)
 {
-    int32_t blocks[BLOCKS] = { 0, 1, 2 };
+    int32_t blocks[BLOCKS];
+    for (int b = 0; b < BLOCKS; b++)
+        blocks[b] = b;
     const size_t bytes = (size_t)BLOCKS * 64 * HEADS * c->d * sizeof(float);
     void *gpu_blocks = device_copy(blocks, sizeof blocks), *out = device_new(bytes, 0xff);
     kvant_cuda_decode_args args = { .size = sizeof args,

@@ -6,9 +6,9 @@
 
 #include "../unit/specs.h"
 
-enum { HEADS = 3, BLOCKS = 9 };
+enum { HEADS = 3, MOST_HEADS = 32, BLOCKS = 9 };
 
-static float scale[HEADS * 512]; /* scale of the rows, which have a centre */
+static float scale[MOST_HEADS * 512]; /* scale of the rows, which have a centre */
 
 typedef struct append_case {
     const char *spec;
@@ -17,7 +17,13 @@ typedef struct append_case {
     /* 0: in order from the middle of a page, 1: shuffled over all slots, 2: one token per block */
     int order;
     bool center;
+    uint32_t heads; /* 0: HEADS */
 } append_case;
+
+static uint32_t heads_of(const append_case *c)
+{
+    return c->heads ? c->heads : HEADS;
+}
 
 static void choose_slots(const append_case *c, int64_t *slots)
 {
@@ -57,13 +63,14 @@ static void encode_on_cpu(test_cache *cache, const append_case *c, kvant_role ro
                           const float *rows, const float *center, const int64_t *slots)
 {
     const kvant_codec *codec = role == KVANT_ROLE_K ? cache->k : cache->v;
+    const uint32_t heads = heads_of(c);
     for (uint32_t i = 0; i < c->n_tokens; i++)
-        for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
+        for (uint32_t h = 0; slots[i] >= 0 && h < heads; h++) {
             uint32_t block = (uint32_t)(slots[i] / 64), at = (uint32_t)(slots[i] % 64),
                      d = c->head_dim;
             const kvant_affine affine = { .center = center ? center + h * d : NULL,
                                           .scale = center ? scale + h * d : NULL };
-            assert_int_equal(kvant_codec_encode(codec, &affine, rows + (i * HEADS + h) * d, d, at,
+            assert_int_equal(kvant_codec_encode(codec, &affine, rows + (i * heads + h) * d, d, at,
                                                 1, cache_page(cache, role, block, h)),
                              KVANT_OK);
         }
@@ -87,24 +94,24 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
                          const float *center)
 {
     const kvant_codec *codec = role == KVANT_ROLE_K ? cache->k : cache->v;
-    uint32_t d = c->head_dim;
-    size_t n = (size_t)BLOCKS * 64 * HEADS * d;
+    const uint32_t d = c->head_dim, heads = heads_of(c);
+    size_t n = (size_t)BLOCKS * 64 * heads * d;
     int32_t blocks[BLOCKS];
     for (int i = 0; i < BLOCKS; i++)
         blocks[i] = BLOCKS - 1 - i;
     void *gpu_blocks = device_copy(blocks, sizeof blocks),
          *out = device_new(n * sizeof(float), 0xff);
-    void *gpu_center = center ? device_copy(center, HEADS * d * sizeof(float)) : NULL;
-    void *gpu_scale = center ? device_copy(scale, HEADS * d * sizeof(float)) : NULL;
+    void *gpu_center = center ? device_copy(center, heads * d * sizeof(float)) : NULL;
+    void *gpu_scale = center ? device_copy(scale, heads * d * sizeof(float)) : NULL;
     kvant_cuda_decode_args args = { .size = sizeof args,
                                     .codec = role == KVANT_ROLE_K ? cache->gpu_k : cache->gpu_v,
                                     .pages = cache_pages(cache, role),
                                     .blocks = gpu_blocks,
                                     .n_blocks = BLOCKS,
-                                    .n_kv_heads = HEADS,
+                                    .n_kv_heads = heads,
                                     .type = KVANT_CUDA_F32,
                                     .out = out,
-                                    .token_stride = HEADS * d,
+                                    .token_stride = heads * d,
                                     .head_stride = d,
                                     .center = gpu_center,
                                     .scale = gpu_scale };
@@ -112,14 +119,14 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
     float *got = malloc(n * sizeof *got), *want = malloc(64 * d * sizeof *want);
     device_read(got, out, n * sizeof *got);
     for (uint32_t b = 0; b < BLOCKS; b++)
-        for (uint32_t h = 0; h < HEADS; h++) {
+        for (uint32_t h = 0; h < heads; h++) {
             const kvant_affine affine = { .center = center ? center + h * d : NULL,
                                           .scale = center ? scale + h * d : NULL };
             kvant_codec_decode(codec, &affine, cache_page(cache, role, (uint32_t)blocks[b], h), 0,
                                64, want, d);
             for (uint32_t t = 0; t < 64; t++)
                 for (uint32_t j = 0; j < d; j++) {
-                    float x = got[((b * 64 + t) * HEADS + h) * d + j], y = want[t * d + j];
+                    float x = got[((b * 64 + t) * heads + h) * d + j], y = want[t * d + j];
                     if (!(x == y))
                         fail_msg("%s, head_dim %u: decoded %g, the CPU %g (block %u, head %u, "
                                  "token %u, channel %u)",
@@ -137,20 +144,20 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
 static void run_append(const append_case *c)
 {
     test_cache cache;
-    uint32_t d = c->head_dim;
-    size_t n = (size_t)c->n_tokens * HEADS * d, bytes;
-    cache_open(&cache, c->spec, c->spec, d, HEADS, BLOCKS, 0);
-    float *rows[2], *center = malloc(HEADS * d * sizeof *center);
+    const uint32_t d = c->head_dim, heads = heads_of(c);
+    size_t n = (size_t)c->n_tokens * heads * d, bytes;
+    cache_open(&cache, c->spec, c->spec, d, heads, BLOCKS, 0);
+    float *rows[2], *center = malloc(heads * d * sizeof *center);
     void *gpu_rows[2], *gpu_center;
     int64_t *slots = malloc(c->n_tokens * sizeof *slots);
-    for (uint32_t j = 0; j < HEADS * d; j++)
+    for (uint32_t j = 0; j < heads * d; j++)
         center[j] = random_normal(), scale[j] = random_uniform(0.5f, 2);
-    gpu_center = device_copy(center, HEADS * d * sizeof *center);
-    void *gpu_scale = device_copy(scale, HEADS * d * sizeof *scale);
+    gpu_center = device_copy(center, heads * d * sizeof *center);
+    void *gpu_scale = device_copy(scale, heads * d * sizeof *scale);
     choose_slots(c, slots);
     for (int r = 0; r < 2; r++) {
         rows[r] = malloc(n * sizeof(float));
-        for (uint32_t i = 0; i < c->n_tokens * HEADS; i++)
+        for (uint32_t i = 0; i < c->n_tokens * heads; i++)
             fill_row(rows[r] + (size_t)i * d, d, (uint32_t)(random_bits() % 24));
         for (size_t i = 0; i < n; i++)
             rows[r][i] = round_to_type(rows[r][i], c->type);
@@ -164,13 +171,13 @@ static void run_append(const append_case *c)
     kvant_cuda_append_args args = { .size = sizeof args,
                                     .type = c->type,
                                     .n_tokens = c->n_tokens,
-                                    .n_kv_heads = HEADS,
+                                    .n_kv_heads = heads,
                                     .slots = gpu_slots,
                                     .refused = gpu_refused };
     args.k = (kvant_cuda_rows){ cache.gpu_k,
                                 cache_pages(&cache, KVANT_ROLE_K),
                                 gpu_rows[0],
-                                HEADS * d,
+                                heads * d,
                                 d,
                                 c->center ? gpu_center : NULL,
                                 c->center ? gpu_scale : NULL,
@@ -178,7 +185,7 @@ static void run_append(const append_case *c)
     args.v = (kvant_cuda_rows){ cache.gpu_v,
                                 cache_pages(&cache, KVANT_ROLE_V),
                                 gpu_rows[1],
-                                HEADS * d,
+                                heads * d,
                                 d,
                                 c->center ? gpu_center : NULL,
                                 c->center ? gpu_scale : NULL,
@@ -239,9 +246,7 @@ static void test_same_bytes(void **unused)
                                          "trellis-2:rotate=hadamard",
                                          "trellis-3:rotate=hadamard",
                                          "trellis-4:rotate=hadamard",
-                                         "trellis-4:rotate=none,scale=norm",
-                                         "trellis-3:rotate=none,states=1024",
-                                         "trellis-4:rotate=hadamard,states=4096" };
+                                         "trellis-4:rotate=none,scale=norm" };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = small_tests() ? 3 * (s % 2) : 0; i < (small_tests() ? 3 * (s % 2) + 1 : 4);
@@ -255,7 +260,8 @@ static void test_same_bytes(void **unused)
                                   counts[(s + i + (size_t)order) % 4],
                                   (kvant_cuda_type)((s + i + (size_t)order) % 3),
                                   order,
-                                  (s + i) % 3 == 0 };
+                                  (s + i) % 3 == 0,
+                                  0 };
                 if (order == 2)
                     c.n_tokens = BLOCKS;
                 if (small_tests() && c.n_tokens > 80)
@@ -263,6 +269,20 @@ static void test_same_bytes(void **unused)
                 run_append(&c);
             }
         }
+}
+
+/* Many rows: a warp searches four rows at once. A thread block has 32 rows or, with all heads,
+ * several pages. */
+static void test_many_rows(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "trellis-4:rotate=hadamard", "trellis-3:rotate=none",
+                                         "trellis-2:rotate=hadamard,scale=norm" };
+    static const uint32_t dims[] = { 128, 64, 96 };
+    for (size_t s = 0; s < (small_tests() ? 1 : 3); s++)
+        for (int order = 0; order < 4; order++)
+            run_append(&(append_case){ specs[s], dims[s], BLOCKS * 64 - 37, KVANT_CUDA_BF16,
+                                       order % 2, s == 1, order < 2 ? MOST_HEADS : 8 });
 }
 
 /* Kernels of any head_dim and of any groups (src/cuda/any). */
@@ -295,8 +315,7 @@ static void test_any(void **unused)
                   { "trellis-2:rotate=hadamard", 512 },
                   { "trellis-3:rotate=none", 512 },
                   { "trellis-4:rotate=hadamard", 512 },
-                  { "trellis-4:rotate=hadamard,scale=norm,states=1024", 512 },
-                  { "trellis-3:rotate=hadamard,states=4096", 512 } };
+                  { "trellis-4:rotate=hadamard,scale=norm", 512 } };
     static const uint32_t dims[] = { 80, 112, 192, 512, 48, 336, 64, 128, 16 },
                           counts[] = { 150, 1, 7, 80 };
     for (size_t s = 0; s < sizeof cases / sizeof *cases; s++)
@@ -307,7 +326,8 @@ static void test_any(void **unused)
                                     (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
                                     (kvant_cuda_type)((s + i) % 3),
                                     (int)((s + i) % 3),
-                                    (s + i) % 4 == 0 };
+                                    (s + i) % 4 == 0,
+                                    0 };
             if (dims[i] <= cases[s].most)
                 run_append(&c);
         }
@@ -338,7 +358,7 @@ static void test_families(void **unused)
              i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
             run_append(&(append_case){
                 specs[s], dims[i], (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
-                (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0 });
+                (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0, 0 });
 }
 
 /* Bytes around a written token do not change: pages of 0xa5 keep every bit that does not belong to
@@ -374,7 +394,7 @@ static void test_keeps_neighbours(void **unused)
             cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL, NULL, NULL
         };
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
-        compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false });
+        compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false, 0 });
         cudaFree(gpu_rows);
         cudaFree(gpu_slots);
         cache_close(&cache);
@@ -418,7 +438,7 @@ static void test_refused_rows(void **unused)
             device_read(&refused, gpu_refused, sizeof refused);
             assert_int_equal(refused, status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE
                                                                        : KVANT_CUDA_ROW_RANGE);
-            compare_pools(&cache, &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false });
+            compare_pools(&cache, &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false, 0 });
             cudaFree(gpu_rows);
             cudaFree(gpu_slots);
             cudaFree(gpu_refused);
@@ -431,8 +451,11 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bytes),   cmocka_unit_test(test_any),
-        cmocka_unit_test(test_families),     cmocka_unit_test(test_keeps_neighbours),
+        cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_many_rows),
+        cmocka_unit_test(test_any),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

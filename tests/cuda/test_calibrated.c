@@ -1,6 +1,8 @@
 /* test_calibrated.c - codecs of a calibration on the GPU: centre, scale and matrix of each kv head.
  * Append and seal write the CPU's bytes, and decoding gives the CPU's numbers.
  * test_calibrated_attention.c tests queries and attention. */
+/* A thread block of append_trellis.cu then has several whole pages. */
+#define CALIBRATED_TOKENS 4500
 #include "calibrated_roles.h"
 
 static uint8_t *page_of(uint8_t *pool, size_t page_bytes, uint32_t block, uint32_t h)
@@ -42,7 +44,9 @@ static void compare(const role_cache *c, const char *what, const uint8_t *want, 
  * same. */
 static void check_seal(const role_cache *c)
 {
-    int32_t numbers[BLOCKS] = { 0, 1, 2 }, tokens[BLOCKS] = { 64, 64, TOKENS - 128 };
+    int32_t numbers[BLOCKS], tokens[BLOCKS];
+    for (int b = 0; b < BLOCKS; b++)
+        numbers[b] = b, tokens[b] = b + 1 < BLOCKS ? 64 : TOKENS - 64 * b;
     void *gpu_numbers = device_copy(numbers, sizeof numbers),
          *gpu_tokens = device_copy(tokens, sizeof tokens);
     uint8_t *want = calloc(BLOCKS * HEADS, c->page_bytes);

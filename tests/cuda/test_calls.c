@@ -115,7 +115,7 @@ static void test_scratch(void **unused)
                   { "octopus-4:rotate=hadamard", "octopus-3:rotate=hadamard" },
                   { "hqmq-s96r4", "hqmq-s192r6" },
                   { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
-                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
+                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard" } };
     static const uint32_t dims[] = { 128, 96, 256, 64 };
     static const int32_t some[] = { 300, 20, 129 };
     for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)

@@ -230,31 +230,6 @@ static void test_wide_keys(void **unused)
     run_attention(&c);
 }
 
-/* Trellises of more states, each with values of the same kind. */
-static void test_states(void **unused)
-{
-    (void)unused;
-    static const uint32_t dims[] = { 64, 96, 128, 256 };
-    for (unsigned bits = 2; bits <= 4; bits++)
-        for (unsigned states = 1024; states <= 4096; states *= 4)
-            for (size_t i = 0; i < 4; i++) {
-                char spec[64];
-                snprintf(spec, sizeof spec, "trellis-%u:rotate=hadamard,states=%u", bits, states);
-                attention_case c = { spec,
-                                     spec,
-                                     dims[i],
-                                     1,
-                                     4,
-                                     5,
-                                     (kvant_cuda_type)((bits + i) % 3),
-                                     odd_lengths,
-                                     i % 2 == 0,
-                                     0.5f,
-                                     i % 2 ? 3 : 0 };
-                run_attention(&c);
-            }
-}
-
 static void test_head_groups(void **unused)
 {
     (void)unused;
@@ -330,11 +305,11 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codecs),     cmocka_unit_test(test_mixed_codecs),
-        cmocka_unit_test(test_open_pages), cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_trellis),    cmocka_unit_test(test_wide_keys),
-        cmocka_unit_test(test_states),     cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_shared_blocks),
+        cmocka_unit_test(test_codecs),        cmocka_unit_test(test_mixed_codecs),
+        cmocka_unit_test(test_open_pages),    cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_trellis),       cmocka_unit_test(test_wide_keys),
+        cmocka_unit_test(test_head_groups),   cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_shared_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

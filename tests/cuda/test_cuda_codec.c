@@ -148,26 +148,6 @@ static void test_magnitudes(void **unused)
     }
 }
 
-/* Kernels have the parities as constants (trellis_tap in src/cuda/trellis/trellis.cuh). These are
- * the constants. */
-static void test_parities(void **unused)
-{
-    (void)unused;
-    static const uint32_t taps[3][3] = { { 030, 0441, 0202 },
-                                         { 0160, 02101, 0442 },
-                                         { 01210, 010201, 03002 } };
-    for (uint32_t i = 0; i < 3; i++) {
-        char spec[32];
-        kvant_cuda_codec *codec = NULL;
-        snprintf(spec, sizeof spec, "trellis-3:states=%u", 256u << 2 * i);
-        assert_int_equal(kvant_cuda_codec_create(spec, 64, KVANT_ROLE_V, 0, &codec, NULL, 0),
-                         KVANT_OK);
-        assert_int_equal(codec->params.memory, 8 + 2 * i);
-        assert_memory_equal(codec->trellis.taps, taps[i], sizeof taps[i]);
-        kvant_cuda_codec_free(&codec);
-    }
-}
-
 static void test_pairs(void **unused)
 {
     (void)unused;
@@ -194,7 +174,6 @@ static void test_pairs(void **unused)
         { "trellis-4", "trellis-2", 128, KVANT_ROLE_V, KVANT_OK },
         { "trellis-3", "trellis-4", 128, KVANT_ROLE_V, KVANT_OK },
         { "trellis-4", "turboquant-4", 128, KVANT_ROLE_V, KVANT_OK },
-        { "trellis-4:states=1024", "trellis-4", 128, KVANT_ROLE_V, KVANT_OK },
         { "int-4", "int-4", 64, KVANT_ROLE_V, KVANT_ERR_ARGUMENT },
         { "int-4", "int-4", 128, KVANT_ROLE_K, KVANT_ERR_ARGUMENT },
     };
@@ -290,11 +269,11 @@ static void test_argument_checks(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_info),
-        cmocka_unit_test(test_byte_codebooks), cmocka_unit_test(test_guesses),
-        cmocka_unit_test(test_magnitudes),     cmocka_unit_test(test_parities),
-        cmocka_unit_test(test_pairs),          cmocka_unit_test(test_argument_checks),
-        cmocka_unit_test(test_open_codec),     cmocka_unit_test(test_refused_calls),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_byte_codebooks),  cmocka_unit_test(test_guesses),
+        cmocka_unit_test(test_magnitudes),      cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_argument_checks), cmocka_unit_test(test_open_codec),
+        cmocka_unit_test(test_refused_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

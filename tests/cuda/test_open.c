@@ -264,7 +264,7 @@ static void test_open_and_seal(void **unused)
                                          "hqmq-s96r4",
                                          "trellis-2:rotate=hadamard",
                                          "trellis-4:rotate=hadamard",
-                                         "trellis-3:rotate=hadamard,states=1024",
+                                         "trellis-3:rotate=hadamard",
                                          "int-2:group=32",
                                          "int-2:group=32,axis=channel",
                                          "int-2:group=32,sym",

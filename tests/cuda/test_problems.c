@@ -144,7 +144,7 @@ static void test_tiles(void **unused)
                   { "hqmq-s96r4", "hqmq-s192r6" },
                   { "hqmq-s192r6", "hqmq-s96r4" },
                   { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
-                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
+                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard" } };
     static const uint32_t dims[] = { 128, 96, 256, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++) {

@@ -7,9 +7,6 @@
 #include "../launch.h"
 #include "../encode/trellis_search.cuh"
 
-#include <algorithm>
-#include <cstddef>
-
 namespace kvant
 {
 
@@ -223,61 +220,53 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- trellis ---- */
 
-/* The memory of a block, in which only the first warp searches. */
-template <int M> struct TrellisSpace {
-    RowSpace row;
+/* The memory of a block. */
+struct TrellisSpace {
+    using Search = PathSpace<MOST_DIM, 1>;
     AnyBook book;
-    TrellisLevels levels;
-    CellCosts costs;
-    SearchSpace<MOST_DIM, M> search; /* has to be last: it has as many steps as there is room for */
-
-    static int bytes(int steps)
-    {
-        using S = SearchSpace<MOST_DIM, M>;
-        return (int)(offsetof(TrellisSpace, search) + offsetof(S, decisions) +
-                     steps * sizeof(S::decisions[0]));
-    }
+    CellTable table;
+    RowSpace rows[WARPS];
+    Search searches[WARPS];
 };
 
-template <int M>
 __global__ void __launch_bounds__(WARPS * 32)
-    append_any_trellis_kernel(const __grid_constant__ AnyAppendArgs args, int room)
+    append_any_trellis_kernel(const __grid_constant__ AnyAppendArgs args)
 {
+    using Search = TrellisSpace::Search;
     extern __shared__ __align__(16) uint8_t raw[];
-    TrellisSpace<M> &space = *reinterpret_cast<TrellisSpace<M> *>(raw);
-    const kvant_cuda_trellis &trellis = args.codec.trellis;
-    const int64_t slot = slot_at(args, blockIdx.x);
+    TrellisSpace &space = *reinterpret_cast<TrellisSpace *>(raw);
+    space.book.load(args.codec);
+    space.table.fill(args.codec.trellis);
+    __syncthreads();
+    const uint32_t token = blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t slot = slot_at(args, token);
     if (slot < 0)
         return;
-    space.book.load(args.codec);
-    space.levels.load(trellis);
-    __syncthreads();
-    fill_costs(space.costs, space.levels, trellis);
-    __syncthreads();
-    if (threadIdx.x >= 32)
-        return;
-    AnyWriter<MOST_DIM> writer(args, space.row, space.book);
+    AnyWriter<MOST_DIM> writer(args, space.rows[threadIdx.x / 32], space.book);
+    Search &search = space.searches[threadIdx.x / 32];
     bool finite;
     float scale, inverse;
-    Row<MOST_DIM> row = writer.load(blockIdx.x, finite), decoded{};
+    Row<MOST_DIM> row = writer.load(token, finite), decoded{};
     const float squares = dot_rows<MOST_DIM>(row, row, writer.lane),
                 norm = writer.norm_of(squares, scale, inverse);
     const uint16_t *steps = space.book.trellis.steps;
     each_of(row, writer.d, writer.lane, [&](float x, int channel) {
-        space.search.cells[steps[channel]] = (uint16_t)cell_of(__fmul_rn(x, inverse));
+        const int cell = cell_of(__fmul_rn(x, inverse));
+        for (int step = steps[channel]; step >= -WARM_UP; step -= writer.d)
+            search.put_cell(0, Search::position_of(step), cell);
     });
     __syncwarp();
-    Search<MOST_DIM, M>(space.search, space.costs.at, writer.lane, writer.d, room).find();
+    PathSearch<Search>(search, space.table, writer.lane, 1, writer.d).find();
     unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++) {
         const int channel = writer.lane + 32 * j;
         if (channel >= writer.d)
             break;
-        const int step = steps[channel];
-        const uint32_t subset = subset_at(trellis, space.search.bits, writer.d, step),
-                       nearest =
-                           nearest_of(trellis, space.levels, space.search.cells[step], subset);
-        writer.codes[j] = 2 * nearest + space.search.bits[step];
-        decoded.x[j] = space.book.trellis.values[8 * nearest + subset];
+        const int position = Search::position_of(steps[channel]);
+        uint32_t bit, subset;
+        search.read(0, position, bit, subset);
+        const uint32_t nearest = space.table.nearest_of(search.cell_at(0, position), subset);
+        writer.codes[j] = 2 * nearest + bit;
+        decoded.x[j] = space.table.values[8 * nearest + subset];
     }
     const AppendRole &role = args.roles[0];
     writer.store(writer.unbiased(row, decoded, squares, norm, scale), (int)(slot % PAGE_TOKENS),
@@ -286,36 +275,20 @@ __global__ void __launch_bounds__(WARPS * 32)
                  finite);
 }
 
-template <int M>
-static cudaError_t launch_trellis(const AnyAppendArgs &args, int n_kv_heads, cudaStream_t stream)
-{
-    using Space = TrellisSpace<M>;
-    const int d = (int)args.codec.params.head_dim, step = Space::bytes(1) - Space::bytes(0);
-    int most = 0;
-    cudaError_t error = most_shared(most);
-    const int room = std::min((most - Space::bytes(0)) / step, d), bytes = Space::bytes(room);
-    if (error == cudaSuccess)
-        error = room > 0 ? allow_shared((const void *)append_any_trellis_kernel<M>, bytes)
-                         : cudaErrorNotSupported;
-    if (error != cudaSuccess)
-        return error;
-    append_any_trellis_kernel<M>
-        <<<dim3(args.n_tokens, n_kv_heads), WARPS * 32, bytes, stream>>>(args, room);
-    return cudaGetLastError();
-}
-
 cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream)
 {
     AnyAppendArgs p{};
     static_cast<AppendArgs &>(p) = args;
     p.codec = *args.roles[0].source;
-    if (p.codec.params.codes == KVANT_CUDA_CODES_TRELLIS)
-        switch (p.codec.trellis.memory) {
-        case 8: return launch_trellis<8>(p, n_kv_heads, stream);
-        case 10: return launch_trellis<10>(p, n_kv_heads, stream);
-        default: return launch_trellis<12>(p, n_kv_heads, stream);
-        }
     const dim3 grid((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads);
+    if (p.codec.params.codes == KVANT_CUDA_CODES_TRELLIS) {
+        const cudaError_t error =
+            allow_shared((const void *)append_any_trellis_kernel, sizeof(TrellisSpace));
+        if (error != cudaSuccess)
+            return error;
+        append_any_trellis_kernel<<<grid, WARPS * 32, sizeof(TrellisSpace), stream>>>(p);
+        return cudaGetLastError();
+    }
     return with_room(p.codec.params.head_dim, [&](auto room) {
         append_any_kernel<decltype(room)::value><<<grid, WARPS * 32, 0, stream>>>(p);
         return cudaGetLastError();

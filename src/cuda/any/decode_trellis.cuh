@@ -5,29 +5,26 @@
  * begin with the bits of the line before. */
 #pragma once
 
+#include "../trellis/trellis_steps.cuh"
 #include "decode_planes.cuh"
 
 namespace kvant
 {
 
-/* Two windows of M + 1 bits at once, in the halves of a register. Codes: 4 bits in each half.
- * Returns twice the numbers of the levels, which are the offsets of fp16 levels. */
-template <int M> KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
+/* Two windows at once, in the halves of a register. Codes: 4 bits in each half. Returns twice the numbers of the levels, which are the offsets of fp16 levels. */
+KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
 {
     /* bit k of z, shifted to bit k + 1: taps are bits of the window */
     const auto tap = [&](int k, int bit) {
         return bit > k ? windows >> (bit - k - 1) : windows << (k + 1 - bit);
     };
-    const uint32_t z0 = M == 8    ? tap(0, 3) ^ tap(0, 4)
-                        : M == 10 ? tap(0, 4) ^ tap(0, 5) ^ tap(0, 6)
-                                  : tap(0, 3) ^ tap(0, 7) ^ tap(0, 9),
-                   z1 = tap(1, 0) ^ (M == 8    ? tap(1, 5) ^ tap(1, 8)
-                                     : M == 10 ? tap(1, 6) ^ tap(1, 10)
-                                               : tap(1, 7) ^ tap(1, 12)),
-                   z2 = tap(2, 1) ^ (M == 8    ? tap(2, 7)
-                                     : M == 10 ? tap(2, 5) ^ tap(2, 8)
-                                               : tap(2, 9) ^ tap(2, 10));
-    const uint32_t z = bit_select<0x00060006u>(bit_select<0x00020002u>(z0, z1), z2);
+    uint32_t parity[3] = {};
+    unrolled_for (int k = 0; k < 3; k++)
+        unrolled_for (int bit = 0; bit <= TRELLIS_MEMORY; bit++)
+            if (trellis_tap(k) >> bit & 1)
+                parity[k] ^= tap(k, bit);
+    const uint32_t z =
+        bit_select<0x00060006u>(bit_select<0x00020002u>(parity[0], parity[1]), parity[2]);
     return bit_select<0x000e000eu>(z, codes << 3 & 0x00700070u);
 }
 
@@ -50,9 +47,9 @@ struct TrellisLines {
         return __half2float(__ushort_as_half(level)) * scale;
     }
 
-    template <int M> KVANT_INLINE uint32_t numbers(uint32_t windows, uint32_t codes) const
+    KVANT_INLINE uint32_t numbers(uint32_t windows, uint32_t codes) const
     {
-        const uint32_t places = places_of_levels<M>(windows, codes);
+        const uint32_t places = places_of_levels(windows, codes);
         return pack_half2(number(places & 0xffffu), number(places >> 16));
     }
 
@@ -63,7 +60,7 @@ struct TrellisLines {
     }
 };
 
-/* Appends n bits. No window has more than 13. */
+/* Appends n bits. A window has 7. */
 KVANT_INLINE uint32_t append_bits(uint32_t bits, int n, uint32_t more)
 {
     return n < 16 ? bits << n | more : more;
@@ -78,7 +75,7 @@ KVANT_INLINE uint32_t next_windows(uint32_t windows, uint32_t codes)
 /* WIDE: column tiles of a word of the first plane. There is a run of steps for each half of the
  * columns' tiles, each tile of the word, and even or odd channels. The even and the odd runs are
  * the halves of a register. */
-template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines &lane)
+template <int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines &lane)
 {
     const int tiles = lane.tile.d / 16;
     uint32_t *words = lane.words() + lane.line, windows[WIDE][2] = {}, runs[WIDE][2] = {};
@@ -104,7 +101,7 @@ template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines 
     in_order([&](int i, int half, int shift, int steps) {
         tail = append_bits(tail, steps, runs[i][half] >> shift & 0xffffu);
     });
-    for (int k = 4; k > 0; k--)
+    for (int k = 2; k > 0; k--) /* a line has at least 4 steps, a window 7 */
         before = append_bits(before, 4 * tiles, lane.of_line(tail, lane.line - k));
     in_order([&](int i, int half, int shift, int steps) {
         windows[i][half] |= (before & 0xffffu) << shift;
@@ -112,7 +109,7 @@ template <int M, int WIDE> KVANT_INLINE void decode_key_line(const TrellisLines 
     });
     each(0, [&](uint32_t &codes, int i, int half) {
         windows[i][half] = next_windows(windows[i][half], codes);
-        codes = lane.numbers<M>(windows[i][half], codes);
+        codes = lane.numbers(windows[i][half], codes);
     });
 }
 
@@ -127,14 +124,11 @@ KVANT_INLINE uint32_t byte_of(const uint4 &codes)
 }
 
 /* Runs of 8 steps: row tiles 4 g + line, first their first halves, then their second halves. */
-template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
+KVANT_INLINE void decode_value_line(const TrellisLines &lane)
 {
     const int tiles = lane.tile.d / 16, runs = max((tiles - lane.line + 3) / 4, 0);
     uint4 *codes = reinterpret_cast<uint4 *>(lane.words()) + 2 * lane.line;
-    uint32_t bits = 0;
-    if (runs > 0)
-        bits = byte_of(codes[runs > 1 ? 8 * (runs - 2) + 1 : 0]) << 8 |
-               byte_of(codes[8 * (runs - 1) + 1]);
+    uint32_t bits = runs > 0 ? byte_of(codes[8 * (runs - 1) + 1]) : 0;
     bits = lane.of_line(bits, lane.line ? lane.line - 1 : min(tiles, 4) - 1);
     for (int half = 0; half < 2; half++)
         for (int g = 0; g < runs; g++) {
@@ -142,8 +136,7 @@ template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
             const uint4 own = eight;
             bits = bits << 8 | byte_of(own);
             auto numbers = [&](uint32_t pair, int j) {
-                return lane.numbers<M>(prmt(bits >> (7 - 2 * j), bits >> (6 - 2 * j), 0x5410),
-                                       pair);
+                return lane.numbers(prmt(bits >> (7 - 2 * j), bits >> (6 - 2 * j), 0x5410), pair);
             };
             eight = make_uint4(numbers(own.x, 0), numbers(own.y, 1), numbers(own.z, 2),
                                numbers(own.w, 3));
@@ -151,7 +144,7 @@ template <int M> KVANT_INLINE void decode_value_line(const TrellisLines &lane)
 }
 
 /* WIDE 0 means values. */
-template <int M, int WIDE>
+template <int WIDE>
 __device__ __noinline__ void decode_lines(int metadata, float step, const uint16_t *levels,
                                           const DecodedTile tile)
 {
@@ -166,22 +159,10 @@ __device__ __noinline__ void decode_lines(int metadata, float step, const uint16
         if ((tile.lane & 3) == 0)
             tile.units()[token] = unit;
         if constexpr (WIDE == 0)
-            decode_value_line<M>(lane);
+            decode_value_line(lane);
         else
-            decode_key_line<M, WIDE>(lane);
+            decode_key_line<WIDE>(lane);
     }
-}
-
-template <bool KEYS, int M>
-KVANT_INLINE void decode_trellis_lines(const kvant_cuda_params &c, const uint16_t *levels,
-                                       const DecodedTile &tile)
-{
-    if (!KEYS)
-        decode_lines<M, 0>((int)c.metadata_offset, c.step, levels, tile);
-    else if (c.bits == 4)
-        decode_lines<M, 1>((int)c.metadata_offset, c.step, levels, tile);
-    else
-        decode_lines<M, 2>((int)c.metadata_offset, c.step, levels, tile);
 }
 
 template <bool KEYS>
@@ -189,11 +170,12 @@ KVANT_INLINE void decode_trellis(const kvant_cuda_params &c, const uint16_t *lev
                                  const DecodedTile &tile)
 {
     place_codes<KEYS, 4>((int)c.bits, tile);
-    switch (c.memory) {
-    case 8: return decode_trellis_lines<KEYS, 8>(c, levels, tile);
-    case 10: return decode_trellis_lines<KEYS, 10>(c, levels, tile);
-    default: return decode_trellis_lines<KEYS, 12>(c, levels, tile);
-    }
+    if (!KEYS)
+        decode_lines<0>((int)c.metadata_offset, c.step, levels, tile);
+    else if (c.bits == 4)
+        decode_lines<1>((int)c.metadata_offset, c.step, levels, tile);
+    else
+        decode_lines<2>((int)c.metadata_offset, c.step, levels, tile);
 }
 
 } // namespace kvant

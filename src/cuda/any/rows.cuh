@@ -201,7 +201,7 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
     });
     __syncwarp();
     each_of(row, d, lane, [&](float &x, int channel) {
-        const uint32_t subset = subset_at(codec.trellis, bits, d, book.steps[channel]);
+        const uint32_t subset = subset_at(bits, d, book.steps[channel]);
         x = __fmul_rn(scale, book.values[8 * (__float_as_uint(x) / 2) + subset]);
     });
 }

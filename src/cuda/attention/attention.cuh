@@ -479,8 +479,8 @@ AttentionKernel kernel_of()
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up
  * to 10 % slower (octopus 20 %), and those of several matrices 2 %. A kernel without open pages
- * saves another 2 to 4 %. It exists for pairs of a kind with itself; other pairs, trellises of
- * many states, and groups, which need open pages, are not worth the compilation time. */
+ * saves another 2 to 4 %. It exists for pairs of a kind with itself; other pairs, and groups,
+ * which need open pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
     constexpr bool RARE = is_rare<KC, VC>();
@@ -490,8 +490,7 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
                                 : kernel_of<KC, VC, D, false, true, true, true, 2>();
         return AttentionKernel{};
     }
-    if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN &&
-                  memory_of<KC>() <= 8)
+    if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN)
         if (choice.large && !choice.general && !choice.many && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, false, 1>();
     if constexpr (!RARE)

@@ -9,8 +9,7 @@
  *   groups of tokens or channels as in use: kivi, innerq (hybrid groups have the same kinds)
  *   groups of one sort with themselves
  *   codes of several channels with their own kind, of sizes in use
- *   a trellis of 256 states with a trellis of 256 states and at most as many bits
- *   a trellis of more states with itself
+ *   a trellis with a trellis of at most as many bits
  *   keys with a codebook of 6 bits with a trellis of 4 bits: the preset "quality"
  *   keys of 8 bits with a trellis of 4 and of 3 bits: the first layer of presets in vLLM
  *
@@ -67,11 +66,5 @@
     X(Trellis3, Trellis3) \
     X(Trellis3, Trellis2) \
     X(Trellis2, Trellis2) \
-    X(Trellis4S1024, Trellis4S1024) \
-    X(Trellis3S1024, Trellis3S1024) \
-    X(Trellis2S1024, Trellis2S1024) \
-    X(Trellis4S4096, Trellis4S4096) \
-    X(Trellis3S4096, Trellis3S4096) \
-    X(Trellis2S4096, Trellis2S4096) \
     X(Codebook6, Trellis4)
 /* clang-format on */

@@ -78,8 +78,7 @@ AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params 
         const kvant_cuda_kind k_kind = other && k.decoder ? k.decoder : k.kind,
                               v_kind = other && v.decoder ? v.decoder : v.kind;
 #define KVANT_FIND_PAIR(K, V)                                                                      \
-    if (k_kind == K::KIND && v_kind == V::KIND && k.memory == memory_of<K>() &&                    \
-        v.memory == memory_of<V>())                                                                \
+    if (k_kind == K::KIND && v_kind == V::KIND)                                                    \
         return of_head_dim<K, V>(k.head_dim, choice);
         KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
 #undef KVANT_FIND_PAIR

@@ -58,7 +58,7 @@ cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles
 cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                int n_kv_heads, cudaStream_t stream);
 
-/* The same for trellis kinds. All roles have the same number of states. */
+/* The same for trellis kinds. */
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                   int n_kv_heads, cudaStream_t stream);
 

@@ -1,11 +1,17 @@
-/* trellis_search.cuh - finds a row's path through the trellis. One warp runs the search of
- * format.md ("Trellis codes") with the CPU's integers, so it finds the same path as the CPU.
+/* trellis_search.cuh - finds paths of rows through the trellis (format.md, "Trellis codes"). A warp
+ * searches several rows at once, with the CPU's integers, so it finds the same paths as the CPU.
  *
- * Shared memory holds the metrics of all states twice, before and after a step, two metrics per
- * word. A lane advances states i, i + 1, i + S / 2 and i + S / 2 + 1 to states 2 i ... 2 i + 3. It
- * reads two words and writes two words, and works on 16-bit numbers. Subsets are parities, so the
- * subsets of a lane's states differ by constants. The subset of i + 1 is the subset of i changed by
- * 4, so one word holds the costs of both. One bit per new state records its predecessor. */
+ * A new state takes the place of a state before it. The numbers of both states differ in the bit
+ * that leaves the window and in the bit that enters it, and the place's index has one bit for both.
+ * Step t of 6 uses bit t of the place, so after 6 steps a place is their bits, with the oldest bit
+ * lowest. 8 lanes share a row, and a lane has places 8 lane ... 8 lane + 7 in registers. Three of
+ * the 6 steps stay within its registers. Three steps exchange metrics with the lane whose number
+ * differs in one bit.
+ *
+ * A register holds the metric and, in its low 8 bits, the place of the path before the 6 steps,
+ * called its origin. So a minimum also selects the path, and among equal metrics the first one,
+ * because origins differ in the step's bit and below. Origins are stored once for 6 steps, and a
+ * trace goes back 6 steps by one look-up. */
 #pragma once
 
 #include "../trellis/trellis.cuh"
@@ -14,97 +20,14 @@
 namespace kvant
 {
 
-/* As on the CPU (codec/trellis_book.c, kernels/trellis.h, kernels/trellis_path_template.h), because
- * bytes depend on them. */
+/* As on the CPU (codec/trellis_book.c, kernels/trellis.h), because bytes depend on them. */
 constexpr int CELLS = 512, CELLS_PER_DEVIATION = 64;
-constexpr uint32_t MAX_COST = 8191;
-constexpr int WARM_UP = 32, LOWER_STEPS = 16, PATH_TRIES = 4;
+constexpr uint32_t MAX_COST = 4095;
+constexpr int WARM_UP = 24, PATH_TRIES = 4;
 
-/* The levels in units of cells, of which a level and a standard deviation have 64; and the levels
- * as numbers. */
-struct TrellisLevels {
-    alignas(16) float scaled[KVANT_CUDA_TRELLIS_LEVELS];
-    float values[KVANT_CUDA_TRELLIS_LEVELS];
-
-    /* Called by the first threads of a block. */
-    KVANT_INLINE void load(const kvant_cuda_trellis &trellis)
-    {
-        if (threadIdx.x < KVANT_CUDA_TRELLIS_LEVELS) {
-            scaled[threadIdx.x] = (float)(CELLS_PER_DEVIATION * trellis.levels[threadIdx.x]);
-            values[threadIdx.x] = trellis.values[threadIdx.x];
-        }
-    }
-};
-
-/* Word z: the cost of subset z, and in the upper half the cost of subset z ^ 4. */
-struct CostWords {
-    uint4 at[2];
-};
-
-struct CellCosts {
-    CostWords at[CELLS];
-};
-
-/* Computes costs from the distances to the nearest levels, which are whole numbers. most: the
- * largest cost. */
-KVANT_INLINE CostWords costs_of(const float (&away)[8], uint32_t bits, uint32_t &most)
-{
-    uint32_t error[8], least = 0xffffffffu, word[4];
-    most = 0;
-    unrolled_for (int z = 0; z < 8; z++) {
-        error[z] = __float_as_uint(__fadd_rn(away[z], 8388608.0f)) &
-                   0x7fffff; /* 2^23: the mantissa's low bits */
-        error[z] *= error[z];
-        least = min(least, error[z]);
-    }
-    unrolled_for (int z = 0; z < 8; z++) {
-        error[z] = min((error[z] - least) >> (18 - 2 * bits), MAX_COST);
-        most = max(most, error[z]);
-    }
-    unrolled_for (int z = 0; z < 4; z++)
-        word[z] = prmt(error[z], error[z + 4], 0x5410);
-    return CostWords{ make_uint4(word[0], word[1], word[2], word[3]),
-                      make_uint4(prmt(word[0], 0, 0x1032), prmt(word[1], 0, 0x1032),
-                                 prmt(word[2], 0, 0x1032), prmt(word[3], 0, 0x1032)) };
-}
-
-/* Computes the costs of N cells; use(i, words, most) receives them. */
-template <int N, class F>
-KVANT_INLINE void costs_of_cells(const TrellisLevels &levels, const kvant_cuda_trellis &trellis,
-                                 const int (&cells)[N], F &&use)
-{
-    float x[N], away[N][8];
-    unrolled_for (int j = 0; j < N; j++) {
-        x[j] = (float)((cells[j] - CELLS / 2) * trellis.per_deviation);
-        unrolled_for (int z = 0; z < 8; z++)
-            away[j][z] = 1e9f;
-    }
-#pragma unroll 1
-    for (uint32_t i = 0; i < trellis.n_levels; i += 8) {
-        const float4 low = *reinterpret_cast<const float4 *>(levels.scaled + i),
-                     high = *reinterpret_cast<const float4 *>(levels.scaled + i + 4);
-        const float level[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
-        unrolled_for (int j = 0; j < N; j++)
-            unrolled_for (int z = 0; z < 8; z++)
-                away[j][z] = fminf(away[j][z], fabsf(__fsub_rn(x[j], level[z])));
-    }
-    unrolled_for (int j = 0; j < N; j++) {
-        uint32_t most;
-        const CostWords words = costs_of(away[j], trellis.bits, most);
-        use(j, words, most);
-    }
-}
-
-/* Called by all threads of a block. */
-KVANT_INLINE void fill_costs(CellCosts &costs, const TrellisLevels &levels,
-                             const kvant_cuda_trellis &trellis)
-{
-    for (int cell = threadIdx.x; cell < CELLS; cell += blockDim.x) {
-        const int cells[1] = { cell };
-        costs_of_cells(levels, trellis, cells,
-                       [&](int, const CostWords &words, uint32_t) { costs.at[cell] = words; });
-    }
-}
+constexpr int PLACE_STEPS = TRELLIS_MEMORY, PLACES = 1 << PLACE_STEPS;
+constexpr int WARM_UP_GROUPS = WARM_UP / PLACE_STEPS;
+static_assert(WARM_UP % PLACE_STEPS == 0, "whole groups before step 0");
 
 KVANT_INLINE int cell_of(float u)
 {
@@ -112,209 +35,321 @@ KVANT_INLINE int cell_of(float u)
     return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
 }
 
-/* The nearest level to a cell in a subset, as its number / 8. */
-KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels,
-                                 int cell, uint32_t subset)
+/* The parity of the bits of a window that a tap selects. The window's oldest bit is the lowest. */
+template <uint32_t TAP, int J = 0> __host__ __device__ constexpr uint32_t parity_of(uint32_t window)
 {
-    const float x = (float)((cell - CELLS / 2) * trellis.per_deviation);
-    float least = 1e9f;
-    uint32_t nearest = 0;
-#pragma unroll 2
-    for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
-        const float away = fabsf(__fsub_rn(x, levels.scaled[8 * i + subset]));
-        nearest = away < least ? i : nearest;
-        least = fminf(least, away);
+    if constexpr (TAP >> J == 0)
+        return 0;
+    else if constexpr ((TAP >> J & 1) != 0)
+        return (window >> (TRELLIS_MEMORY - J) ^ parity_of<TAP, J + 1>(window)) & 1;
+    else
+        return parity_of<TAP, J + 1>(window);
+}
+
+__host__ __device__ constexpr uint32_t subset_of_path(uint32_t window)
+{
+    return parity_of<trellis_tap(0)>(window) | parity_of<trellis_tap(1)>(window) << 1 |
+           parity_of<trellis_tap(2)>(window) << 2;
+}
+
+/* The subset of a place at step T. The step's own bit is both the newest and the oldest bit of the
+ * window. If a path keeps it, their effects cancel each other; otherwise the subset changes by
+ * 2. */
+template <int T> __host__ __device__ constexpr uint32_t subset_of_place(uint32_t place)
+{
+    place &= ~(1u << T);
+    /* rotated so that bit j of the place becomes bit 6 - (T - j) of the window */
+    return subset_of_path((place << PLACE_STEPS | place) >> T & (2 * PLACES - 1));
+}
+
+/* What a search needs to know about each cell. The words of a cell are the costs of subsets 0, 2,
+ * 1, 3, 4, 6, 5 and 7, above the origins: both paths to a place, whose subsets differ by 2, have
+ * neighbouring words. Bits 4 z to 4 z + 2 of `nearest` are the nearest level in subset z, as its
+ * number / 8. */
+struct CellTable {
+    uint4 costs[CELLS][2];
+    uint32_t nearest[CELLS];
+    float values[KVANT_CUDA_TRELLIS_LEVELS]; /* of levels, in standard deviations */
+
+    KVANT_INLINE void fill_cell(const kvant_cuda_trellis &trellis, int cell)
+    {
+        const int x = (cell - CELLS / 2) * trellis.per_deviation;
+        uint32_t away[8], all = 0, least = 0xffffffffu;
+        unrolled_for (int z = 0; z < 8; z++)
+            away[z] = 0xffffffffu;
+#pragma unroll 1
+        for (uint32_t i = 0; i < trellis.n_levels / 8; i++)
+            unrolled_for (int z = 0; z < 8; z++) {
+                /* the number of the level counts only if all above it is equal */
+                const int by = x - CELLS_PER_DEVIATION * trellis.levels[8 * i + z];
+                away[z] = min(away[z], (uint32_t)(by < 0 ? -by : by) << 3 | i);
+            }
+        unrolled_for (int z = 0; z < 8; z++) {
+            all |= (away[z] & 7) << 4 * z;
+            away[z] = (away[z] >> 3) * (away[z] >> 3);
+            least = min(least, away[z]);
+        }
+        unrolled_for (int z = 0; z < 8; z++)
+            away[z] = min((away[z] - least) >> (18 - 2 * trellis.bits), MAX_COST) << 8;
+        costs[cell][0] = make_uint4(away[0], away[2], away[1], away[3]);
+        costs[cell][1] = make_uint4(away[4], away[6], away[5], away[7]);
+        nearest[cell] = all;
     }
-    return nearest;
-}
 
-__host__ __device__ constexpr uint32_t odd_parity(uint32_t x)
-{
-    x ^= x >> 16, x ^= x >> 8, x ^= x >> 4;
-    return 0x6996u >> (x & 15) & 1;
-}
+    /* Called by all threads of a block. */
+    KVANT_INLINE void fill(const kvant_cuda_trellis &trellis)
+    {
+        for (uint32_t i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x)
+            values[i] = trellis.values[i];
+        for (int cell = (int)threadIdx.x; cell < CELLS; cell += (int)blockDim.x)
+            fill_cell(trellis, cell);
+    }
 
-/* The subset of a window of memory + 1 bits. */
-template <int M> __host__ __device__ constexpr uint32_t subset_of_window(uint32_t window)
-{
-    return odd_parity(window & trellis_tap(M, 0)) | odd_parity(window & trellis_tap(M, 1)) << 1 |
-           odd_parity(window & trellis_tap(M, 2)) << 2;
-}
-
-/* A warp's memory. */
-template <int D, int M> struct SearchSpace {
-    /* an item is four states of a lane */
-    static constexpr int STATES = 1 << M, ITEMS = STATES / 128;
-    static constexpr int WORDS = (ITEMS + 7) / 8; /* words of a lane's decisions per step */
-    using Decisions = typename std::conditional<(M == 8), uint8_t, uint32_t>::type;
-    alignas(16) uint32_t metric[2][STATES / 2];
-    uint16_t cells[D];
-    uint8_t bits[D];
-    /* has to be last, so that searches with fewer steps may have less memory */
-    Decisions decisions[D][WORDS][32];
+    KVANT_INLINE uint32_t nearest_of(int cell, uint32_t subset) const
+    {
+        return nearest[cell] >> 4 * subset & 7;
+    }
 };
 
-template <int D, int M> struct Search {
-    using S = SearchSpace<D, M>;
-    static constexpr int HALF = S::STATES / 2;
+/* The memory of a warp that searches ROWS rows of at most STEPS steps. Steps are in groups of 6,
+ * from WARM_UP steps before step 0 on; the last group may be shorter. */
+template <int STEPS, int ROWS> struct PathSpace {
+    static constexpr int MOST_STEPS = STEPS, MOST_ROWS = ROWS,
+                         GROUPS = (STEPS + PLACE_STEPS - 1) / PLACE_STEPS;
+    alignas(16) uint8_t from[GROUPS][ROWS][PLACES]; /* origins */
+    /* by group, 8 each: where the costs of steps are in CellTable::costs, in bytes */
+    alignas(16) uint16_t costs[ROWS][(WARM_UP_GROUPS + GROUPS) * 8];
+    /* path[i + 1]: the bits of group i; path[0]: of the 6 steps before step 0 */
+    uint8_t path[ROWS][GROUPS + 1];
+
+    /* The place of a step in `costs`. Steps before step 0 are negative. */
+    KVANT_INLINE static int position_of(int step)
+    {
+        const int at = WARM_UP + step;
+        return at / PLACE_STEPS * 8 + at % PLACE_STEPS;
+    }
+
+    KVANT_INLINE void put_cell(int row, int position, int cell)
+    {
+        costs[row][position] = (uint16_t)(cell * sizeof(uint4[2]));
+    }
+
+    KVANT_INLINE int cell_at(int row, int position) const
+    {
+        return costs[row][position] / (int)sizeof(uint4[2]);
+    }
+
+    /* Reads the trellis bit and the subset of a step. */
+    KVANT_INLINE void read(int row, int position, uint32_t &bit, uint32_t &subset) const
+    {
+        const uint8_t *group = path[row] + position / 8 - WARM_UP_GROUPS;
+        const uint32_t window =
+            (group[0] | group[1] << PLACE_STEPS) >> position % 8 & (2 * PLACES - 1);
+        bit = window >> PLACE_STEPS;
+        subset = subset_of_path(window);
+    }
+};
+
+template <class S> struct PathSearch {
+    static constexpr int FIRST = 3,             /* bits FIRST and above of a place are the lane */
+        OWN = 1 << FIRST, LANES = PLACES / OWN; /* places of a lane, lanes of a row */
+    /* FAR: larger than all sums of costs */
+    static constexpr uint32_t ANY_PLACE = PLACES, FAR = 0x80000000u;
+    static_assert(S::MOST_ROWS <= 32 / LANES, "lanes for all rows");
+    static_assert((uint64_t)(S::MOST_STEPS + WARM_UP) * MAX_COST << 8 < FAR, "sums of costs");
     S &space;
-    const CostWords *costs; /* costs of cells */
-    /* n: number of steps, at most D; room: number of steps for which decisions fit into memory */
-    int lane, n, room;
-    int kept;     /* first step of the stretch whose decisions are stored */
-    uint32_t own; /* subset of the window 4 lane */
+    const uint8_t *costs;
+    int row, own;    /* own: index of the lane within its row */
+    bool leads;      /* the lane that traces the row's paths */
+    int whole, rest; /* number of groups of 6 steps, and steps in the last group */
+    uint32_t metric[OWN];
+    /* for each step of a group: the lane's costs within the costs of a cell, in bytes */
+    uint32_t at[PLACE_STEPS];
 
-    __device__ Search(S &space_, const CostWords *costs_, int lane_, int n_ = D, int room_ = D)
-        : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0),
-          own(subset_of_window<M>(4 * lane_))
+    /* n_rows: number of rows that are searched. Lanes beyond them repeat the last row. */
+    __device__ PathSearch(S &space_, const CellTable &table, int lane, int n_rows,
+                          int n_steps = S::MOST_STEPS)
+        : space(space_), costs(reinterpret_cast<const uint8_t *>(table.costs)),
+          row(min(lane / LANES, n_rows - 1)), own(lane % LANES), leads(lane == LANES * row),
+          whole(n_steps / PLACE_STEPS), rest(n_steps % PLACE_STEPS)
     {
+        find_costs<0>();
     }
 
-    /* Advances one step and returns the least of the lane's new metrics, in two halves. lower:
-     * subtracted from the metrics before. */
-    KVANT_INLINE uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
-                                  typename S::Decisions *decisions)
+    /* Fills `at` for steps T to 5. */
+    template <int T> KVANT_INLINE void find_costs()
     {
-        const uint32_t *before = space.metric[from];
-        uint32_t *after = space.metric[1 - from];
-        uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu, word[S::ITEMS][2];
-        unrolled_for (int k = 0; k < S::ITEMS;
-                      /* loaded before any store, because the compiler would wait for the store */
-                      k++)
-            word[k][0] = before[32 * k + lane], word[k][1] = before[HALF / 2 + 32 * k + lane];
-        unrolled_for (int z = 0; z < 4; z++) {
-            cost[z] = costs_of_cell[z];
-            cost[z + 4] = prmt(cost[z], 0, 0x1032);
-        }
-        unrolled_for (int k = 0; k < S::ITEMS; k++) {
-            constexpr uint32_t SWAP = 2;
-            const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
-            const uint32_t first = word[k][0] - lower, second = word[k][1] - lower;
-            /* at most 65535: min(a, 65535 - b) + b */
-            const uint32_t low0 = __vminu2(first, ~near) + near,
-                           high0 = __vminu2(second, ~far) + far;
-            const uint32_t low1 = __vminu2(first, ~far) + far,
-                           high1 = __vminu2(second, ~near) + near;
-            /* whether the path from i (i + 1) is at least as good */
-            bool first0, second0, first1, second1;
-            const uint32_t even = __vibmin_u16x2(low0, high0, &second0, &first0),
-                           odd = __vibmin_u16x2(low1, high1, &second1, &first1);
-            const uint32_t taken =
-                (first0 ? 0 : 1u) | (second0 ? 0 : 2u) | (first1 ? 0 : 4u) | (second1 ? 0 : 8u);
-            flags[k / 8] |= taken << 4 * (k % 8);
-            least = __vminu2(least, __vminu2(even, odd));
-            *reinterpret_cast<uint2 *>(after + 64 * k + 2 * lane) =
-                make_uint2(prmt(even, odd, 0x5410), prmt(even, odd, 0x7632));
-        }
-        if (decisions)
-            unrolled_for (int w = 0; w < S::WORDS; w++)
-                decisions[32 * w + lane] = (typename S::Decisions)flags[w];
-        return least;
+        const uint32_t z = subset_of_place<T>((uint32_t)own << FIRST);
+        at[T] = 8 * (z & 1) + 4 * (z & 4);
+        if constexpr (T + 1 < PLACE_STEPS)
+            find_costs<T + 1>();
     }
 
-    /* Loads the costs of subsets 0 to 3, combined with the lane's subset. */
-    KVANT_INLINE void load_costs(int at, uint32_t (&cost)[4])
+    /* The bits of a subset that bits first .. end - 1 of a place change at step T. */
+    template <int T> static constexpr uint32_t changed(int first, int end)
     {
-        const uint32_t *row = reinterpret_cast<const uint32_t *>(costs + space.cells[at]);
-        unrolled_for (int z = 0; z < 4; z++)
-            cost[z] = row[z ^ own];
+        uint32_t all = 0;
+        for (int bit = first; bit < end; bit++)
+            all |= subset_of_place<T>(1u << bit);
+        return all;
     }
 
-    /* The state from which all paths begin; ANY_STATE: all states. */
-    static constexpr uint32_t ANY_STATE = S::STATES;
-
-    KVANT_INLINE void start(uint32_t state)
+    /* Fills cost[z] and cost[z ^ 2] for the subsets z without bit 1 that registers have at step T,
+     * combined with the subset of the lane's bits. */
+    template <int T> KVANT_INLINE void load_costs(const uint8_t *cell, uint32_t (&cost)[8]) const
     {
-        unrolled_for (int i = 0; i < HALF / 32; i++) {
-            const uint32_t word = 32 * i + lane, only = state & 1 ? 0x0000ffffu : 0xffff0000u;
-            space.metric[0][word] = state == ANY_STATE ? 0 : word == state / 2 ? only : 0xffffffffu;
+        constexpr uint32_t here = changed<T>(0, FIRST), lanes = changed<T>(FIRST, PLACE_STEPS);
+        static_assert((here & lanes & 1) == 0, "words of subsets 0 to 3 are in the lane's order");
+        unrolled_for (uint32_t far = 0; far <= (here & 4); far += 4) {
+            const uint8_t *from = cell + (at[T] ^ 4 * far);
+            if constexpr ((here & 1) != 0) {
+                const uint4 w = *reinterpret_cast<const uint4 *>(from);
+                cost[far] = w.x, cost[far ^ 2] = w.y, cost[far ^ 1] = w.z, cost[far ^ 3] = w.w;
+            } else {
+                const uint2 w = *reinterpret_cast<const uint2 *>(from);
+                cost[far] = w.x, cost[far ^ 2] = w.y;
+            }
         }
+    }
+
+    template <int T> KVANT_INLINE void advance(const uint8_t *cell)
+    {
+        uint32_t cost[8] = {}, other[OWN];
+        load_costs<T>(cell, cost);
+        unrolled_for (int q = 0; q < OWN; q++)
+            other[q] = T < FIRST ? metric[q ^ (1 << T & (OWN - 1))]
+                                 : __shfl_xor_sync(FULL, metric[q], 1 << T >> FIRST);
+        unrolled_for (int q = 0; q < OWN; q++) {
+            const uint32_t z = subset_of_place<T>(q);
+            metric[q] = __viaddmin_u32(other[q], cost[z ^ 2], metric[q] + cost[z]);
+        }
+    }
+
+    /* Advances steps T to n - 1 of a group. */
+    template <int T = 0> KVANT_INLINE void advance_steps(const uint4 &cells, int n)
+    {
+        if constexpr (T < PLACE_STEPS) {
+            if (T >= n)
+                return;
+            const uint32_t pair = T / 2 == 0 ? cells.x : T / 2 == 1 ? cells.y : cells.z;
+            advance<T>(costs + (T % 2 ? pair >> 16 : pair & 0xffffu));
+            advance_steps<T + 1>(cells, n);
+        }
+    }
+
+    /* Advances n steps, and stores the origins of a group that is not before step 0. */
+    KVANT_INLINE void advance_group(const uint4 &cells, int n, int group)
+    {
+        unrolled_for (int i = 0; i < OWN / 4; i++) {
+            const uint32_t four =
+                (uint32_t)own * (OWN * 0x01010101u) + 0x03020100u + i * 0x04040404u;
+            unrolled_for (int k = 0; k < 4; k++)
+                metric[4 * i + k] = prmt(metric[4 * i + k], four, 0x3214 + k);
+        }
+        advance_steps(cells, n);
+        if (group < 0)
+            return;
+        uint32_t word[OWN / 4];
+        unrolled_for (int i = 0; i < OWN / 4; i++)
+            word[i] = prmt(prmt(metric[4 * i], metric[4 * i + 1], 0x40),
+                           prmt(metric[4 * i + 2], metric[4 * i + 3], 0x40), 0x5410);
+        *reinterpret_cast<uint2 *>(space.from[group][row] + OWN * own) =
+            make_uint2(word[0], word[1]);
+    }
+
+    KVANT_INLINE uint4 cells_of(int group) const
+    {
+        return *reinterpret_cast<const uint4 *>(space.costs[row] + 8 * (WARM_UP_GROUPS + group));
+    }
+
+    /* Runs the groups from `first` on, from all places or from one place of the row. */
+    KVANT_INLINE void pass(int first, uint32_t begin)
+    {
+        unrolled_for (int q = 0; q < OWN; q++)
+            metric[q] = begin == ANY_PLACE || begin == (uint32_t)(OWN * own + q) ? 0 : FAR;
+        __syncwarp(); /* the preceding trace has read its origins */
+        uint4 cells = cells_of(first);
+#pragma unroll 1
+        for (int group = first; group < whole; group++) {
+            const uint4 next = cells_of(min(group + 1, S::GROUPS - 1));
+            advance_group(cells, PLACE_STEPS, group);
+            cells = next;
+        }
+        if (rest)
+            advance_group(cells, rest, whole);
         __syncwarp();
     }
 
-    /* Runs the steps from -before to the end of the stretch that begins with step `first`, and
-     * keeps the stretch's decisions. Returns the index of the last step's metrics. */
-    KVANT_INLINE int pass(uint32_t state, int before, int first)
+    /* The last place of a path whose last 6 bits are these: where steps end within a group, the
+     * bits of its first steps are the newest. */
+    KVANT_INLINE uint32_t last_place(uint32_t bits) const
     {
-        start(state);
-        kept = first;
-        const int end = before + min(n, kept + room);
-        int at = before ? (n - before % n) % n : 0, from = 0;
-        uint32_t lower = 0, cost[4], next_cost[4];
-        load_costs(at, next_cost);
-#pragma unroll 1
-        for (int step = 0; step < end; step++) {
-            const int next = at + 1 == n ? 0 : at + 1;
-            unrolled_for (int z = 0; z < 4; z++)
-                cost[z] = next_cost[z];
-            load_costs(next, next_cost); /* loaded early */
-            const uint32_t least = advance(
-                from, cost, lower, step < before + kept ? nullptr : space.decisions[at - kept][0]);
-            lower = 0;
-            if ((step + 1) % LOWER_STEPS == 0) {
-                const uint32_t smaller = min(least & 0xffffu, least >> 16);
-                lower = __reduce_min_sync(FULL, smaller) * 0x10001u;
-            }
-            at = next;
-            from = 1 - from;
-            __syncwarp();
-        }
-        return from;
+        return (bits << rest | bits >> (PLACE_STEPS - rest)) & (PLACES - 1);
     }
 
-    /* The state with the least metric. Lowering does not change it. */
-    KVANT_INLINE uint32_t best_state(int from)
+    /* The inverse of last_place, and the state with these bits, whose newest bit is the lowest. */
+    KVANT_INLINE uint32_t bits_of(uint32_t place) const
+    {
+        return (place >> rest | place << (PLACE_STEPS - rest)) & (PLACES - 1);
+    }
+
+    KVANT_INLINE static uint32_t reversed(uint32_t bits)
+    {
+        return __brev(bits) >> (32 - PLACE_STEPS);
+    }
+
+    /* The last bits of the row's best path. Among equal metrics this is the lowest state. */
+    KVANT_INLINE uint32_t best_bits() const
     {
         uint32_t best = 0xffffffffu;
-        unrolled_for (int i = 0; i < HALF / 32; i++) {
-            const uint32_t pair = space.metric[from][32 * i + lane], state = 2 * (32 * i + lane);
-            best = min(best, min((pair & 0xffffu) << 12 | state, pair >> 16 << 12 | (state + 1)));
-        }
-        return __reduce_min_sync(FULL, best) & (S::STATES - 1);
+        unrolled_for (int q = 0; q < OWN; q++)
+            best = min(best, (metric[q] & ~255u) | reversed(bits_of(OWN * own + q)));
+        unrolled_for (int k = 1; k < LANES; k *= 2)
+            best = min(best, __shfl_xor_sync(FULL, best, k));
+        return reversed(best & 255);
     }
 
-    /* Follows the path that ends in a state back to step 0, and returns the state before it. begin,
-     * before: arguments of the pass. The pass is repeated for each stretch that does not fit into
-     * memory. */
-    KVANT_INLINE uint32_t trace(uint32_t state, uint32_t begin, int before)
+    /* Follows the row's path with these last bits back to step 0, and returns the bits before it.
+     * begin: the result for the path that is stored, or ANY_PLACE. Before the step where both paths
+     * meet they are the same. Called by the lane that leads. */
+    KVANT_INLINE uint32_t trace(uint32_t bits, uint32_t begin)
     {
+        uint8_t *path = space.path[row];
+        uint32_t place = last_place(bits);
+        path[0] = (uint8_t)bits;
 #pragma unroll 1
-        for (int first = last_stretch(); first >= 0; first -= room) {
-            if (first != kept)
-                pass(begin, before, first);
-#pragma unroll 4
-            for (int step = min(n, first + room) - 1; step >= first; step--) {
-                const uint32_t u = state & 1, i = state >> 1, item = i / 64 % S::ITEMS,
-                               bit = 4 * (item % 8) + 2 * u + (i & 1);
-                if (lane == 0)
-                    space.bits[step] = (uint8_t)u;
-                state =
-                    i | ((uint32_t)space.decisions[step - first][item / 8][i / 2 % 32] >> bit & 1) *
-                            HALF;
-            }
+        for (int group = whole + (rest != 0) - 1; group >= 0; group--) {
+            if (begin != ANY_PLACE && path[group + 1] == place)
+                return begin;
+            path[group + 1] = (uint8_t)place;
+            place = space.from[group][row][place];
         }
-        return state;
+        return place;
     }
 
-    KVANT_INLINE int last_stretch() const
-    {
-        return room >= n ? 0 : (n - 1) / room * room;
-    }
-
-    /* Fills bits from cells. */
+    /* Fills paths from cells. The first round tries PATH_TRIES ends of a path. The second round
+     * finds the paths of the rows for which no end was the beginning. */
     KVANT_INLINE void find()
     {
-        uint32_t end = best_state(pass(ANY_STATE, WARM_UP, last_stretch()));
-        bool found = false;
+        uint32_t begin = ANY_PLACE;
+        bool wanted = true;
 #pragma unroll 1
-        for (int tries = 0; !found && tries < PATH_TRIES; tries++) {
-            const uint32_t begin = trace(end, ANY_STATE, WARM_UP);
-            found = begin == end;
-            end = begin;
-        }
-        if (!found) {
-            pass(end, 0, last_stretch());
-            trace(end, end, 0);
+        for (int round = 0; round < 2; round++) {
+            pass(round == 0 ? -WARM_UP_GROUPS : 0, begin);
+            const uint32_t best = round == 0 ? best_bits() : begin;
+            if (leads && wanted) {
+                uint32_t end = best;
+                begin = trace(end, ANY_PLACE);
+                for (int tries = 1; round == 0 && begin != end && tries < PATH_TRIES; tries++) {
+                    end = begin;
+                    begin = trace(end, begin);
+                }
+                wanted = begin != end;
+            }
+            begin = __shfl_sync(FULL, wanted ? begin : ANY_PLACE, LANES * row);
+            wanted = begin != ANY_PLACE;
+            if (!__any_sync(FULL, wanted))
+                break;
         }
         __syncwarp();
     }

@@ -207,9 +207,9 @@ template <class C> struct TrellisWords {
                 a[i][k] = C::BIASED ? add_halves(x[k], table.minus_bias) : x[k];
         };
         if constexpr (C::BITS == 4)
-            pair_operands4<C::MEMORY>(w, at, table, keep);
+            pair_operands4(w, at, table, keep);
         else /* the second word's third bits are the upper bytes */
-            pair_operands<C::BITS, C::MEMORY>(
+            pair_operands<C::BITS>(
                 w[0], w[1], third, third >> 8, false, at, table,
                 [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });
     }
@@ -218,8 +218,8 @@ template <class C> struct TrellisWords {
 /* Keys with trellis codes. The codes of j steps earlier are in the same plane or in the one before
  * it. */
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
-    static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY,
-                         WORDS = TrellisWords<C>::WORDS, BEFORE = (M + WORDS - 1) / WORDS;
+    static constexpr int OPERANDS = 4, PARTS = D / 64, WORDS = TrellisWords<C>::WORDS,
+                         BEFORE = (TRELLIS_MEMORY + WORDS - 1) / WORDS;
     static constexpr bool ROTATED = true;
     using Table = CodeTable<C, D>;
     const Table &table;
@@ -306,8 +306,7 @@ template <class C, int D, class = void> struct ValueOperands {
 /* Values with trellis codes. The row tiles of a warp have the same l (format.md). The run before
  * its first run is its own last run, one row earlier, or the last run of the warp before. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
-    static_assert(C::MEMORY == 8, "the run before a run is enough");
-    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY,
+    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64,
                          WORDS = TrellisWords<C>::WORDS;
     static constexpr bool CHUNKS = false, ROTATED = false;
     using Table = CodeTable<C, D>;
@@ -336,22 +335,10 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
                             : bit_select<0xccccccccu>(run[PARTS] << 2, other.plane() >> 2);
     }
 
-    KVANT_INLINE uint32_t steps_before(int part, int j) const
-    {
-        const int left = j % 8;
-        if (left == 0)
-            return run[part + 1 - j / 8];
-        return __shfl_sync(FULL, lane >= 32 - 4 * left ? run[part] : run[part + 1],
-                           (lane - 4 * left) & 31);
-    }
-
     KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
     {
-        uint32_t terms[M + 1];
-        unrolled_for (int j = 0; j <= M; j++)
-            if (any_tap<M>(j))
-                terms[j] = steps_before(part, j);
-        words[part].unpack([&](int j) { return terms[j]; }, table, a);
+        const TermsBefore terms(run[part + 1], run[part], lane);
+        words[part].unpack([&](int j) { return terms.at[j]; }, table, a);
     }
 };
 

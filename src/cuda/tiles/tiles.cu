@@ -76,10 +76,8 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
 
 static void choose_table(TileCodec &codec, bool looks_up)
 {
-    const kvant_cuda_params &p = codec.params;
-    codec.looks_up =
-        looks_up && (p.codes != KVANT_CUDA_CODES_TRELLIS || p.memory == Trellis4::MEMORY);
-    codec.table_bytes = table_bytes_of(p, codec.looks_up);
+    codec.looks_up = looks_up;
+    codec.table_bytes = table_bytes_of(codec.params, looks_up);
 }
 
 /* Whether keys and values have the same table. */
@@ -269,8 +267,7 @@ static CodesKernel find_codes_kernel(const kvant_cuda_params &k, const kvant_cud
                                      int64_t rows)
 {
 #define KVANT_FIND_CODES(K, V)                                                                     \
-    if (rows > MOST_COLUMNS && rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND &&     \
-        k.memory == memory_of<K>() && v.memory == memory_of<V>())                                  \
+    if (rows > MOST_COLUMNS && rows <= GROUP_ROWS && k.kind == K::KIND && v.kind == V::KIND)       \
         return codes_of_head_dim<K, V>(k.head_dim, (int)rows);
     KVANT_CUDA_CODE_PAIRS(KVANT_FIND_CODES)
 #undef KVANT_FIND_CODES

@@ -1,6 +1,6 @@
 /* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers. It uses a table of
- * levels (trellis_pairs.cuh, trellis_bytes.cuh), or decodes a row per warp for any number of
- * states. */
+ * levels (trellis_pairs.cuh, trellis_bytes.cuh), or decodes a row per warp where shared memory has no
+ * room for the table. */
 #pragma once
 
 #include "../pages/read_code.cuh"
@@ -15,15 +15,17 @@ template <class C> struct TrellisTile : C {
     static constexpr int TILES = 1;
 };
 
-/* The planes of column unit u of keys and of the M units before it; the unit's own plane is [M].
- * plane(u) reads a plane. The unit before the first one is the last one with its fields moved
- * (trellis.cuh). */
-template <int B, int M, int UNITS, class F>
-KVANT_INLINE void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&plane)
+/* The planes of column unit u of keys and of the units before it that taps reach; the unit's own
+ * plane is the last one. plane(u) reads a plane. The unit before the first one is the last one with
+ * its fields moved (trellis.cuh). */
+template <int B, int UNITS, class F>
+KVANT_INLINE void planes_before(int u, int lane, KeyChain<1> &chain, F &&plane)
 {
-    unrolled_for (int k = 0; k <= M; k++) {
-        int at = u - M + k, turns = 0;
-        unrolled_for (int i = 0; i < (M + UNITS - 1) / UNITS; i++)
+    unrolled_for (int k = 0; k <= TRELLIS_MEMORY; k++) {
+        if (!any_tap(TRELLIS_MEMORY - k))
+            continue;
+        int at = u - TRELLIS_MEMORY + k, turns = 0;
+        unrolled_for (int i = 0; i < (TRELLIS_MEMORY + UNITS - 1) / UNITS; i++)
             if (at < 0)
                 at += UNITS, turns++;
         chain[k] = plane(at);
@@ -39,18 +41,18 @@ KVANT_INLINE void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&p
 template <class C, int D, class T, class F>
 KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&use)
 {
-    constexpr int M = C::MEMORY;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(u.page);
     if constexpr (C::BITS == 4) {
 #pragma unroll 1
         for (int unit = u.warp; unit < D / 16; unit += UNPACK_WARPS) {
-            uint32_t w[4], chain[M + 1];
-            planes_before<4, M, D / 16>(unit, u.lane, chain, [&](int at) {
+            KeyChain<1> chain;
+            uint32_t w[4];
+            planes_before<4, D / 16>(unit, u.lane, chain, [&](int at) {
                 load_words<4>(words + (32 * at + u.lane) * 4, w);
                 return low_plane(w);
             });
-            pair_operands4<M>(
-                w, [&](int j) { return chain[M - j]; }, table,
+            pair_operands4(
+                w, [&](int j) { return chain[TRELLIS_MEMORY - j]; }, table,
                 [&](int rt, const uint32_t(&a)[4]) { use(rt, unit, a); });
         }
     } else {
@@ -58,16 +60,17 @@ KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&us
 #pragma unroll 1
         for (int i = u.warp; i < 2 * N; i += UNPACK_WARPS) {
             const int unit = i / 2, half = i % 2; /* of the row tiles */
-            uint32_t w[2], third[2] = {}, chain[M + 1];
-            planes_before<C::BITS, M, N>(unit, u.lane, chain, [&](int at) {
+            KeyChain<1> chain;
+            uint32_t w[2], third[2] = {};
+            planes_before<C::BITS, N>(unit, u.lane, chain, [&](int at) {
                 load_words<2>(words + (32 * at + u.lane) * 4 + 2 * half, w);
                 return even_bits(w[0], w[1]);
             });
             if (C::BITS == 3)
                 load_words<2>(words + 128 * N + (32 * (unit / 2) + u.lane) * 4 + 2 * half, third);
-            pair_operands<C::BITS, M>(
-                w[0], w[1], third[0], third[1], unit % 2 == 1, [&](int j) { return chain[M - j]; },
-                table,
+            pair_operands<C::BITS>(
+                w[0], w[1], third[0], third[1], unit % 2 == 1,
+                [&](int j) { return chain[TRELLIS_MEMORY - j]; }, table,
                 [&](int k, int t, const uint32_t(&a)[4]) { use(2 * half + k, 2 * unit + t, a); });
         }
     }
@@ -77,7 +80,7 @@ KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&us
 template <class C, int D, class T, class F>
 KVANT_INLINE void unpack_trellis_values(const Unpacking &u, const T &table, F &&use)
 {
-    constexpr int N = (D + 63) / 64, M = C::MEMORY;
+    constexpr int N = (D + 63) / 64;
     const uint32_t *page = reinterpret_cast<const uint32_t *>(u.page);
     if constexpr (C::BITS == 4) {
         trellis_value4_column<C, D>(page, u.warp, u.lane, table,
@@ -91,15 +94,13 @@ KVANT_INLINE void unpack_trellis_values(const Unpacking &u, const T &table, F &&
             load_column<D, 1>(page + 64 * (D / 16), u.lane, third);
         unrolled_for (int g = 0; g < N; g++)
             unrolled_for (int h = 0; h < 2; h++)
-                runs[h].at[g + 2] = even_bits(w[g][2 * h], w[g][2 * h + 1]);
+                runs[h].at[g + 1] = even_bits(w[g][2 * h], w[g][2 * h + 1]);
         close_runs<D>(runs);
         unrolled_for (int g = 0; g < N; g++) {
-            Runs<N> own;
-            unrolled_for (int k = 0; k < N + 2; k++)
-                own.at[k] = half ? runs[1].at[k] : runs[0].at[k];
-            const TermsBefore<M> terms = terms_before<M, N>(own, g, u.lane);
+            const TermsBefore terms(half ? runs[1].at[g + 1] : runs[0].at[g + 1],
+                                    half ? runs[1].at[g] : runs[0].at[g], u.lane);
             if (4 * g + 2 * half < D / 16)
-                pair_operands<C::BITS, M>(
+                pair_operands<C::BITS>(
                     half ? w[g][2] : w[g][0], half ? w[g][3] : w[g][1],
                     half ? third[g][2] : third[g][0], half ? third[g][3] : third[g][1], unit == 1,
                     [&](int j) { return terms.at[j]; }, table,
@@ -136,7 +137,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unp
     return steps.unit;
 }
 
-/* The same for any number of states, with a row per warp. table: the values of levels, then the
+/* The same with a row per warp. table: the values of levels, then the
  * trellis bits of each warp's row. */
 template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpacking &u)
 {
@@ -159,9 +160,7 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpackin
         unrolled_for (int j = 0; j < D / 32; j++)
             put_one<KEYS>(
                 u.tile, token, u.lane + 32 * j,
-                __float2half_rn(
-                    scale *
-                    values[8 * (codes[j] / 2) + subset_at(u.codec.trellis, bits, D, steps[j])]));
+                __float2half_rn(scale * values[8 * (codes[j] / 2) + subset_at(bits, D, steps[j])]));
     }
     return power(e);
 }

@@ -11,21 +11,12 @@
 
 #include "../attention/dequant.cuh"
 #include "../rotate.cuh"
+#include "trellis_steps.cuh"
 
 #include <type_traits>
 
 namespace kvant
 {
-
-/* The taps of trellises with 2^memory states: bit j of parity p selects the trellis bit of j steps
- * earlier. */
-__host__ __device__ constexpr uint32_t trellis_tap(int memory, int p)
-{
-    constexpr uint32_t taps[3][3] = { { 030, 0441, 0202 },
-                                      { 0160, 02101, 0442 },
-                                      { 01210, 010201, 03002 } };
-    return taps[(memory - 8) / 2][p];
-}
 
 struct TrellisCodes {
     static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
@@ -34,33 +25,18 @@ struct TrellisCodes {
 };
 
 /* BIASED: numbers are bytes 128 + level; otherwise they are levels, as halves. */
-template <int B, int M> struct Trellis : TrellisCodes {
+template <int B> struct Trellis : TrellisCodes {
     static constexpr kvant_cuda_kind KIND = B == 2   ? KVANT_CUDA_TRELLIS2
                                             : B == 3 ? KVANT_CUDA_TRELLIS3
                                                      : KVANT_CUDA_TRELLIS4;
-    static constexpr int BITS = B, MEMORY = M;
+    static constexpr int BITS = B;
     static constexpr bool BIASED = B == 4;
 };
-using Trellis2 = Trellis<2, 8>;
-using Trellis3 = Trellis<3, 8>;
-using Trellis4 = Trellis<4, 8>;
-using Trellis2S1024 = Trellis<2, 10>;
-using Trellis3S1024 = Trellis<3, 10>;
-using Trellis4S1024 = Trellis<4, 10>;
-using Trellis2S4096 = Trellis<2, 12>;
-using Trellis3S4096 = Trellis<3, 12>;
-using Trellis4S4096 = Trellis<4, 12>;
+using Trellis2 = Trellis<2>;
+using Trellis3 = Trellis<3>;
+using Trellis4 = Trellis<4>;
 
 template <class C> constexpr bool HAS_TRELLIS = std::is_base_of<TrellisCodes, C>::value;
-
-/* Bits of a state, 0 without a trellis. */
-template <class C> constexpr uint32_t memory_of()
-{
-    if constexpr (HAS_TRELLIS<C>)
-        return C::MEMORY;
-    else
-        return 0;
-}
 
 /* These put bits of two words side by side. even_bits takes the bits at even positions of x, and
  * puts the bits of y one position higher. The function odd_bits does so for the bits at odd
@@ -93,18 +69,18 @@ KVANT_INLINE void nibbles_of(const uint32_t (&plane)[4], const T &table, uint32_
     w[3] = bit_select<0x33333333u>(shift_by(c, table.shift2), d);
 }
 
-template <int M> __host__ __device__ constexpr bool any_tap(int before)
+__host__ __device__ constexpr bool any_tap(int before)
 {
-    return ((trellis_tap(M, 0) | trellis_tap(M, 1) | trellis_tap(M, 2)) >> before & 1) != 0;
+    return ((trellis_tap(0) | trellis_tap(1) | trellis_tap(2)) >> before & 1) != 0;
 }
 
 /* Computes the three bits of subsets. at(j): the plane of j steps earlier. */
-template <int M, class At> KVANT_INLINE void subsets_of(const At &at, uint32_t (&z)[4])
+template <class At> KVANT_INLINE void subsets_of(const At &at, uint32_t (&z)[4])
 {
     unrolled_for (int p = 0; p < 3; p++) {
         z[p] = 0;
-        unrolled_for (int j = 0; j <= M; j++)
-            if (trellis_tap(M, p) >> j & 1)
+        unrolled_for (int j = 0; j <= TRELLIS_MEMORY; j++)
+            if (trellis_tap(p) >> j & 1)
                 z[p] ^= at(j);
     }
 }
@@ -129,44 +105,41 @@ template <int B> KVANT_INLINE uint32_t key_fields_before(uint32_t plane, int lan
     return B == 4 ? prmt(plane, other, 0x2107) : __funnelshift_l(other, plane, 4);
 }
 
-template <int B, int M, int N> KVANT_INLINE void close_circle(uint32_t (&chain)[M + N], int lane)
+/* The planes of N units of keys, after those of the units that taps reach. */
+template <int N> using KeyChain = uint32_t[TRELLIS_MEMORY + N];
+
+template <int B, int N> KVANT_INLINE void close_circle(KeyChain<N> &chain, int lane)
 {
-    unrolled_for (int i = M - 1; i >= 0; i--)
+    unrolled_for (int i = TRELLIS_MEMORY - 1; i >= 0; i--)
         chain[i] = key_fields_before<B>(chain[i + N], lane);
 }
 
 /* Values: the lanes of one column hold a run of 8 steps. The plane of the run of row group g is
- * at [g + 2]. The planes of the two runs before the first run (format.md: loops l, h, g, r)
- * precede it. */
+ * at [g + 1]. The plane of the run before the first run (format.md: loops l, h, g, r) precedes
+ * it. */
 template <int N> struct Runs {
-    uint32_t at[N + 2];
+    static_assert(TRELLIS_MEMORY < 8, "a run and the one before it");
+    uint32_t at[N + 1];
 };
 
-/* The plane of `before` steps before run g. */
-template <int N>
-KVANT_INLINE uint32_t steps_before(const Runs<N> &runs, int g, int before, int lane)
+/* The plane of `before` steps earlier. own: the plane of a run; prior: of the run before it. */
+KVANT_INLINE uint32_t steps_before(uint32_t own, uint32_t prior, int before, int lane)
 {
-    const int run = g + 2 - before / 8, left = before % 8;
-    if (left == 0)
-        return runs.at[run];
-    const uint32_t x = lane >= 32 - 4 * left ? runs.at[run - 1] : runs.at[run];
-    return __shfl_sync(FULL, x, (lane - 4 * left) & 31);
+    return before == 0
+               ? own
+               : __shfl_sync(FULL, lane >= 32 - 4 * before ? prior : own, (lane - 4 * before) & 31);
 }
 
-template <int M> struct TermsBefore {
-    uint32_t at[M + 1];
+struct TermsBefore {
+    uint32_t at[TRELLIS_MEMORY + 1];
+
+    KVANT_INLINE TermsBefore(uint32_t own, uint32_t prior, int lane)
+    {
+        unrolled_for (int j = 0; j <= TRELLIS_MEMORY; j++)
+            if (any_tap(j))
+                at[j] = steps_before(own, prior, j, lane);
+    }
 };
-
-template <int M, int N>
-KVANT_INLINE TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
-{
-    static_assert(M < 16, "a run and the two before it");
-    TermsBefore<M> terms;
-    unrolled_for (int j = 0; j <= M; j++)
-        if (any_tap<M>(j))
-            terms.at[j] = steps_before<N>(runs, g, j, lane);
-    return terms;
-}
 
 /* The run before the first run. Bit 4h + l of a byte becomes the bit of the preceding run. Step h =
  * 1 takes it from step 0 of the same l. Step h = 0 takes it from step 1 of the preceding l. */
@@ -182,26 +155,19 @@ KVANT_INLINE uint32_t value_fields_before(uint32_t x, uint32_t y)
     return (x << 2 & 0xccccccccu) | (x >> 1 & 0x22222222u) | (y >> 3 & 0x11111111u);
 }
 
-/* Computes the runs before the first run. A last group of two tiles has no runs with l = 2 and 3.
- * The runs before the first group then come from the group before the last. */
+/* Computes the run before the first run. A last group of two tiles has no runs with l = 2 and 3.
+ * The run before the first group then comes from the group before the last. */
 template <int D, int N> KVANT_INLINE void close_runs(Runs<N> &runs)
 {
-    constexpr bool WHOLE = D % 64 == 0;
-    runs.at[1] = value_fields_before(WHOLE ? runs.at[N + 1]
-                                           : bit_select<0x33333333u>(runs.at[N + 1], runs.at[N]));
-    runs.at[0] = value_fields_before(WHOLE ? runs.at[N]
-                                           : bit_select<0x33333333u>(runs.at[N], runs.at[N - 1]));
+    runs.at[0] = value_fields_before(
+        D % 64 == 0 ? runs.at[N] : bit_select<0x33333333u>(runs.at[N], runs.at[N - 1]));
 }
 
 template <int D, int N> KVANT_INLINE void close_runs(Runs<N> (&runs)[2])
 {
-    constexpr int LESS = D % 64 == 0 ? 0 : 1;
-    const uint32_t last[2] = { runs[0].at[N + 1], runs[1].at[N + 1 - LESS] };
-    runs[0].at[1] = value_fields_before(last[0], last[1]);
-    runs[1].at[1] = value_fields_before(last[1], last[0]);
-    const uint32_t before[2] = { runs[0].at[N], runs[1].at[N - LESS] };
-    runs[0].at[0] = value_fields_before(before[0], before[1]);
-    runs[1].at[0] = value_fields_before(before[1], before[0]);
+    const uint32_t last[2] = { runs[0].at[N], runs[1].at[D % 64 == 0 ? N : N - 1] };
+    runs[0].at[0] = value_fields_before(last[0], last[1]);
+    runs[1].at[0] = value_fields_before(last[1], last[0]);
 }
 
 template <int TILES>

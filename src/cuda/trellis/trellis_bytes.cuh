@@ -75,11 +75,11 @@ KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, con
 
 /* Computes the levels of 32 codes in four words, for use(word, levels). at(j): the plane of j steps
  * earlier. */
-template <int M, class At, class T, class F>
+template <class At, class T, class F>
 KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
     uint32_t plane[4];
-    subsets_of<M>(at, plane);
+    subsets_of(at, plane);
     const uint32_t even = even_bits(plane[0], plane[1]), odd = odd_bits(plane[0], plane[1], table);
     use(0, word_levels(w[0], even, plane[2], table));
     use(1, word_levels(w[1], odd, shift_by(plane[2], table.shift1), table));
@@ -90,10 +90,10 @@ KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table
 
 /* Computes operands of 32 codes as halves, with columns c and c + 8 in a register, for use(word,
  * halves). */
-template <int M, class At, class T, class F>
+template <class At, class T, class F>
 KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
-    each_word<M>(w, at, table, [&](int j, const WordLevels &x) {
+    each_word(w, at, table, [&](int j, const WordLevels &x) {
         const uint32_t a[4] = { x.rows0[0] & 0x00ff00ffu, prmt(x.rows8[0], 0, 0x4341),
                                 x.rows0[1] & 0x00ff00ffu, prmt(x.rows8[1], 0, 0x4341) };
         use(j, a);
@@ -110,11 +110,11 @@ KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, 
     Runs<N> runs;
     load_column<D, 4>(page, 32 * ct + lane, w);
     unrolled_for (int g = 0; g < N; g++)
-        runs.at[g + 2] = low_plane(w[g]);
+        runs.at[g + 1] = low_plane(w[g]);
     close_runs<D>(runs);
     unrolled_for (int g = 0; g < N; g++) {
-        const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
-        pair_operands4<C::MEMORY>(
+        const TermsBefore terms(runs.at[g + 1], runs.at[g], lane);
+        pair_operands4(
             w[g], [&](int j) { return terms.at[j]; }, table,
             [&](int l, const uint32_t(&a)[4]) {
                 if (4 * g + l < D / 16)
@@ -145,16 +145,15 @@ KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T 
         for_each_trellis_value2<C, D>(words, lane, table, use);
 }
 
-/* The planes of all column tiles of keys; M planes of the units before come first. */
-template <int M, int N>
-KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[M + N])
+/* The planes of all column tiles of keys. */
+template <int N> KVANT_INLINE void key_planes(const uint32_t *words, int lane, KeyChain<N> &chain)
 {
     unrolled_for (int u = 0; u < N; u++) {
         uint32_t w[4];
         load_words<4>(words + (32 * u + lane) * 4, w);
-        chain[M + u] = low_plane(w);
+        chain[TRELLIS_MEMORY + u] = low_plane(w);
     }
-    close_circle<4, M, N>(chain, lane);
+    close_circle<4, N>(chain, lane);
 }
 
 /* Calls use(row tile, column tile, halves) for a key page. Words are read twice, because there are
@@ -162,14 +161,15 @@ KVANT_INLINE void key_planes(const uint32_t *words, int lane, uint32_t (&chain)[
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
 {
-    constexpr int M = C::MEMORY, N = D / 16;
+    constexpr int N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    uint32_t chain[M + N], w[4];
-    key_planes<M, N>(words, lane, chain);
+    KeyChain<N> chain;
+    uint32_t w[4];
+    key_planes<N>(words, lane, chain);
     unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w);
-        pair_operands4<M>(
-            w, [&](int j) { return chain[M + u - j]; }, table,
+        pair_operands4(
+            w, [&](int j) { return chain[TRELLIS_MEMORY + u - j]; }, table,
             [&](int rt, const uint32_t(&a)[4]) { use(rt, u, a); });
     }
 }
@@ -181,17 +181,18 @@ template <class C, int D, bool STRAIGHT, class T, class F, class Next>
 KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use,
                                         Next &&next)
 {
-    constexpr int M = C::MEMORY, N = D / 16;
+    constexpr int N = D / 16;
     [[maybe_unused]] constexpr int UNROLLED = STRAIGHT ? N / 2 : 1;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page) + 4 * lane;
-    uint32_t chain[M + N], w[4], a[4][4];
-    key_planes<M, N>(reinterpret_cast<const uint32_t *>(page), lane, chain);
+    KeyChain<N> chain;
+    uint32_t w[4], a[4][4];
+    key_planes<N>(reinterpret_cast<const uint32_t *>(page), lane, chain);
 #pragma unroll UNROLLED
     for (int pair = 0; pair < N / 2; pair++, words += 256) {
         unrolled_for (int u = 0; u < 2; u++) {
             load_words<4>(words + 128 * u, w);
-            each_word<M>(
-                w, [&](int j) { return chain[M + u - j]; }, table,
+            each_word(
+                w, [&](int j) { return chain[TRELLIS_MEMORY + u - j]; }, table,
                 [&](int rt, const WordLevels &x) {
                     a[rt][2 * u] = prmt(x.rows0[0], x.rows0[1], 0x6240);
                     a[rt][2 * u + 1] = prmt(x.rows8[0], x.rows8[1], 0x7351);
@@ -199,7 +200,7 @@ KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &
                         use(rt, a[rt]);
                 });
         }
-        unrolled_for (int i = 0; i < M + N - 2; i++)
+        unrolled_for (int i = 0; i < TRELLIS_MEMORY + N - 2; i++)
             chain[i] = chain[i + 2];
         next();
     }

@@ -101,12 +101,12 @@ KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
  * bits. Each word has two column tiles. The words third_a and third_b hold the third bits: the
  * lower byte of each half belongs to these codes or, with `upper`, the upper byte. Calls use(a or
  * b, column tile, halves). */
-template <int B, int M, class At, class T, class F>
+template <int B, class At, class T, class F>
 KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
                                 bool upper, const At &at, const T &table, F &&use)
 {
     uint32_t plane[4], number[4], more[4] = {};
-    subsets_of<M>(at, plane);
+    subsets_of(at, plane);
     plane[3] = odd_bits(a, b, table);
     nibbles_of(plane, table, number); /* rows r of a and of b, then rows r + 8 of a and of b */
     if (B == 3) {
@@ -134,23 +134,24 @@ KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_key(const uint8_t *page, int lane, const T &table, F &&use)
 {
-    constexpr int M = C::MEMORY, N = D / 32;
+    constexpr int N = D / 32;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    uint32_t chain[2][M + N], w[N][4], third[4] = {};
+    KeyChain<N> chain[2];
+    uint32_t w[N][4], third[4] = {};
     unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w[u]);
-        chain[0][M + u] = even_bits(w[u][0], w[u][1]);
-        chain[1][M + u] = even_bits(w[u][2], w[u][3]);
+        chain[0][TRELLIS_MEMORY + u] = even_bits(w[u][0], w[u][1]);
+        chain[1][TRELLIS_MEMORY + u] = even_bits(w[u][2], w[u][3]);
     }
-    close_circle<C::BITS, M, N>(chain[0], lane);
-    close_circle<C::BITS, M, N>(chain[1], lane);
+    close_circle<C::BITS, N>(chain[0], lane);
+    close_circle<C::BITS, N>(chain[1], lane);
     unrolled_for (int u = 0; u < N; u++) {
         if (C::BITS == 3 && u % 2 == 0)
             load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
         unrolled_for (int h = 0; h < 2; h++)
-            pair_operands<C::BITS, M>(
+            pair_operands<C::BITS>(
                 w[u][2 * h], w[u][2 * h + 1], third[2 * h], third[2 * h + 1], u % 2 == 1,
-                [&](int j) { return chain[h][M + u - j]; }, table,
+                [&](int j) { return chain[h][TRELLIS_MEMORY + u - j]; }, table,
                 [&](int i, int t, const uint32_t(&a)[4]) { use(2 * h + i, 2 * u + t, a); });
     }
 }
@@ -168,16 +169,16 @@ KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const 
         Runs<N> runs[2];
         load_column<D, 2>(page, 32 * unit + lane, w);
         unrolled_for (int g = 0; g < N; g++) {
-            runs[0].at[g + 2] = even_bits(w[g][0], w[g][1]);
-            runs[1].at[g + 2] = even_bits(w[g][2], w[g][3]);
+            runs[0].at[g + 1] = even_bits(w[g][0], w[g][1]);
+            runs[1].at[g + 1] = even_bits(w[g][2], w[g][3]);
         }
         close_runs<D>(runs);
         unrolled_for (int i = 0; i < 2 * N; i++) {
             const int g = i / 2, h = i % 2;
             if (4 * g + 2 * h >= D / 16)
                 continue;
-            const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs[h], g, lane);
-            pair_operands<C::BITS, C::MEMORY>(
+            const TermsBefore terms(runs[h].at[g + 1], runs[h].at[g], lane);
+            pair_operands<C::BITS>(
                 w[g][2 * h], w[g][2 * h + 1], third[g][2 * h], third[g][2 * h + 1], unit == 1,
                 [&](int j) { return terms.at[j]; }, table,
                 [&](int k, int t, const uint32_t(&a)[4]) {

@@ -32,18 +32,14 @@ void kvant_cuda_trellis_init(kvant_cuda_codec *codec, const kvant_codec_view *vi
     kvant_cuda_trellis *out = &codec->trellis;
     params->codes = KVANT_CUDA_CODES_TRELLIS;
     params->kind = kind_of(params->bits);
-    params->memory = trellis->memory;
     params->unbiased = trellis->unbiased;
     params->inverse_sqrt_dim = trellis->inverse_sqrt_dim;
     params->step = trellis->unit;
     params->bias = 128;
     fill_magnitudes(params, trellis->levels);
-    out->memory = trellis->memory;
     out->bits = params->bits;
     out->n_levels = 4u << params->bits;
     out->per_deviation = (int32_t)lrint(1 / (double)trellis->unit);
-    for (uint32_t i = 0; i < 3; i++)
-        out->taps[i] = trellis->taps[i];
     memcpy(out->levels, trellis->levels, out->n_levels);
     memcpy(out->values, trellis->values, out->n_levels * sizeof *out->values);
     memcpy(codec->any.steps, trellis->steps, params->head_dim * sizeof *codec->any.steps);

@@ -1,5 +1,5 @@
-/* trellis_steps.cuh - the order in which a row's channels are steps of the circle (format.md,
- * "Trellis codes"), and the subset of a step. It serves kernels that process one row at a time.
+/* trellis_steps.cuh - the trellis (format.md, "Trellis codes"), the order in which a row's channels
+ * are steps of the circle, and the subset of a step. It serves kernels that process one row at a time.
  * Attention needs both in the order of words (trellis.cuh). */
 #pragma once
 
@@ -7,6 +7,16 @@
 
 namespace kvant
 {
+
+/* A trellis has 2^TRELLIS_MEMORY states. */
+constexpr int TRELLIS_MEMORY = 6;
+
+/* The taps: bit j of parity p selects the trellis bit of j steps earlier. */
+__host__ __device__ constexpr uint32_t trellis_tap(int p)
+{
+    constexpr uint32_t taps[3] = { 010, 0101, 042 };
+    return taps[p];
+}
 
 /* The step of a channel of keys. bits is the number of bits of a code, and head_dim is a multiple
  * of 32. */
@@ -34,15 +44,14 @@ __host__ __device__ constexpr int trellis_step(uint32_t role, int bits, int head
 }
 
 /* bits: the trellis bits of all n steps, one per byte. */
-KVANT_INLINE uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n,
-                                int step)
+KVANT_INLINE uint32_t subset_at(const uint8_t *bits, int n, int step)
 {
     uint32_t z = 0;
-    unrolled_for (int p = 0; p < 3; p++)
-        for (uint32_t left = trellis.taps[p]; left; left &= left - 1) {
-            const int at = step - (__ffs((int)left) - 1);
-            z ^= (uint32_t)bits[at < 0 ? at + n : at] << p;
-        }
+    unrolled_for (int j = 0; j <= TRELLIS_MEMORY; j++) {
+        const uint32_t bit = bits[step < j ? step - j + n : step - j];
+        unrolled_for (int p = 0; p < 3; p++)
+            z ^= trellis_tap(p) >> j & 1 ? bit << p : 0;
+    }
     return z;
 }
 

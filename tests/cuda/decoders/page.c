@@ -39,7 +39,6 @@ static void place_tables(test_page *to, const kvant_codec_view *view)
 static void place_trellis(test_page *to, const kvant_codec_view *view)
 {
     to->params.codes = KVANT_CUDA_CODES_TRELLIS;
-    to->params.memory = view->of.trellis.memory;
     to->params.step = view->of.trellis.unit;
     for (uint32_t i = 0; i < 4u << to->params.bits; i++)
         to->levels[i] = kvant_half_from_float(view->of.trellis.levels[i]);

@@ -1,7 +1,6 @@
 /* search_cases.c - see search_cases.h. */
 #include "search_cases.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "../../../src/base/random.h"
@@ -20,8 +19,8 @@ static float random_number(void)
     return sum;
 }
 
-/* Normal numbers, and rows whose costs exceed 16 bits: random spikes, only spikes, or some
- * neighbouring steps. */
+/* Normal numbers, and rows with large costs: random spikes, only spikes, or some neighbouring
+ * steps. */
 static int cell_of_number(int kind, uint32_t step)
 {
     const float x = random_number();
@@ -43,8 +42,6 @@ void search_case_make(uint32_t bits, uint32_t steps, int i, search_case *c)
     snprintf(spec, sizeof spec, "trellis-%u", bits);
     kvant_codec *codec = make_codec(spec, 128, KVANT_ROLE_V);
     const kvant_trellis *trellis = &kvant_trellis_book_of(codec)->trellis;
-    uint16_t metric[2 << 8];
-    uint32_t *decisions = calloc(steps, (1 << 8) / 8);
     memset(c, 0, sizeof *c);
     c->kind = i % 6;
     c->bits = bits;
@@ -53,11 +50,9 @@ void search_case_make(uint32_t bits, uint32_t steps, int i, search_case *c)
     memcpy(c->levels, trellis->levels, c->n_levels);
     for (uint32_t step = 0; step < steps; step++)
         c->cells[step] = (uint16_t)cell_of_number(c->kind, step);
-    kvant_trellis_path_c(trellis, c->cells, steps,
-                         &(kvant_trellis_work){ metric, decisions, steps }, c->bit);
+    kvant_trellis_path_c(trellis, c->cells, steps, c->bit);
     kvant_trellis_subsets(trellis, c->bit, steps, c->subset);
     for (uint32_t step = 0; step < steps; step++)
         c->nearest[step] = trellis->nearest[c->cells[step]][c->subset[step]];
-    free(decisions);
     kvant_codec_free(&codec);
 }

@@ -37,7 +37,7 @@ static const char *const specs[] = {
     "turboquant-4:rotate=none",
     "turboquant-7:rotate=none",
     "trellis-2:rotate=none",
-    "trellis-3:rotate=none,states=1024",
+    "trellis-3:rotate=none",
     "trellis-4:rotate=none",
     "octopus-4:rotate=none",
     "hqmq-s96r4",

@@ -298,7 +298,7 @@ template <class C, int D> static int check(const char *spec)
 
 template <class C> static bool is_kind(const kvant_cuda_params &p, bool other)
 {
-    return (other && p.decoder ? p.decoder : p.kind) == C::KIND && p.memory == memory_of<C>();
+    return (other && p.decoder ? p.decoder : p.kind) == C::KIND;
 }
 
 /* Whether attention_pairs.h has the pair, as launch.cu looks for it. */
