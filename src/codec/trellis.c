@@ -142,13 +142,9 @@ static const kvant_option table[] = {
 
 static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
 {
-    static const uint16_t taps[KVANT_TRELLIS_PARITIES] = { KVANT_TRELLIS_TAP_0, KVANT_TRELLIS_TAP_1,
-                                                           KVANT_TRELLIS_TAP_2 };
     const kvant_trellis *trellis = &book->trellis;
     codec->view.kind = KVANT_CODES_TRELLIS;
-    codec->view.of.trellis = (kvant_trellis_view){ .memory = KVANT_TRELLIS_MEMORY,
-                                                   .taps = taps,
-                                                   .steps = trellis->steps,
+    codec->view.of.trellis = (kvant_trellis_view){ .steps = trellis->steps,
                                                    .levels = trellis->levels,
                                                    .values = book->values,
                                                    .unit = book->unit,

@@ -38,9 +38,6 @@ typedef struct kvant_codebook_view {
 } kvant_codebook_view;
 
 typedef struct kvant_trellis_view {
-    uint32_t memory; /* bits of a state: 6 */
-    const uint16_t
-        *taps; /* 3; bit j of taps[i] set: bit i of a subset counts the code bit of j steps ago */
     const uint16_t *steps; /* of head_dim channels */
     const int8_t *levels;  /* 2^(bits + 2), ascending; level i is in subset i mod 8 */
     const float *values;   /* the levels in standard deviations */

@@ -57,20 +57,20 @@ static double uniform_number(const read_page *p, uint32_t j)
     return half_at(p, at) * ((double)p->codes[j] + (double)u->offset) + zero;
 }
 
-/* The level of step s. It depends on the code's bits and on the subset, which the parities of the
- * last memory + 1 trellis bits choose. */
+/* The level of a channel. It depends on the code's bits and on the subset, which trellis bits of
+ * steps before it choose. */
 static double trellis_number(const read_page *p, uint32_t j)
 {
     const kvant_trellis_view *t = &p->view->of.trellis;
     const uint32_t dim = p->view->info->head_dim, n_steps = (dim + 15) / 16 * 16;
     uint8_t bits[KVANT_MAX_HEAD_DIM] = { 0 };
-    uint32_t subset = 0;
     for (uint32_t i = 0; i < dim; i++)
         bits[t->steps[i]] = p->codes[i] & 1;
-    for (uint32_t back = 0; back <= t->memory; back++) /* a row is a circle of n_steps steps */
-        for (uint32_t i = 0; bits[(t->steps[j] + n_steps * 16 - back) % n_steps] && i < 3; i++)
-            subset ^= (t->taps[i] >> back & 1u) << i;
-    const uint32_t level = 8 * (p->codes[j] / 2) + subset;
+    uint32_t before[7]; /* the trellis bits of up to 6 steps before, on a circle of n_steps steps */
+    for (uint32_t back = 0; back <= 6; back++)
+        before[back] = bits[(t->steps[j] + n_steps - back) % n_steps];
+    const uint32_t level = 8 * (p->codes[j] / 2u) + before[3] + 2 * (before[0] ^ before[6]) +
+                           4 * (before[1] ^ before[5]);
     assert_true(fabsf(t->values[level] - t->unit * (float)t->levels[level]) < 1e-6f);
     return (double)p->scale * t->values[level];
 }
