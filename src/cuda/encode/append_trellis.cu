@@ -116,7 +116,7 @@ template <int D> struct TrellisItem {
         return Scale{ norm, scale, scale > 0 ? __frcp_rn(scale) : 0 };
     }
 
-    /* Finds the cells of rows; returns the sum of the squares of row `lane`. */
+    /* Finds the cells of n rows. Lane r returns the sum of the squares of row r. */
     KVANT_INLINE float find_cells(int at, int n) const
     {
         float all = 0;
@@ -203,8 +203,8 @@ template <int D> struct TrellisItem {
             rows.tokens.scale[token] = scale;
     }
 
-    /* Multiplies n rows with a matrix, like combine_rows. A thread has two channels of rows team,
-     * team + TEAMS, ..., A_THREAD in all. */
+    /* Multiplies n rows with a matrix, like combine_rows. A thread has two channels of A_THREAD
+     * rows, which are TEAMS rows apart. */
     template <int A_THREAD> KVANT_INLINE void multiply_rows(const float *key_transform, int n) const
     {
         constexpr int TEAMS = THREADS / (D / 2);

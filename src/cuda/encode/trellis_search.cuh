@@ -1,5 +1,5 @@
-/* trellis_search.cuh - finds paths of rows through the trellis (format.md, "Trellis codes"). A warp
- * searches several rows at once, with the CPU's integers, so it finds the same paths as the CPU.
+/* trellis_search.cuh - the search through the trellis (format.md, "Trellis codes"). A warp searches
+ * several rows at once, with the CPU's integers, so it finds the same paths as the CPU.
  *
  * A new state takes the place of a state before it. The numbers of both states differ in the bit
  * that leaves the window and in the bit that enters it, and the place's index has one bit for both.
@@ -62,10 +62,10 @@ template <int T> __host__ __device__ constexpr uint32_t subset_of_place(uint32_t
     return subset_of_path((place << PLACE_STEPS | place) >> T & (2 * PLACES - 1));
 }
 
-/* What a search needs to know about each cell. The words of a cell are the costs of subsets 0, 2,
- * 1, 3, 4, 6, 5 and 7, above the origins: both paths to a place, whose subsets differ by 2, have
- * neighbouring words. Bits 4 z to 4 z + 2 of `nearest` are the nearest level in subset z, as its
- * number / 8. */
+/* The costs and the nearest levels of all cells. Costs are shifted above the origins. The words of a
+ * cell are in the order of subsets 0 2 1 3 4 6 5 7, because the subsets of both paths to a place
+ * differ by 2. `nearest` has 4 bits for each subset: the number of the nearest level, divided by
+ * 8. */
 struct CellTable {
     uint4 costs[CELLS][2];
     uint32_t nearest[CELLS];
@@ -166,7 +166,7 @@ template <class S> struct PathSearch {
     /* for each step of a group: the lane's costs within the costs of a cell, in bytes */
     uint32_t at[PLACE_STEPS];
 
-    /* n_rows: number of rows that are searched. Lanes beyond them repeat the last row. */
+    /* Lanes beyond n_rows rows repeat the last row. */
     __device__ PathSearch(S &space_, const CellTable &table, int lane, int n_rows,
                           int n_steps = S::MOST_STEPS)
         : space(space_), costs(reinterpret_cast<const uint8_t *>(table.costs)),
@@ -186,7 +186,7 @@ template <class S> struct PathSearch {
     }
 
     /* The bits of a subset that bits first .. end - 1 of a place change at step T. */
-    template <int T> static constexpr uint32_t changed(int first, int end)
+    template <int T> __host__ __device__ static constexpr uint32_t changed(int first, int end)
     {
         uint32_t all = 0;
         for (int bit = first; bit < end; bit++)
@@ -253,8 +253,9 @@ template <class S> struct PathSearch {
         unrolled_for (int i = 0; i < OWN / 4; i++)
             word[i] = prmt(prmt(metric[4 * i], metric[4 * i + 1], 0x40),
                            prmt(metric[4 * i + 2], metric[4 * i + 3], 0x40), 0x5410);
-        *reinterpret_cast<uint2 *>(space.from[group][row] + OWN * own) =
-            make_uint2(word[0], word[1]);
+        unrolled_for (int i = 0; i < OWN / 4; i += 2)
+            *reinterpret_cast<uint2 *>(space.from[group][row] + OWN * own + 4 * i) =
+                make_uint2(word[i], word[i + 1]);
     }
 
     KVANT_INLINE uint4 cells_of(int group) const

@@ -105,7 +105,7 @@ template <int B> KVANT_INLINE uint32_t key_fields_before(uint32_t plane, int lan
     return B == 4 ? prmt(plane, other, 0x2107) : __funnelshift_l(other, plane, 4);
 }
 
-/* The planes of N units of keys, after those of the units that taps reach. */
+/* The planes of N units of keys. Planes of units before them, which taps reach, come first. */
 template <int N> using KeyChain = uint32_t[TRELLIS_MEMORY + N];
 
 template <int B, int N> KVANT_INLINE void close_circle(KeyChain<N> &chain, int lane)

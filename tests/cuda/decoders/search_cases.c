@@ -51,7 +51,7 @@ void search_case_make(uint32_t bits, uint32_t steps, int i, search_case *c)
     for (uint32_t step = 0; step < steps; step++)
         c->cells[step] = (uint16_t)cell_of_number(c->kind, step);
     kvant_trellis_path_c(trellis, c->cells, steps, c->bit);
-    kvant_trellis_subsets(trellis, c->bit, steps, c->subset);
+    kvant_trellis_subsets(c->bit, steps, c->subset);
     for (uint32_t step = 0; step < steps; step++)
         c->nearest[step] = trellis->nearest[c->cells[step]][c->subset[step]];
     kvant_codec_free(&codec);
