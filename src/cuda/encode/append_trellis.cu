@@ -289,10 +289,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 {
     extern __shared__ __align__(128) uint8_t raw[];
     TrellisRows<D> &rows = *reinterpret_cast<TrellisRows<D> *>(raw);
-    uint32_t filled = blockIdx.x / args.items_of_role; /* the role whose table is there */
-    rows.table.fill(args.books[filled]);
-    wait_for_prior();
-    begin_next();
+    uint32_t filled = 2; /* the role whose table is there */
 #pragma unroll 1
     for (uint32_t item = blockIdx.x; item < args.n_items; item += gridDim.x) {
         const TrellisItem<D> own(rows, args, item);
@@ -300,6 +297,10 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         if (item / args.items_of_role != filled) {
             filled = item / args.items_of_role;
             rows.table.fill(args.books[filled]);
+        }
+        if (item == blockIdx.x) {
+            wait_for_prior();
+            begin_next();
         }
         if (threadIdx.x < PAGE_TOKENS)
             rows.tokens.slot[threadIdx.x] = slot_of(args, own.first);

@@ -69,38 +69,48 @@ template <int T> __host__ __device__ constexpr uint32_t subset_of_place(uint32_t
 struct CellTable {
     uint4 costs[CELLS][2];
     uint32_t nearest[CELLS];
-    float values[KVANT_CUDA_TRELLIS_LEVELS]; /* of levels, in standard deviations */
+    float values[KVANT_CUDA_TRELLIS_LEVELS];             /* of levels, in standard deviations */
+    alignas(16) float levels[KVANT_CUDA_TRELLIS_LEVELS]; /* in cells */
 
+    /* Distances are whole numbers below 2^15. A register holds 8 times the distance to a level plus
+     * the level's number / 8, so the first of the nearest levels has the least one. */
     KVANT_INLINE void fill_cell(const kvant_cuda_trellis &trellis, int cell)
     {
-        const int x = (cell - CELLS / 2) * trellis.per_deviation;
-        uint32_t away[8], all = 0, least = 0xffffffffu;
+        const float x = (float)((cell - CELLS / 2) * trellis.per_deviation);
+        float away[8];
+        uint32_t error[8], all = 0, least = 0xffffffffu;
         unrolled_for (int z = 0; z < 8; z++)
-            away[z] = 0xffffffffu;
-#pragma unroll 1
-        for (uint32_t i = 0; i < trellis.n_levels / 8; i++)
-            unrolled_for (int z = 0; z < 8; z++) {
-                /* the number of the level counts only if all above it is equal */
-                const int by = x - CELLS_PER_DEVIATION * trellis.levels[8 * i + z];
-                away[z] = min(away[z], (uint32_t)(by < 0 ? -by : by) << 3 | i);
-            }
+            away[z] = 1e9f;
+#pragma unroll 2
+        for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
+            const float4 low = *reinterpret_cast<const float4 *>(levels + 8 * i),
+                         high = *reinterpret_cast<const float4 *>(levels + 8 * i + 4);
+            const float level[8] = { low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w };
+            unrolled_for (int z = 0; z < 8; z++)
+                away[z] = fminf(away[z], __fmaf_rn(fabsf(x - level[z]), 8, (float)i));
+        }
         unrolled_for (int z = 0; z < 8; z++) {
-            all |= (away[z] & 7) << 4 * z;
-            away[z] = (away[z] >> 3) * (away[z] >> 3);
-            least = min(least, away[z]);
+            const uint32_t number = (uint32_t)away[z];
+            all |= (number & 7) << 4 * z;
+            error[z] = (number >> 3) * (number >> 3);
+            least = min(least, error[z]);
         }
         unrolled_for (int z = 0; z < 8; z++)
-            away[z] = min((away[z] - least) >> (18 - 2 * trellis.bits), MAX_COST) << 8;
-        costs[cell][0] = make_uint4(away[0], away[2], away[1], away[3]);
-        costs[cell][1] = make_uint4(away[4], away[6], away[5], away[7]);
+            error[z] = min((error[z] - least) >> (18 - 2 * trellis.bits), MAX_COST) << 8;
+        costs[cell][0] = make_uint4(error[0], error[2], error[1], error[3]);
+        costs[cell][1] = make_uint4(error[4], error[6], error[5], error[7]);
         nearest[cell] = all;
     }
 
     /* Called by all threads of a block. */
     KVANT_INLINE void fill(const kvant_cuda_trellis &trellis)
     {
-        for (uint32_t i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x)
+        for (uint32_t i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x) {
             values[i] = trellis.values[i];
+            levels[i] = (float)(CELLS_PER_DEVIATION * trellis.levels[i]);
+        }
+        __syncthreads();
+#pragma unroll 1
         for (int cell = (int)threadIdx.x; cell < CELLS; cell += (int)blockDim.x)
             fill_cell(trellis, cell);
     }

@@ -72,6 +72,11 @@ inline void __syncwarp()
     meet();
 }
 
+inline void __syncthreads()
+{
+    meet();
+}
+
 template <class T> T __shfl_sync(unsigned, T x, int from)
 {
     return exchanged(x, [&](auto &&lane) { return lane(from & 31); });
