@@ -110,7 +110,8 @@ kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const 
 {
     for (uint32_t i = 0; i < spec->n_options; i++)
         if (!spec->options[i].used)
-            return kvant_fail(error, KVANT_ERR_SPEC, "%s has no option '%s': leave it out; it has: %s",
-                              spec->name, spec->options[i].key, valid);
+            return kvant_fail(error, KVANT_ERR_SPEC,
+                              "%s has no option '%s': leave it out; it has: %s", spec->name,
+                              spec->options[i].key, valid);
     return KVANT_OK;
 }

@@ -19,8 +19,7 @@
 static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cells)
 {
     const float whole = 0x1.8p23f;
-    const int32_t least =
-        (int32_t)kvant_float_bits(whole - (float)KVANT_TRELLIS_CELLS / 2),
+    const int32_t least = (int32_t)kvant_float_bits(whole - (float)KVANT_TRELLIS_CELLS / 2),
                   most = least + (int32_t)KVANT_TRELLIS_CELLS - 1; /* bits of both ends */
     for (uint32_t j = 0; j < n; j++) {
         const float x = y[j] * inverse * (KVANT_TRELLIS_CELLS / 8) + whole;

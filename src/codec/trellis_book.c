@@ -36,7 +36,8 @@ static void fill_cell(kvant_trellis *trellis, const level_set *set, uint32_t cel
     }
     for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++) {
         const int64_t more = (cost[z] - least) >> (18 - 2 * set->bits);
-        trellis->costs[cell][z] = (uint16_t)(more < KVANT_TRELLIS_MAX_COST ? more : KVANT_TRELLIS_MAX_COST);
+        trellis->costs[cell][z] =
+            (uint16_t)(more < KVANT_TRELLIS_MAX_COST ? more : KVANT_TRELLIS_MAX_COST);
     }
 }
 

@@ -72,8 +72,7 @@ static kvant_status fill_trellis(kvant_book *book, uint32_t bits)
     return KVANT_OK;
 }
 
-kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits,
-                               uint32_t dim)
+kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits, uint32_t dim)
 {
     const uint32_t padded =
         kind == KVANT_BOOK_TRELLIS && dim < 16 ? 16 : dim; /* a path needs more steps than memory */

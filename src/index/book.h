@@ -40,8 +40,7 @@ typedef struct kvant_book_name {
 extern const kvant_book_name kvant_book_names[4]; /* by kind */
 
 /* Creates a book. KVANT_ERR_MEMORY. */
-kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits,
-                               uint32_t dim);
+kvant_status kvant_book_create(kvant_book *book, kvant_book_kind kind, uint32_t bits, uint32_t dim);
 kvant_status kvant_book_create_records(kvant_book *book, const char *spec, uint32_t dim,
                                        const kvant_error *error);
 void kvant_book_destroy(kvant_book *book);

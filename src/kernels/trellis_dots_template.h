@@ -164,7 +164,8 @@ KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, ro
 }
 
 KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables,
-                                   const circle_shape *shape, const row_words *step, uint32_t circle, uint32_t i)
+                                   const circle_shape *shape, const row_words *step,
+                                   uint32_t circle, uint32_t i)
 {
     const uint32_t bits = shape->bits;
     const uint32_t unit = shape->key ? i : circle, r = shape->key ? circle : i;
@@ -193,10 +194,10 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
         unrolled_for (uint32_t i = m; i-- > 0;) {
             const row_words last = at[i + block];
-            const row_words other =
-                shape->shorter
-                    ? load_row(word_at(job, shape->key, 0, circle, shape->n - shape->shorter - m + i))
-                    : last;
+            const row_words other = shape->shorter
+                                        ? load_row(word_at(job, shape->key, 0, circle,
+                                                           shape->n - shape->shorter - m + i))
+                                        : last;
             at[i] = word_before(shape, last, other);
         }
         for (uint32_t first = 0; first < shape->n; first += block) {

@@ -10,8 +10,7 @@ KVANT_INLINE row_words load_chunk(uint32_t bits, const uint8_t *codes, uint32_t 
 }
 
 KVANT_INLINE void chunk_levels(const level_tables *tables, uint32_t bits, const row_words *step,
-                               const uint8_t *codes, uint32_t i,
-                               uint8_t *levels)
+                               const uint8_t *codes, uint32_t i, uint8_t *levels)
 {
     const uint8_t *third = codes + (size_t)KVANT_PACK_CHUNK * (i / 2 * 3 + 2);
     uint8_t *out = levels + (size_t)KVANT_PACK_CHUNK * (8 / first_plane(bits)) * i;

@@ -26,8 +26,8 @@
       FOUR_SUBSETS(12, change), FOUR_SUBSETS(16, change), FOUR_SUBSETS(20, change),                \
       FOUR_SUBSETS(24, change), FOUR_SUBSETS(28, change) }
 
-static const _Alignas(64) uint16_t near_subsets[32] = ALL_SUBSETS(0),
-                                   far_subsets[32] = ALL_SUBSETS(KVANT_TRELLIS_SWAP);
+static const _Alignas(64) uint16_t near_subsets[32] = ALL_SUBSETS(0), far_subsets[32] = ALL_SUBSETS(
+                                                                          KVANT_TRELLIS_SWAP);
 
 /* Advances the metrics of all states by one step; returns the decisions. */
 KVANT_INLINE uint64_t advance(const uint16_t *costs, vh metric[TRELLIS_VECTORS])

@@ -80,7 +80,8 @@ typedef struct level_dots {
 static level_dots make_level_dots(checker *check, const dots_shape *s)
 {
     level_dots p;
-    check_case(check, "role %d, head_dim %u, %u bits, %u vectors", (int)s->role, s->dim, s->bits, s->n);
+    check_case(check, "role %d, head_dim %u, %u bits, %u vectors", (int)s->role, s->dim, s->bits,
+               s->n);
     kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
     memset(book, 0, sizeof *book);
     kvant_layout_init(&p.layout, s->role, s->dim, s->bits);

@@ -214,11 +214,16 @@ static void mistakes(void **state)
     float score;
     uint64_t id;
     (void)state;
-    static const char *const bad[] = { "turboquant",         "turboquant-9",
-                                       "turboquant-0",       "int-1",
-                                       "trellis-5",          "turboquant-4:states=256",
-                                       "trellis-4:states=256", "turboquant-4:dims=5",
-                                       "turboquant-4:x",     "" };
+    static const char *const bad[] = { "turboquant",
+                                       "turboquant-9",
+                                       "turboquant-0",
+                                       "int-1",
+                                       "trellis-5",
+                                       "turboquant-4:states=256",
+                                       "trellis-4:states=256",
+                                       "turboquant-4:dims=5",
+                                       "turboquant-4:x",
+                                       "" };
     for (size_t i = 0; i < COUNT(bad); i++) {
         kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = bad[i] };
         kvant_index *index = (kvant_index *)err;

@@ -44,7 +44,8 @@ static void bad_specs_name_the_valid_values(void **state)
     refused("int-4:group=0", 64, KVANT_ERR_SPEC, "from 1 to 512");
     refused("int-4:axis=channel,group=48", 64, KVANT_ERR_SPEC, "16, 32 or 64 tokens");
     refused("int-4:axis=both", 64, KVANT_ERR_SPEC, "token, channel");
-    refused("int-4:colour=red", 64, KVANT_ERR_SPEC, "no option 'colour': leave it out; it has: group=N");
+    refused("int-4:colour=red", 64, KVANT_ERR_SPEC,
+            "no option 'colour': leave it out; it has: group=N");
     refused("int-4:block=16", 64, KVANT_ERR_SPEC, "rotate=hadamard");
     refused("bdr-4:block=48", 64, KVANT_ERR_SPEC, "use at most 64");
     refused("bdr-4:block=128", 64, KVANT_ERR_SPEC, "use at most 64");
@@ -56,7 +57,8 @@ static void bad_specs_name_the_valid_values(void **state)
     refused("int-4:order=pairs,order=pairs", 64, KVANT_ERR_SPEC, "twice");
     refused("int-4:order=pairs,transform=first", 64, KVANT_ERR_SPEC, "exclude each other");
     refused("int-4:order=pairs,transform=file", 64, KVANT_ERR_SPEC, "exclude each other");
-    refused("turboquant-4:order=pairs", 64, KVANT_ERR_SPEC, "no option 'order': leave it out; it has: ");
+    refused("turboquant-4:order=pairs", 64, KVANT_ERR_SPEC,
+            "no option 'order': leave it out; it has: ");
     refused("f16:order=pairs", 64, KVANT_ERR_SPEC, "no option 'order'");
     refused("int-4:center=mean", 64, KVANT_ERR_SPEC, "none, first, file");
     refused("int-4:norm=1", 64, KVANT_ERR_SPEC, "none, first, file");

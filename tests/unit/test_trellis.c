@@ -283,9 +283,8 @@ static void specs(void **state)
                          KVANT_ERR_SPEC);
     }
     kvant_codec *codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
-    assert_string_equal(
-        info_of(codec).spec,
-        "trellis-3:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
+    assert_string_equal(info_of(codec).spec,
+                        "trellis-3:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);
 }
 
