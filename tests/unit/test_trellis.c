@@ -5,8 +5,8 @@
 #include "../../src/codec/trellis_book.h"
 
 /* No code of b bits errs less than 2^-2b (Shannon). No scalar code errs less than Max's quantiser
- * (1960), whose errors are 0.1175, 0.03454 and 0.009497. The test asks the trellis to save 1.2 dB of
- * the 1.53 dB that a sphere saves, a factor of 0.759.
+ * (1960), whose errors are 0.1175, 0.03454 and 0.009497. A sphere saves 1.53 dB of this. The test
+ * asks the trellis to save 1.2 dB, a factor of 0.759.
  *
  * `most` is not from theory. It is the error that this trellis had when it was made, and 1 % more.
  * It guards against a regression. */
@@ -273,16 +273,21 @@ static void subsets_are_parities_of_taps(void **state)
 
 static void specs(void **state)
 {
-    static const char *const wrong[] = { "trellis",       "trellis-1",
-                                         "trellis-5",     "trellis-4:states=256",
-                                         "trellis-4:qjl", "trellis-2.5" };
+    static const char *const wrong[] = { "trellis", "trellis-1", "trellis-5", "trellis-4:qjl",
+                                         "trellis-2.5" };
     (void)state;
     for (size_t i = 0; i < COUNT(wrong); i++) {
         kvant_codec *codec;
         assert_int_equal(kvant_codec_create(wrong[i], 64, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0),
                          KVANT_ERR_SPEC);
     }
-    kvant_codec *codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
+    kvant_codec *codec;
+    char err[256];
+    assert_int_equal(kvant_codec_create("trellis-4:states=256", 64, KVANT_ROLE_K, TEST_SEED, &codec,
+                                        err, sizeof err),
+                     KVANT_ERR_SPEC);
+    assert_non_null(strstr(err, "trellis has no option 'states': leave it out"));
+    codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec,
                         "trellis-3:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);
