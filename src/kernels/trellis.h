@@ -17,8 +17,10 @@
 #define KVANT_TRELLIS_WARM_UP 24u
 /* The largest cost of a step. Metrics have 16 bits, and the search subtracts the least metric every
  * KVANT_TRELLIS_LOWER_STEPS steps. Every possible state is KVANT_TRELLIS_MEMORY steps away from the
- * state that had the least metric. So no metric exceeds (6 + 8) * 4095 = 57330. 65535 is left for
- * impossible states, which keep this metric. */
+ * state that had the least metric. So no metric exceeds (6 + 8) * 4095 = 57330. The number 65535 is
+ * left for impossible states. They keep it when the least metric is subtracted, because a padding
+ * step leaves them in the pass for six steps, in which possible states may exceed 65535 - 8 *
+ * 4095. */
 #define KVANT_TRELLIS_MAX_COST 4095u
 #define KVANT_TRELLIS_LOWER_STEPS 8u
 #define KVANT_TRELLIS_IMPOSSIBLE UINT16_MAX

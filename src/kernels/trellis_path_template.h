@@ -17,7 +17,7 @@
 #define PATH_TRIES 4u       /* ends of paths that are tried */
 #define PATH_NO_PLACE 0xffu /* is not below the number of states */
 
-/* Bit s of decisions belongs to this state. */
+/* The state that a bit of decisions belongs to. */
 KVANT_INLINE uint32_t path_state(uint32_t place)
 {
     return (place << 1 | place >> 5) % KVANT_TRELLIS_STATES;
@@ -36,8 +36,9 @@ KVANT_INLINE uint32_t path_best(const uint16_t *metric)
 }
 
 /* Follows the path that ends in a state back to step 0; returns the state before step 0. Both
- * states are places in decisions. places[t] becomes the place after step t. Where the path meets
- * the path that is in `places` already, it stays on that path, whose first state is `begin`. */
+ * states are places in decisions. places[t] becomes the place after step t. The path
+ * may meet the path that is in `places` already. Then both are one path before that step, and
+ * `begin` is the first state of both. */
 KVANT_INLINE uint32_t path_trace(const uint64_t *decisions, uint32_t n, uint32_t place,
                                  uint8_t *places, uint32_t begin)
 {
