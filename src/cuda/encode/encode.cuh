@@ -211,31 +211,6 @@ KVANT_INLINE void rotate_row(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16]
     read_rotated<D>(y, row, in_row);
 }
 
-/* Multiplies the warp's rows with a matrix, like combine_rows in rotate.cuh: from one tile per lane
- * to a few channels of every tile. Lanes of all rows read the same numbers of the matrix. */
-template <int D>
-__device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
-                                                  const float (&x)[16], const float *m,
-                                                  float *space, int lane)
-{
-    using L = Lanes<D>;
-    float *row = space + lane / L::LANES * L::ROW_STRIDE;
-    const int in_row = lane % L::LANES;
-    __syncwarp(); /* the preceding rows have been read */
-    unrolled_for (int i = 0; i < 16; i++)
-        row[in_row * L::TILE_STRIDE + i] = x[i];
-    __syncwarp();
-    unrolled_for (int i = 0; i < L::NUMBERS; i++)
-        y[i] = 0;
-#pragma unroll 4
-    for (int i = 0; i < D; i++) {
-        const float x_i = row[i / 16 * L::TILE_STRIDE + i % 16];
-        const float *own = m + (size_t)i * D + in_row * L::OWN;
-        unrolled_for (int n = 0; n < L::NUMBERS; n++)
-            y[n] = __fadd_rn(y[n], __fmul_rn(x_i, own[n / L::OWN * 16 + n % L::OWN]));
-    }
-}
-
 /* The sum of the products in the order of format.md. All lanes of a row get the same sum, because a
  * + b equals b + a. */
 template <int D>
@@ -381,7 +356,8 @@ KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D
     }
 }
 
-/* Loads and transforms the row of each lane's token; zeros where there is no token. */
+/* Loads and transforms the row of each lane's token, but not with a matrix (matrix_rows.cuh); zeros
+ * where there is no token. */
 template <int D>
 KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args,
                                 const AppendRole &role, float *space, bool lacking, size_t row_at,
@@ -393,10 +369,6 @@ KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs 
     if (!lacking && tile < L::TILES)
         load_centered<D>(x, args, role, row_at, kv_head, tile);
     const float *key_transform = key_transform_of(role.codec, role.key_transform, kv_head);
-    if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
-        combine_rows_of_warp<D>(y, x, key_transform, space, lane);
-        return;
-    }
     if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL && tile < L::TILES)
         unrolled_for (int i = 0; i < 16; i++)
             x[i] = __fmul_rn(x[i], key_transform[16 * tile + i]);
