@@ -75,15 +75,29 @@ bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b, bool s
            (launch == launch_append || a.codes == b.codes);
 }
 
+/* Whether launch_append_wide takes both roles: a narrow codebook next to a wide one. */
+bool share_books(const kvant_cuda_params &a, const kvant_cuda_params &b, bool seals)
+{
+    return a.codes == KVANT_CUDA_CODES_CODEBOOK && b.codes == KVANT_CUDA_CODES_CODEBOOK &&
+           !accepts_any(a, seals) && !accepts_any(b, seals);
+}
+
 /* The roles of an append or a seal. */
 struct Roles {
     AppendRole at[2];
     int n;
 };
 
-AppendLaunch choose_launch(const kvant_cuda_params &codec, const AppendArgs &args)
+/* The launch of one role, or of both roles that share a launch. */
+AppendLaunch launch_of_roles(const AppendRole *roles, int n)
 {
-    const AppendLaunch usual = append_launch_of(codec);
+    const AppendLaunch last = append_launch_of(roles[n - 1].codec);
+    return last == launch_append_wide ? last : append_launch_of(roles[0].codec);
+}
+
+AppendLaunch choose_launch(const AppendRole *roles, int n, const AppendArgs &args)
+{
+    const AppendLaunch usual = launch_of_roles(roles, n);
     const bool simple =
         usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
     return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_short : usual;
@@ -101,14 +115,16 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
                    ? launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream))
                    : from_cuda(launch_append_any(args, (int)n_kv_heads,
                                                  static_cast<cudaStream_t>(stream)));
-    return from_cuda(choose_launch(codec, args)(args, codec.head_dim, end - first, (int)n_kv_heads,
-                                                static_cast<cudaStream_t>(stream)));
+    const int n = end - first;
+    return from_cuda(choose_launch(args.roles, n, args)(args, codec.head_dim, n, (int)n_kv_heads,
+                                                        static_cast<cudaStream_t>(stream)));
 }
 
 bool one_launch(const Roles &roles, const AppendArgs &common)
 {
-    return roles.n == 1 ||
-           share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr);
+    const kvant_cuda_params &a = roles.at[0].codec, &b = roles.at[1].codec;
+    const bool seals = common.from != nullptr;
+    return roles.n == 1 || share_launch(a, b, seals) || share_books(a, b, seals);
 }
 
 /* Whether the launch that appends the rows can also transform queries and subtract the centres of
@@ -119,7 +135,7 @@ bool accepts_more(const Roles &roles, const AppendArgs &common)
     for (int i = 0; i < roles.n; i++)
         matrix |= roles.at[i].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
     return matrix && one_launch(roles, common) && !accepts_any(roles.at[0].codec, false) &&
-           choose_launch(roles.at[0].codec, common) == launch_append_short;
+           choose_launch(roles.at, roles.n, common) == launch_append_short;
 }
 
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,

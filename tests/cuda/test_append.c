@@ -285,6 +285,80 @@ static void test_many_rows(void **unused)
                                        order % 2, s == 1, order < 2 ? MOST_HEADS : 8 });
 }
 
+static void append_roles(const test_cache *cache, void *const rows[2], const void *slots,
+                         uint32_t n_tokens, bool keys, bool values)
+{
+    const uint32_t d = cache->head_dim;
+    kvant_cuda_append_args args = { .size = sizeof args,
+                                    .type = KVANT_CUDA_F32,
+                                    .n_tokens = n_tokens,
+                                    .n_kv_heads = HEADS,
+                                    .slots = slots };
+    if (keys)
+        args.k = (kvant_cuda_rows){ .codec = cache->gpu_k,
+                                    .pages = cache_pages(cache, KVANT_ROLE_K),
+                                    .rows = rows[0],
+                                    .token_stride = HEADS * d,
+                                    .head_stride = d };
+    if (values)
+        args.v = (kvant_cuda_rows){ .codec = cache->gpu_v,
+                                    .pages = cache_pages(cache, KVANT_ROLE_V),
+                                    .rows = rows[1],
+                                    .token_stride = HEADS * d,
+                                    .head_stride = d };
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+}
+
+/* One launch takes a codebook of more than 4 bits and one of at most 4 bits. Its bytes are those of
+ * a launch for each. */
+static void check_two_codebooks(const char *k, const char *v, uint32_t d, uint32_t n_tokens)
+{
+    test_cache cache, apart;
+    void *rows[2];
+    int64_t slots[BLOCKS * 64];
+    cache_open(&cache, k, v, d, HEADS, BLOCKS, 0);
+    cache_open(&apart, k, v, d, HEADS, BLOCKS, 0);
+    for (uint32_t i = 0; i < n_tokens; i++)
+        slots[i] = (int64_t)i + 37;
+    for (int r = 0; r < 2; r++) {
+        float *made = malloc((size_t)n_tokens * HEADS * d * sizeof *made);
+        for (uint32_t i = 0; i < n_tokens * HEADS; i++)
+            fill_row(made + (size_t)i * d, d, (uint32_t)(random_bits() % 24));
+        rows[r] = device_copy(made, (size_t)n_tokens * HEADS * d * sizeof *made);
+        free(made);
+    }
+    void *gpu_slots = device_copy(slots, n_tokens * sizeof *slots);
+    append_roles(&cache, rows, gpu_slots, n_tokens, true, true);
+    append_roles(&apart, rows, gpu_slots, n_tokens, true, false);
+    append_roles(&apart, rows, gpu_slots, n_tokens, false, true);
+    check_cuda(cudaDeviceSynchronize());
+    const size_t bytes = cache.block_bytes * cache.n_blocks;
+    uint8_t *got = malloc(bytes), *want = malloc(bytes);
+    device_read(got, cache.gpu_pool, bytes);
+    device_read(want, apart.gpu_pool, bytes);
+    assert_memory_equal(got, want, bytes);
+    free(got);
+    free(want);
+    cudaFree(rows[0]);
+    cudaFree(rows[1]);
+    cudaFree(gpu_slots);
+    cache_close(&cache);
+    cache_close(&apart);
+}
+
+static void test_two_codebooks(void **unused)
+{
+    (void)unused;
+    static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 7, 64, 130 };
+    for (size_t i = 0; i < (small_tests() ? 1 : 4); i++)
+        for (size_t n = 0; n < 3; n++) {
+            check_two_codebooks("turboquant-6:rotate=hadamard", "turboquant-4:rotate=hadamard",
+                                dims[i], counts[n]);
+            check_two_codebooks("turboquant-3:rotate=none",
+                                "turboquant-7:rotate=hadamard,scale=norm", dims[i], counts[n]);
+        }
+}
+
 /* Kernels of any head_dim and of any groups (src/cuda/any). */
 static void test_any(void **unused)
 {
@@ -451,6 +525,7 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_two_codebooks),
         cmocka_unit_test(test_same_bytes),
         cmocka_unit_test(test_many_rows),
         cmocka_unit_test(test_any),

@@ -54,7 +54,7 @@ template <class Book> struct BookedAppendArgs : AppendArgs {
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream);
 
-/* The same for wide codebooks. */
+/* The same for codebooks, of which at least one is wide. */
 cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                int n_kv_heads, cudaStream_t stream);
 
@@ -65,7 +65,7 @@ cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int
 constexpr uint32_t MOST_FEW = 64;
 
 /* Appends at most MOST_FEW rows to open pages, or to pages of uniform codes and codebooks. All
- * roles have kinds of launch_append, or all have wide codebooks, or all have open pages. */
+ * roles have kinds of launch_append, or of launch_append_wide, or all have open pages. */
 cudaError_t launch_append_short(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                 int n_kv_heads, cudaStream_t stream);
 

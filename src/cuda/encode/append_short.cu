@@ -482,10 +482,12 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
 cudaError_t launch_append_short(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                 int n_kv_heads, cudaStream_t stream)
 {
-    const kvant_cuda_params &codec = args.roles[0].codec;
-    if (codec.codes == KVANT_CUDA_CODES_OPEN)
+    bool wide = false;
+    for (int i = 0; i < n_roles; i++)
+        wide |= args.roles[i].codec.kind == KVANT_CUDA_CODEBOOK_WIDE;
+    if (args.roles[0].codec.codes == KVANT_CUDA_CODES_OPEN)
         return launch<OpenBook>(args, head_dim, n_roles, n_kv_heads, stream);
-    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
+    if (wide)
         return launch<WideBook>(args, head_dim, n_roles, n_kv_heads, stream);
     return launch<NarrowBook>(args, head_dim, n_roles, n_kv_heads, stream);
 }
