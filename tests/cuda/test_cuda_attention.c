@@ -202,32 +202,37 @@ static void test_trellis(void **unused)
     }
 }
 
-/* Keys of 6 bits with values of a trellis, the pair of the preset "quality". */
+/* Keys of 6 bits with values of 4 bits: the pairs of the preset "quality" and of vLLM's
+ * kvant_fast. */
 static void test_wide_keys(void **unused)
 {
     (void)unused;
     static const char *const keys[] = { "turboquant-6:rotate=hadamard",
                                         "turboquant-6:rotate=none,scale=norm" };
-    static const char values[] = "trellis-4:rotate=hadamard";
+    static const char *const values[] = { "trellis-4:rotate=hadamard",
+                                          "turboquant-4:rotate=hadamard" };
     static const uint32_t dims[] = { 64, 96, 128, 256 };
-    for (size_t k = 0; k < 2; k++)
+    for (size_t k = 0; k < 4; k++)
         for (size_t i = 0; i < 4; i++)
             for (uint32_t open = 0; open < 4; open += 3) {
-                attention_case c = { keys[k],
-                                     values,
+                attention_case c = { keys[k % 2],
+                                     values[k / 2],
                                      dims[i],
                                      2,
-                                     k ? 8 : 6,
+                                     k % 2 ? 8 : 6,
                                      10,
                                      (kvant_cuda_type)((k + i) % 3),
                                      odd_lengths,
                                      (i + k) % 2 == 1,
-                                     k ? 1.0f : 0.3f,
+                                     k % 2 ? 1.0f : 0.3f,
                                      open };
                 run_attention(&c);
             }
-    attention_case c = { keys[0], values, 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
-    run_attention(&c);
+    for (size_t v = 0; v < 2; v++) {
+        attention_case c = { keys[0],        values[v], 128,   2,    8, 1,
+                             KVANT_CUDA_F32, one_long,  false, 0.5f, 20 };
+        run_attention(&c);
+    }
 }
 
 static void test_head_groups(void **unused)

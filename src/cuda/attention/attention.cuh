@@ -493,6 +493,9 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
     if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN)
         if (choice.large && !choice.general && !choice.many && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, false, 1>();
+    if constexpr (HAS_WIDE_BOOK<KC> && !HAS_TRELLIS<VC>) /* in vLLM, which has no open pages */
+        if (choice.large && !choice.general && !choice.many && !choice.open)
+            return kernel_of<KC, VC, D, true, false, false, false, 1>();
     if constexpr (!RARE)
         if (choice.large && !choice.general)
             return choice.many ? kernel_of<KC, VC, D, true, true, true, false, 1>()

@@ -11,6 +11,7 @@
  *   codes of several channels with their own kind, of sizes in use
  *   a trellis with a trellis of at most as many bits
  *   keys with a codebook of 6 bits with a trellis of 4 bits: the preset "quality"
+ *   keys with a codebook of 6 bits with a codebook of 4 bits: vLLM's kvant_fast
  *   keys of 8 bits with a trellis of 4 and of 3 bits: the first layer of presets in vLLM
  *
  * CMake reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source
@@ -45,6 +46,7 @@
     X(Codebook4, Uniform4) \
     X(Codebook4, Codebook3) \
     X(Codebook4, Codebook2) \
+    X(Codebook6, Codebook4) \
     X(Codebook3, Codebook3) \
     X(Codebook3, Codebook2) \
     X(Codebook2, Codebook2) \

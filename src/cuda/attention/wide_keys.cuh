@@ -15,7 +15,7 @@
 namespace kvant
 {
 
-/* No values: only keys get more than 4 bits together with values of a trellis. */
+/* No values: no pair has values of more than 4 bits next to keys with a codebook. */
 struct Codebook6 : Kind<KVANT_CUDA_CODEBOOK6, 6, 2, 1> {
     static constexpr int LEVELS = 1 << BITS;
 };
