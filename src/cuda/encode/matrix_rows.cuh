@@ -41,18 +41,27 @@ template <int D, int WARPS> struct MatrixRows {
             number(space, row, 16 * tile + i) = x[i];
     }
 
-    /* Computes one channel of the rows whose ids are team, team + TEAMS, ... below n_rows. */
+    /* Computes one channel of the rows whose ids are team, team + TEAMS, ... below n_rows. All
+     * lanes of a warp read the same four numbers of a row at once. */
     KVANT_INLINE static void multiply(float (&y)[A_THREAD], Space &space, const float *column,
                                       int team, int n_rows)
     {
         unrolled_for (int k = 0; k < A_THREAD; k += AT_ONCE) {
             if (k * TEAMS >= n_rows)
                 break;
-#pragma unroll 16
-            for (int i = 0; i < D; i++) {
-                const float weight = column[(size_t)i * D];
-                unrolled_for (int q = k; q < k + AT_ONCE; q++)
-                    y[q] = __fadd_rn(y[q], __fmul_rn(number(space, team + TEAMS * q, i), weight));
+#pragma unroll 4
+            for (int i = 0; i < D; i += 4) {
+                float weight[4];
+                unrolled_for (int j = 0; j < 4; j++)
+                    weight[j] = column[(size_t)(i + j) * D];
+                unrolled_for (int q = k; q < k + AT_ONCE; q++) {
+                    const float4 x =
+                        *reinterpret_cast<const float4 *>(&number(space, team + TEAMS * q, i));
+                    y[q] = __fadd_rn(y[q], __fmul_rn(x.x, weight[0]));
+                    y[q] = __fadd_rn(y[q], __fmul_rn(x.y, weight[1]));
+                    y[q] = __fadd_rn(y[q], __fmul_rn(x.z, weight[2]));
+                    y[q] = __fadd_rn(y[q], __fmul_rn(x.w, weight[3]));
+                }
             }
         }
     }
