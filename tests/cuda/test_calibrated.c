@@ -171,12 +171,12 @@ static void bytes_are_those_of_the_cpu(void **unused)
  * are written. */
 static void refused_rows_leave_no_trace(void **unused)
 {
-    static const uint32_t counts[] = { 8, 90 }; /* few tokens and many */
+    static const uint32_t counts[] = { 8, 40, 90 }; /* few tokens, several and many */
     kvant_calibration *calibration = calibrate_fixed(128);
     role_cache c;
     (void)unused;
     for (int open = 0; open < 2; open++)
-        for (size_t i = 0; i < 2; i++) {
+        for (size_t i = 0; i < 3; i++) {
             role_open(&c, "turboquant-4:transform=file", 128, KVANT_ROLE_K, calibration);
             float *rows = make_rows(128), *bad = make_rows(128);
             int64_t slots[TOKENS];

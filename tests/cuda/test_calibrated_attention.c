@@ -138,6 +138,48 @@ static void transform_queries_with_rows(const problem *p,
     }
 }
 
+/* The same with more tokens, here one token repeated: blocks of several tokens. */
+static void transform_several_with_rows(const problem *p,
+                                        const kvant_cuda_kernel_query_args *queries)
+{
+    enum { SEVERAL = 41 };
+    const uint32_t d = p->k.d;
+    const size_t token = (size_t)QUERY_HEADS * d, part = SEVERAL * token;
+    float *got = malloc(part * sizeof *got), *want = malloc(token * sizeof *want);
+    int64_t none[SEVERAL];
+    for (int i = 0; i < SEVERAL; i++)
+        none[i] = -1;
+    void *slots = device_copy(none, sizeof none),
+         *rows = device_new((size_t)SEVERAL * HEADS * d * sizeof(float), 0);
+    kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                           .k = { .codec = p->k.gpu,
+                                                  .pages = gpu_pages(&p->k, false),
+                                                  .rows = rows,
+                                                  .token_stride = HEADS * d,
+                                                  .head_stride = d,
+                                                  .center = p->k.center,
+                                                  .scale = p->k.scale,
+                                                  .key_transform = p->k.key_transform },
+                                           .n_tokens = SEVERAL,
+                                           .n_kv_heads = HEADS,
+                                           .slots = slots,
+                                           .queries = *queries };
+    args.queries.n_further = 0;
+    args.queries.batch = SEVERAL;
+    args.queries.q_batch_stride = 0;
+    args.queries.out = device_new(part * sizeof *got, 0xff);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    device_read(got, args.queries.out, part * sizeof *got);
+    device_read(want, queries->out, token * sizeof *want);
+    for (size_t i = 0; i < (size_t)SEVERAL * QUERY_HEADS; i++)
+        compare_query(got + i * d, want + i % QUERY_HEADS * d, d, i);
+    cudaFree(args.queries.out);
+    cudaFree(slots);
+    cudaFree(rows);
+    free(got);
+    free(want);
+}
+
 static float *transform_queries(const problem *p, const void *gpu_q)
 {
     const uint32_t d = p->k.d;
@@ -160,6 +202,7 @@ static float *transform_queries(const problem *p, const void *gpu_q)
     compare_further(p, &args);
     transform_many_queries(p, &args);
     transform_queries_with_rows(p, &args);
+    transform_several_with_rows(p, &args);
     args.n_further = 2;
     assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
     args.n_further = 0;

@@ -9,7 +9,7 @@
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
  * one number of the row. It loads its column of the matrix before anything else. */
-#include "short_row.cuh"
+#include "short_matrix.cuh"
 #include "token_words.cuh"
 
 #include <algorithm>
@@ -18,117 +18,9 @@ namespace kvant
 {
 
 constexpr uint32_t MOST_REHEARSED = 8; /* tokens; more warps fetch instructions for each other */
-
-/* The pair of the block's centre that each of the first D / 2 threads loads before the key. */
-struct FewCenter {
-    CenterPair pair;
-    bool any;
-
-    template <class Book> KVANT_INLINE void load(const FewArgs<Book> &args, int d)
-    {
-        any = blockIdx.z == 0 && args.block_centers.start;
-        if (any && threadIdx.x < d / 2)
-            pair.load(args.block_centers, args.center_slots[blockIdx.x], threadIdx.x, blockIdx.y,
-                      gridDim.y, d);
-    }
-    /* The row about the centre, a number a thread; by all threads of a block of d. */
-    KVANT_INLINE float about(const float *row, float *x, int d) const
-    {
-        if (threadIdx.x < d / 2) {
-            const float2 center = pair.center();
-            x[pair.channels.x] = __fsub_rn(row[pair.channels.x], center.x);
-            x[pair.channels.y] = __fsub_rn(row[pair.channels.y], center.y);
-        }
-        __syncthreads();
-        return x[threadIdx.x];
-    }
-};
-
-/* Computes W ((x - c) / s) with all threads of a block of D, for keys with a matrix. Like
- * combine_rows, it adds the rows of the matrix in their order. */
-template <int D>
-KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_type type,
-                                             const FewCenter &center, size_t row_at, int kv_head,
-                                             bool &finite)
-{
-    constexpr int AHEAD = D > 128 ? 64 : D;
-    __shared__ float x[D], y[D];
-    const int channel = threadIdx.x, at = kv_head * D + channel;
-    const float *column = role.key_transform + (size_t)kv_head * D * D + channel;
-    float key_transform[AHEAD], number, sum = 0;
-    if (!center.any)
-        number = load_number(role.rows, row_at + channel, type);
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
-    if (center.any)
-        number = center.about(static_cast<const float *>(role.rows) + row_at, x, D);
-    if (role.center)
-        number = __fsub_rn(number, role.center[at]);
-    if (role.scale)
-        number = __fdiv_rn(number, role.scale[at]);
-    x[channel] = number;
-    finite = __syncthreads_and(is_finite(number));
-    unrolled_for (int first = 0; first < D; first += AHEAD) {
-        if (first > 0)
-            unrolled_for (int i = 0; i < AHEAD; i++)
-                key_transform[i] = column[(size_t)(first + i) * D];
-        unrolled_for (int i = 0; i < AHEAD; i++)
-            sum = __fadd_rn(sum, __fmul_rn(x[first + i], key_transform[i]));
-    }
-    y[channel] = sum;
-    __syncthreads();
-    Row<D> row;
-    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        row.x[j] = y[threadIdx.x % 32 + 32 * j];
-    return row;
-}
-
-/* A token's queries of a kv head through their matrix: four heads at a time, a channel a thread. */
-template <int D>
-KVANT_INLINE void short_queries(const QueryArgs &args, uint32_t matrix, uint32_t token, int kv_head,
-                                int n_kv_heads)
-{
-    constexpr int HEADS = 4, AHEAD = D > 128 ? 64 : D;
-    __shared__ float4 q[D];
-    const int channel = threadIdx.x, n = (int)args.heads_a_kv;
-    const float *column = args.inverse_key_transform[matrix] + (size_t)kv_head * D * D + channel;
-    float key_transform[AHEAD];
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
-    wait_for_prior();
-#pragma unroll 1
-    for (int head = 0; head < n; head += HEADS) {
-        float x[HEADS], sum[HEADS] = {};
-        unrolled_for (int h = 0; h < HEADS; h++)
-            x[h] = head + h < n
-                       ? load_number(args.q,
-                                     token * args.batch_stride +
-                                         (kv_head * n + head + h) * args.head_stride + channel,
-                                     args.type)
-                       : 0;
-        __syncthreads();
-        q[channel] = make_float4(x[0], x[1], x[2], x[3]);
-        __syncthreads();
-        unrolled_for (int first = 0; first < D; first += AHEAD) {
-            if (AHEAD < D && first + head > 0)
-                unrolled_for (int i = 0; i < AHEAD; i++)
-                    key_transform[i] = column[(size_t)(first + i) * D];
-            unrolled_for (int i = 0; i < AHEAD; i++) {
-                const float4 y = q[first + i];
-                sum[0] = fmaf(key_transform[i], y.x, sum[0]);
-                sum[1] = fmaf(key_transform[i], y.y, sum[1]);
-                sum[2] = fmaf(key_transform[i], y.z, sum[2]);
-                sum[3] = fmaf(key_transform[i], y.w, sum[3]);
-            }
-        }
-        unrolled_for (int h = 0; h < HEADS; h++)
-            if (head + h < n)
-                args.out[(((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n +
-                          head + h) *
-                             D +
-                         channel] = sum[h];
-    }
-}
+/* From so many tokens on, blocks of several tokens share what they read of a matrix. 64 tokens of 8
+ * kv heads read it 1024 times otherwise, 64 KB each, which takes 16 us on an H200. */
+constexpr uint32_t SEVERAL = 16;
 
 /* A NaN is above or below all numbers here, whatever its sign, so the extremes tell of it. */
 template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float &min, float &max)
@@ -216,10 +108,10 @@ KVANT_INLINE Quantized short_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const
 
 /* Seldom: the slot is read again. */
 template <class Book>
-KVANT_INLINE void refuse_short(const FewArgs<Book> &args, bool finite, int lane)
+KVANT_INLINE void refuse_short(const FewArgs<Book> &args, uint32_t row, bool finite, int lane)
 {
     if (lane == 0)
-        note_refusal(args, blockIdx.x, args.slots[blockIdx.x], finite);
+        note_refusal(args, row, args.slots[row], finite);
 }
 
 /* Copies the levels and thresholds of a codec that a warp looks up in shared memory. */
@@ -236,8 +128,9 @@ KVANT_INLINE void copy_book(WideBook &to, const WideBook &from, uint32_t bits, i
 }
 
 template <int D>
-KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const ShortRole &role, const Row<D> &y,
-                             uint8_t *page, int token, bool finite, Stage stage, int lane)
+KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, uint32_t number, const ShortRole &role,
+                             const Row<D> &y, uint8_t *page, int token, bool finite, Stage stage,
+                             int lane)
 {
     bool in_range = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -245,7 +138,7 @@ KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const ShortRole &rol
     if (stage != WORKS)
         return;
     if (!__all_sync(FULL, in_range)) {
-        refuse_short(args, finite, lane);
+        refuse_short(args, number, finite, lane);
         return;
     }
     const size_t at = (size_t)token * D;
@@ -255,9 +148,9 @@ KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const ShortRole &rol
 }
 
 template <int D, class Book>
-KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, const Book &book,
-                              const Row<D> &y, uint8_t *page, int at, bool finite, Stage stage,
-                              int lane)
+KVANT_INLINE void write_codes(const FewArgs<Book> &args, uint32_t number, const Known<D> &known,
+                              const Book &book, const Row<D> &y, uint8_t *page, int at, bool finite,
+                              Stage stage, int lane)
 {
     uint32_t codes[Row<D>::PER_LANE] = {};
     Quantized q{};
@@ -266,7 +159,7 @@ KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, 
                 ? short_codebook<D>(codes, known, book, y, lane)
                 : short_uniform<D>(codes, known, y);
         if (!q.in_range && stage == WORKS) {
-            refuse_short(args, finite, lane);
+            refuse_short(args, number, finite, lane);
             return;
         }
     }
@@ -282,16 +175,16 @@ KVANT_INLINE void write_codes(const FewArgs<Book> &args, const Known<D> &known, 
         TokenWords<D, false>(at, lane).put(words, codes, known.bits, stage == WORKS);
 }
 
-/* A transformed row to its page, by a warp. */
+/* A transformed row to its page, by a warp. number: the row's token in the call. */
 template <int D, class Book>
-KVANT_INLINE void write_row(const FewArgs<Book> &args, const ShortRole &role, const Known<D> &known,
-                            const Book &book, const Row<D> &y, uint8_t *page, int at, bool finite,
-                            Stage stage, int lane)
+KVANT_INLINE void write_row(const FewArgs<Book> &args, uint32_t number, const ShortRole &role,
+                            const Known<D> &known, const Book &book, const Row<D> &y, uint8_t *page,
+                            int at, bool finite, Stage stage, int lane)
 {
     if constexpr (std::is_same<Book, OpenBook>::value)
-        write_open<D>(args, role, y, page, at, finite, stage, lane);
+        write_open<D>(args, number, role, y, page, at, finite, stage, lane);
     else
-        write_codes<D>(args, known, book, y, page, at, finite, stage, lane);
+        write_codes<D>(args, number, known, book, y, page, at, finite, stage, lane);
 }
 
 template <int D, class Book>
@@ -334,8 +227,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     if (32 * (warp + 1) == blockDim.x)
         return let_next_begin();
     if (MATRIX && blockIdx.z >= args.n_roles)
-        return short_queries<D>(args.queries, blockIdx.z - args.n_roles, blockIdx.x, blockIdx.y,
-                                gridDim.y);
+        return short_queries<D>(args.queries, blockIdx.z - args.n_roles, blockIdx.x, blockIdx.x + 1,
+                                blockIdx.y, gridDim.y);
     __shared__ Book books[1];
     const ShortRole &role = args.roles[blockIdx.z];
     const bool through_matrix = MATRIX && role.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL,
@@ -392,7 +285,60 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     }
     finite = __all_sync(FULL, finite);
     if (!MATRIX || first_warp)
-        write_row<D>(args, role, known, books[0], y, page, at, finite, stage, lane);
+        write_row<D>(args, blockIdx.x, role, known, books[0], y, page, at, finite, stage, lane);
+}
+
+/* Some role has a matrix, and there are so many tokens that reading the matrix limits the speed. A
+ * block has a token for each warp of its D threads. */
+template <int D, class Book>
+__global__ void __launch_bounds__(D + 32)
+    append_several_kernel(const __grid_constant__ FewArgs<Book> args)
+{
+    constexpr int N = D / 32;
+    const int lane = threadIdx.x & 31, kv_head = blockIdx.y,
+              warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
+    const uint32_t first = blockIdx.x * N, token = first + warp;
+    if (warp == N)
+        return let_next_begin();
+    if (blockIdx.z >= args.n_roles)
+        return short_queries<D>(args.queries, blockIdx.z - args.n_roles, first,
+                                min(first + N, args.n_tokens), blockIdx.y, gridDim.y);
+    __shared__ Book books[1];
+    const ShortRole &role = args.roles[blockIdx.z];
+    const bool through_matrix = role.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
+    Known<D> known(role);
+    Affine<D> affine;
+    known.request(args.books[blockIdx.z], lane);
+    if (warp == 0)
+        copy_book(books[0], args.books[blockIdx.z], known.bits, lane);
+    affine.load(role, !through_matrix && role.affine, kv_head * D + lane);
+    if (!args.slots_ready)
+        wait_for_prior();
+    const int64_t slot = token < args.n_tokens ? args.slots[token] : -1;
+    wait_for_prior(); /* for a slot below 0, too: the next kernel relies on this wait */
+    __syncthreads();  /* the book is there */
+    bool finite = true;
+    Row<D> y{};
+    if (through_matrix)
+        y = several_rows_through_matrix<D, N>(args, role, first, kv_head, finite);
+    if (slot < 0)
+        return;
+    const int at = (int)(slot % PAGE_TOKENS);
+    uint8_t *page =
+        role.base + (size_t)page_number(slot) * known.block_stride + kv_head * known.head_stride;
+    request_words<D, Book>(known, page, at, lane);
+    if (!through_matrix) {
+        RawRow<D> raw;
+        raw.load(role.rows, token * role.token_stride + kv_head * role.row_head_stride, args.type,
+                 lane);
+        y = raw.numbers(args.type);
+        if (role.affine)
+            affine.apply(y, role.scale != nullptr);
+        finite = is_finite<D>(y);
+        rotate(y, known.rotation, lane);
+    }
+    finite = __all_sync(FULL, finite);
+    write_row<D>(args, token, role, known, books[0], y, page, at, finite, WORKS, lane);
 }
 
 static ShortRole short_role(const AppendRole &from)
@@ -457,7 +403,8 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
                      {},
                      {},
                      (uint32_t)n_roles,
-                     args.queries };
+                     args.queries,
+                     args.n_tokens };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = short_role(args.roles[i]);
@@ -469,6 +416,10 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         void *parameters[] = { &p };
+        if (matrix && args.n_tokens >= SEVERAL && !args.block_centers.start)
+            return launch_early((const void *)append_several_kernel<D, Book>,
+                                dim3((args.n_tokens + D / 32 - 1) / (D / 32), grid.y, grid.z),
+                                D + 32, parameters, 0, stream);
         if (matrix)
             return launch_early((const void *)append_short_kernel<D, Book, true>, grid, D + 32,
                                 parameters, 0, stream);

@@ -51,6 +51,7 @@ template <class Book> struct FewArgs {
     Book books[2];
     uint32_t n_roles; /* behind them, a matrix of queries each */
     QueryArgs queries;
+    uint32_t n_tokens;
 };
 
 /* The stage at which a warp begins. One warp works (WORKS), and all further warps rehearse. */
