@@ -45,7 +45,7 @@ OF_VLLM = (
     "fp8_per_token_head",
     "turboquant_",
 )
-PRESETS = ("quality", "balanced", "small")
+CALIBRATED = ("quality", "balanced", "small", "fast")
 FEW, MANY = 8, 40  # tokens of the two calls
 
 
@@ -487,7 +487,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         if (
             a.what == "speed"
-            and any(cache in PRESETS or "=file" in cache for cache in a.caches)
+            and any(cache in CALIBRATED or "=file" in cache for cache in a.caches)
             and "KVANT_VLLM_CALIBRATION" not in os.environ
         ):
             os.environ["KVANT_VLLM_CALIBRATION"] = f"{folder}/random.kvcal"

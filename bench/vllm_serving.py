@@ -49,7 +49,7 @@ def arguments():
     model_shape.add_options(parser)
     parser.set_defaults(model="qwen3")
     parser.add_argument(
-        "--caches", nargs="+", default="auto kvant fp8 int4 bdr4 turboquant4".split()
+        "--caches", nargs="+", default="auto kvant fast fp8 int4 bdr4 turboquant4".split()
     )
     parser.add_argument(
         "--gib", type=float, default=48, help="memory of each cache; 0: what vLLM chooses"

@@ -184,9 +184,11 @@ class Cases:
                     self.check_long(
                         f"{keys},sink=0/int-8:center=file,sink=0", layer=1, calibration=path
                     )
-            self.check(
-                "balanced", DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path
-            )
+            for name in ("balanced", "fast"):
+                with self.subTest(name):
+                    self.check(
+                        name, DECODES + DRAFTS, torch.bfloat16, drafts=4, layer=1, calibration=path
+                    )
 
 
 class Gpu(Cases, TestCase):

@@ -211,15 +211,22 @@ class Choices(TestCase):
         layer.__dict__["impl"] = made_impl("balanced", window=50)
         with (
             mock.patch.object(impl, "_stored", [(chosen_as("balanced"), {"a": layer})]),
-            self.assertRaisesRegex(ValueError, "presets need a calibration if layers have windows"),
+            self.assertRaisesRegex(
+                ValueError, "transforms need a calibration if layers have windows"
+            ),
         ):
             impl.customize_spec(spec)
 
     def test_learners(self):
-        """A preset without a calibration learns for itself. KVANT_VLLM_LEARN makes a file."""
+        """Codecs that need a calibration learn one for themselves if there is no file.
+        KVANT_VLLM_LEARN makes a file.
+        """
         with mock.patch.object(learn, "learners", []):
             self.assertEqual(len(made_impl("balanced").learners), 1)
             self.assertEqual(len(made_impl("balanced").learners), 1)  # of the whole model
+        for stored in ("fast", "turboquant-4:transform=file,sink=0/turboquant-4"):
+            with mock.patch.object(learn, "learners", []):
+                self.assertEqual(len(made_impl(stored).learners), 1)
         with mock.patch.object(learn, "learners", []):
             self.assertEqual(made_impl("turboquant4").learners, [])
             with mock.patch.dict("os.environ", KVANT_VLLM_LEARN="model.kvcal"):
@@ -325,16 +332,17 @@ class Choices(TestCase):
             tempfile.TemporaryDirectory() as folder,
             mock.patch.dict("os.environ", KVANT_VLLM_CALIBRATION=""),
         ):
-            specs = "trellis-4:transform=file,sink=0", "trellis-4"
-            self.assertEqual(
-                chosen("kvant_balanced", folder), Stored(*specs, first_k="int-8", learns=True)
-            )
             path = pathlib.Path(folder, "kvant.kvcal")
+            named = {
+                "kvant_balanced": ("trellis-4:transform=file,sink=0", "trellis-4"),
+                "kvant_fast": ("turboquant-6:transform=file,sink=0", "turboquant-4"),
+            }
+            for name, specs in named.items():
+                found = chosen(name, folder)
+                self.assertEqual(found, Stored(*specs, first_k="int-8", learns=True))
             path.touch()
-            self.assertEqual(
-                chosen("kvant_balanced", folder),
-                Stored(*specs, str(path)),
-            )
+            for name, specs in named.items():
+                self.assertEqual(chosen(name, folder), Stored(*specs, str(path)))
 
     def test_drafts_have_no_calibration(self):
         made = made_impl("int4")

@@ -7,9 +7,10 @@ On a GPU, with vLLM 0.33; with older releases; and on a CPU:
     KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64
 
 KVANT_VLLM names the codecs of blocks: a name of STORED or its codec's (turboquant-4), a preset, or
-specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too, or `balanced` without it. Presets
-read a calibration: KVANT_VLLM_CALIBRATION, the path of a .kvcal, or kvant.kvcal next to the model.
-Without one they learn from the first prompts, and models with layers of several kinds are refused.
+specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too, or `balanced` without it. Presets,
+`fast` and specs with transform=file read a calibration: KVANT_VLLM_CALIBRATION, the path of a
+.kvcal, or kvant.kvcal next to the model. Without one they learn from the first prompts, and models
+with layers of several kinds are refused.
 KVANT_VLLM_LEARN=path makes such a file from the first prompts, for the next start, and
 KVANT_VLLM_LEARN_POSITIONS=N does it at positions up to N. Without these settings vLLM is
 unchanged."""
@@ -29,7 +30,7 @@ class Stored(NamedTuple):
     v: str
     calibration: str | None = None  #: a path
     first_k: str | None = None  #: keys of the first layer, if they have another codec
-    learns: bool = False  #: transforms of this preset come from the first prompts
+    learns: bool = False  #: transforms come from the first prompts
 
     def of_layer(self, layer: int) -> Stored:
         """The codecs of one layer of the model."""
@@ -41,9 +42,11 @@ class Stored(NamedTuple):
 # from zero (bench/results/vllm_first_layer.csv).
 _FIRST = "int-8"
 # Codecs that need nothing outside of their pages: engines share, drop and overwrite blocks freely.
-# int4 and bdr4 are the codecs of papers, with the same codec in all layers.
+# int4 and bdr4 are the codecs of papers, with the same codec in all layers. fast has transforms, as
+# presets have them, and no trellis, whose search makes prompts wait.
 STORED = {
     "turboquant4": Stored("turboquant-4", "turboquant-4", first_k=_FIRST),
+    "fast": Stored("turboquant-6:transform=file,sink=0", "turboquant-4"),
     "int8": Stored("int-8", "int-8"),
     "int4": Stored("int-4", "int-4"),
     "bdr4": Stored("bdr-4", "bdr-4"),
@@ -58,6 +61,11 @@ DEFAULT = "balanced"
 LEARNS = "tiny"  #: a preset, for whose matrices blocks have no room
 DTYPE = "kvant"  #: a cache whose codecs KVANT_VLLM names. kvant_NAME: a name of STORED or PRESETS
 BESIDE_MODEL = "kvant.kvcal"
+
+
+def is_calibrated(spec: str) -> bool:
+    """Whether a codec takes numbers from a calibration."""
+    return "=file" in spec
 
 
 def _preset(name: str) -> Stored:
@@ -108,7 +116,7 @@ def chosen(dtype: str | None = None, model: str | None = None) -> Stored | None:
             "specs K/V"
         )
     found = _preset(name) if name in PRESETS else STORED.get(name) or Stored(*name.split("/", 1))
-    if name in PRESETS and not calibration:
+    if not calibration and any(map(is_calibrated, found[:2])):
         return found._replace(first_k=_FIRST, learns=True)
     return found._replace(calibration=calibration)
 

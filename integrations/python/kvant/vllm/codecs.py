@@ -58,11 +58,6 @@ def codecs(
     ]
 
 
-def is_calibrated(spec: str) -> bool:
-    """Whether a codec takes numbers from a calibration."""
-    return "=file" in spec
-
-
 def heads_of_rank(n_heads: int, total: int, rank: int, n_ranks: int) -> range:
     """The kv heads of a rank of tensor parallelism: a part of them, or one copy if ranks outnumber
     heads."""

@@ -22,8 +22,8 @@ from ..gpu import (
     type_of,
 )
 from ..library import PAGE_TOKENS, check, library, text_buffer
-from . import Stored
-from .codecs import codecs, is_calibrated
+from . import Stored, is_calibrated
+from .codecs import codecs
 
 _ROWS_BYTES = 256 << 20  # keys and values that a chunk of a prompt reads as rows
 _RELEARNED = 1024  # blocks at a time, whose rows and pages are copied

@@ -67,8 +67,8 @@ def customize_spec(spec: Any, layer: int = -1) -> Any:
             return replace(spec, state_content_bytes=cell)
     elif stored.learns:
         raise ValueError(
-            "kvant: presets need a calibration if layers have windows or several kinds: set "
-            f"KVANT_VLLM_CALIBRATION to a file of kvant.calibrate, or put {BESIDE_MODEL} next to "
+            "kvant: learned transforms need a calibration if layers have windows or several kinds: "
+            f"set KVANT_VLLM_CALIBRATION to a file of kvant.calibrate, or put {BESIDE_MODEL} next to "
             "the model"
         )
     else:

@@ -17,8 +17,8 @@ from .. import attention
 from ..arrays import np
 from ..library import PAGE_TOKENS, Error
 from ..tensor import Tensor as Pages
-from . import Stored
-from .codecs import codecs, is_calibrated
+from . import Stored, is_calibrated
+from .codecs import codecs
 
 LOG = logging.getLogger("vllm.kvant")
 _REFUSED = (50, 51)  # KVANT_ERR_NONFINITE, KVANT_ERR_RANGE
