@@ -12,6 +12,7 @@ NAMES = {
     "bdr4": "`bdr4`",
     "turboquant4": "`turboquant4`",
     "kvant": "`balanced`",
+    "fast": "`fast`",
 }
 NUMBERS = {cache: number for number, cache in enumerate(NAMES)}  # of colours and marks
 AT_ONCE = (1, 4, 16, 64, 128, 256)

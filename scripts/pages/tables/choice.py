@@ -4,7 +4,7 @@ table of vLLM. transformers.py, vllm.py and serving.py have all tables."""
 import serving
 from results import Missing
 from tables import transformers, vllm
-from text import table, times
+from text import divergence, table, times
 
 PRESETS = ("quality", "small")  # whose speed nobody measured in vllm_serving.csv
 COLUMNS = {
@@ -32,16 +32,23 @@ def _cell(results, cache, shape):
     return times(1 / ratio if column == "tpot_ms" else ratio)
 
 
+def _loss(results, cache):
+    """The largest KLD of the models; empty if one was not measured."""
+    lines = vllm._quality_of(results, "balanced" if cache == "kvant" else cache)
+    return divergence(max(x.number("kld_mean") for x in lines)) if all(lines) else ""
+
+
 def vllm_choice(results):
-    """vLLM's caches relative to bfloat16: tokens in the same memory, speed, wait for a token."""
+    """vLLM's caches: loss, tokens in the same memory, speed and wait relative to bfloat16."""
     tokens, rows = _tokens(results), []
     names = {**serving.NAMES, **{preset: f"`{preset}`" for preset in PRESETS}}
     for cache, name in names.items():
         shown = name if cache == "fp8" else f"kvant {name}"
         if cache != serving.RIVAL and shown in tokens:
             cells = [_cell(results, cache, shape) for shape in COLUMNS.values()]
-            rows.append([shown, tokens[shown], *cells])
-    return table(["KV cache", "tokens in the same memory", *COLUMNS], *rows)
+            rows.append([shown, _loss(results, cache), tokens[shown], *cells])
+    heading = ["KV cache", "largest KLD of three models", "tokens in the same memory", *COLUMNS]
+    return table(heading, *rows)
 
 
 def transformers_gain(results):

@@ -1,7 +1,7 @@
 """vLLM on one GPU, Llama 3.1 8B's shape: tokens that fit, speed, first token, and quality."""
 
 from caches import MODELS, divergence_cells
-from results import has, like, starts
+from results import like, starts
 from speed import gpu_name
 from text import code, table, times
 
@@ -14,6 +14,7 @@ NAMES = {
     "turboquant_4bit_nc": "vLLM's `turboquant_4bit_nc`",
     "int4": "kvant `int4`",
     "turboquant4": "kvant `turboquant4`",
+    "fast": "kvant `fast`",
     "balanced": "kvant `balanced`",
     "quality": "kvant `quality`",
     "small": "kvant `small`",
@@ -97,33 +98,77 @@ def vllm_fit(results):
     return table(["KV cache", "GPU", "million tokens", "times bfloat16"], *rows)
 
 
+# Columns k and v of vllm_quality.csv by the names of vLLM's caches.
+LEARNED = "transform=file,sink=0"
+STORED = {
+    "fp8": ("e4m3", "e4m3"),
+    "quality": (f"turboquant-6:{LEARNED}", "trellis-4:center=file,sink=0"),
+    "fast": (f"turboquant-6:{LEARNED}", "turboquant-4"),
+    "balanced": (f"trellis-4:{LEARNED}", "trellis-4"),
+    "turboquant4": ("turboquant-4", "turboquant-4"),
+    "small": (f"trellis-3:{LEARNED}", "trellis-3"),
+}
+# Further codecs with learned transforms of the keys.
+FURTHER = ("turboquant-5", "turboquant-4", "int-6", "int-5", "int-4")
+
+
+def _quality_lines(results, k, v):
+    """The line of each model; None where it was not measured."""
+    wanted = {"k": k, "v": v, "cache": "fp8" if k == "e4m3" else "kvant"}
+    return [results.maybe("vllm_quality.csv", {**wanted, "model": starts(m)}) for m in MODELS]
+
+
+def _quality_of(results, cache):
+    """The lines of one of vLLM's caches, one for each model."""
+    if cache in STORED:
+        return _quality_lines(results, *STORED[cache])
+    spec = {"int4": "int-4", "bdr4": "bdr-4"}[cache]
+    wanted = {"cache": "kvant", "k": spec, "v": spec, "protect": "0", "calibration": ""}
+    return [results.maybe("quality.csv", {**wanted, "model": starts(m)}) for m in MODELS]
+
+
 def vllm_quality(results):
-    """KLD of the codecs that vLLM's users name, measured in llama.cpp on the same codecs."""
-    rows = []
-    for name, spec in (("int4", "int-4"), ("int8", "int-8"), ("turboquant4", "turboquant-4")):
-        wanted = {"cache": "kvant", "k": spec, "v": spec, "protect": "0", "calibration": ""}
-        find = (results.maybe("quality.csv", {**wanted, "model": starts(m)}) for m in MODELS)
-        rows.append([f"kvant {code(name)}", "", *divergence_cells(find)])
-    for preset in ("quality", "balanced", "small"):
-        wanted = {"cache": "kvant", "preset": preset, "calibration": has("kvcal")}
-        find = (results.maybe("quality_presets.csv", {**wanted, "model": m}) for m in MODELS)
-        rows.append([f"kvant {code(preset)}", "a file", *divergence_cells(find)])
-    heading = ["KV cache", "calibration", *(f"KLD, {name}" for name in MODELS.values())]
+    """KLD of the rows that vLLM's caches hold, without the first layer's int-8 keys of presets."""
+    sizes, rows = _bytes(results), []
+    for cache in (*STORED, "int4"):
+        bits = f"{8 * sizes[NAMES[cache]] / 256:.4g}"
+        rows.append([NAMES[cache], bits, *divergence_cells(_quality_of(results, cache))])
+    heading = ["KV cache", "bits", *(f"KLD, {name}" for name in MODELS.values())]
     return table(heading, *rows)
 
 
-def vllm_bytes(results):
-    """Bytes that a token takes per kv head of 128 numbers, keys and values together."""
-    rows = [["bfloat16", 2 * 2 * 128], ["fp8", 2 * 128]]
+def vllm_transforms(results):
+    """KLD of codecs whose keys have learned transforms, with nothing in fp16."""
+    rows = [
+        [code(f"{codec}:transform=file"), code(codec)]
+        + divergence_cells(_quality_lines(results, f"{codec}:{LEARNED}", codec))
+        for codec in FURTHER
+    ]
+    stock = {"cache": "llama.cpp", "k": "q8_0"}
+    find = (results.maybe("vllm_quality.csv", {**stock, "model": starts(m)}) for m in MODELS)
+    rows.append(["llama.cpp `q8_0`", "", *divergence_cells(find)])
+    return table(["keys", "values", *(f"KLD, {name}" for name in MODELS.values())], *rows)
+
+
+def _bytes(results):
+    """{name of a cache: bytes of a token per kv head of 128 numbers, keys and values together}"""
+    made = {NAMES["auto"]: 2 * 2 * 128, NAMES["fp8"]: 2 * 128}
     for name, spec in (("int4", "int-4"), ("turboquant4", "turboquant-4")):
         line = results.newest("codecs.csv", {"spec": spec, "head_dim": 128})
-        rows.append([f"kvant {code(name)}", f"{2 * 128 * line.number('bits') / 8:.0f}"])
+        made[NAMES[name]] = 2 * 128 * line.number("bits") / 8
     for preset in ("balanced", "quality", "small"):
         of = {"model": "Llama 3.1 8B", "cache": preset}
         lines = [results.newest("sizes.csv", {**of, "context": n}) for n in (65536, 131072)]
         grown = lines[1].number("pages_bytes") - lines[0].number("pages_bytes")
         heads = lines[0].number("layers") * lines[0].number("kv_heads")
-        rows.append([f"kvant {code(preset)}", f"{grown / 65536 / heads:.0f}"])
+        made[NAMES[preset]] = grown / 65536 / heads
+    made[NAMES["fast"]] = made[NAMES["quality"]]  # both have keys of 6 bits and values of 4
+    return made
+
+
+def vllm_bytes(results):
+    """Bytes that a token takes per kv head of 128 numbers, keys and values together."""
+    rows = ([name, f"{size:.0f}"] for name, size in _bytes(results).items())
     return table(["KV cache", "bytes per token and kv head"], *rows)
 
 
