@@ -1,6 +1,6 @@
 """Measures what vLLM's fp8 cache costs in quality: keys and values rounded to e4m3 with a scale of
 1, which vLLM uses for a checkpoint without scales. The model runs with transformers on a CPU, in
-float32. Positions and scores are those of `kvant eval -c 2048 --chunks N`, so both KLDs compare.
+float32. It scores the same positions as `kvant eval -c 2048 --chunks N`, so both KLDs compare.
 
 vLLM on Hopper also rounds queries to e4m3 (FlashAttention-3). This script does not, so vLLM's own
 loss may be larger.

@@ -309,8 +309,8 @@ static void append_roles(const test_cache *cache, void *const rows[2], const voi
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
 }
 
-/* One launch takes a codebook of more than 4 bits and one of at most 4 bits. Its bytes are those of
- * a launch for each. */
+/* One launch takes a codebook of more than 4 bits and one of at most 4 bits. It writes the same
+ * bytes as a launch for each of them. */
 static void check_two_codebooks(const char *k, const char *v, uint32_t d, uint32_t n_tokens)
 {
     test_cache cache, apart;

@@ -18,8 +18,8 @@ namespace kvant
 {
 
 constexpr uint32_t MOST_REHEARSED = 8; /* tokens; more warps fetch instructions for each other */
-/* From so many tokens on, blocks of several tokens share what they read of a matrix. 64 tokens of 8
- * kv heads read it 1024 times otherwise, 64 KB each, which takes 16 us on an H200. */
+/* With this number of tokens or more, a block has several tokens and reads its matrix once for all
+ * of them. One token a block would read 64 MB for 64 tokens of 8 kv heads. */
 constexpr uint32_t SEVERAL = 16;
 
 /* A NaN is above or below all numbers here, whatever its sign, so the extremes tell of it. */
@@ -288,8 +288,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
         write_row<D>(args, blockIdx.x, role, known, books[0], y, page, at, finite, stage, lane);
 }
 
-/* Some role has a matrix, and there are so many tokens that reading the matrix limits the speed. A
- * block has a token for each warp of its D threads. */
+/* For SEVERAL tokens or more, if some role has a matrix. A block has a token for each warp of its D
+ * threads. */
 template <int D, class Book>
 __global__ void __launch_bounds__(D + 32)
     append_several_kernel(const __grid_constant__ FewArgs<Book> args)

@@ -1,5 +1,5 @@
-/* short_matrix.cuh - keys and queries of a decode step through the matrix of transform=file: a thread
- * computes one number of a row.
+/* short_matrix.cuh - keys and queries of a decode step through the matrix of transform=file. A
+ * thread computes one number of a row.
  *
  * Owns the products. append_short.cu owns the kernels, and the rows' way to their pages. */
 #pragma once

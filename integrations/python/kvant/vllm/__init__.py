@@ -7,10 +7,10 @@ On a GPU, with vLLM 0.33; with older releases; and on a CPU:
     KVANT_VLLM=turboquant4 vllm serve MODEL --block-size 64
 
 KVANT_VLLM names the codecs of blocks: a name of STORED or its codec's (turboquant-4), a preset, or
-specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too, or `balanced` without it. Presets,
-`fast` and specs with transform=file read a calibration: KVANT_VLLM_CALIBRATION, the path of a
-.kvcal, or kvant.kvcal next to the model. Without one they learn from the first prompts, and models
-with layers of several kinds are refused.
+specs as K/V (int-8/turboquant-4). The dtype `kvant` uses it, too, or `balanced` without it.
+Presets, `fast` and specs with transform=file read a calibration: KVANT_VLLM_CALIBRATION, the path
+of a .kvcal, or kvant.kvcal next to the model. Without one they learn from the first prompts, and
+models with layers of several kinds are refused.
 KVANT_VLLM_LEARN=path makes such a file from the first prompts, for the next start, and
 KVANT_VLLM_LEARN_POSITIONS=N does it at positions up to N. Without these settings vLLM is
 unchanged."""

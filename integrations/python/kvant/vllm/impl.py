@@ -68,8 +68,8 @@ def customize_spec(spec: Any, layer: int = -1) -> Any:
     elif stored.learns:
         raise ValueError(
             "kvant: learned transforms need a calibration if layers have windows or several kinds: "
-            f"set KVANT_VLLM_CALIBRATION to a file of kvant.calibrate, or put {BESIDE_MODEL} next to "
-            "the model"
+            "set KVANT_VLLM_CALIBRATION to a file of kvant.calibrate, or put "
+            f"{BESIDE_MODEL} next to the model"
         )
     else:
         stored, own = stored.of_layer(-1), (spec.num_kv_heads, spec.head_size)
