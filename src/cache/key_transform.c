@@ -8,7 +8,6 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "../base/half.h"
 #include "../base/parallel.h"
 #include "../math/sums.h"
 
@@ -38,13 +37,16 @@ static kvant_status read_part(uint32_t n, const uint16_t *triangle, double *lowe
                               double *room)
 {
     const size_t d = n;
-    for (size_t i = 0; i < d; i++)
-        for (size_t j = 0; j <= i; j++)
-            lower[i * d + j] = kvant_half_to_float(*triangle++);
-    for (size_t i = 0; i < d; i++)
-        KVANT_RETURN_IF(!(lower[i * d + i] > 0), KVANT_ERR_FORMAT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    float row[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < n; i++) {
+        kernels->triangle_row(triangle, n, i, row);
+        KVANT_RETURN_IF(!(row[i] > 0), KVANT_ERR_FORMAT);
+        for (uint32_t j = 0; j <= i; j++)
+            lower[i * d + j] = (double)row[j];
+    }
     memcpy(room, lower, d * d * sizeof *room);
-    kvant_kernels_get(KVANT_CPU_AUTO)->lower_inverse(d, room, inverse);
+    kernels->lower_inverse(d, room, inverse);
     const double squares =
         kvant_dot_lanes(lower, lower, d * d) * kvant_dot_lanes(room, room, d * d);
     KVANT_RETURN_IF(!(squares <= MAX_CONDITION * MAX_CONDITION), KVANT_ERR_FORMAT);

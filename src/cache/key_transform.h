@@ -1,5 +1,5 @@
 /* key_transform.h - the matrices of transform=first: one W per kv head, stored as lower triangles
- * in binary16.
+ * in 4 bits (math/triangle.h).
  *
  * Up to head_dim 128 W is one matrix. Above, W is block diagonal with parts (sub-heads) of at most
  * 64 channels (transform.h), because the time to solve for a matrix grows with the third power of
@@ -18,7 +18,7 @@ static inline uint32_t kvant_key_transform_part(uint32_t head_dim)
     return head_dim % (2 * parts) ? head_dim : head_dim / parts;
 }
 
-/* How many numbers the triangles of all sub-heads of all kv heads have. They lie one after
+/* How many halves the triangles of all sub-heads of all kv heads take. They lie one after
  * another. */
 static inline size_t kvant_key_transform_halves(const kvant_tensor *tensor)
 {

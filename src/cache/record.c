@@ -13,7 +13,7 @@
 #include "shift.h"
 #include "transform_bytes.h"
 
-#define RECORD_MAGIC 0x314345524e564bffu /* 0xff, then "KVNREC1" */
+#define RECORD_MAGIC 0x324345524e564bffu /* 0xff, then "KVNREC2" */
 
 typedef struct record_header {
     uint64_t magic;

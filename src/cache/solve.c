@@ -172,6 +172,7 @@ static void solve_sub_head(void *context, size_t sub_head, uint32_t worker)
     }
 }
 
+/* Scales a triangle by its n steps and numbers on the diagonal. */
 static void scale(float factor, size_t n, uint16_t *halves)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -199,7 +200,7 @@ static void balance_parts(const solve_job *job, uint32_t head)
         after += balance[2 * p] * balance[2 * p + 1];
     }
     for (uint32_t p = 0; p < parts && parts > 1; p++)
-        scale((float)sqrt(balance[2 * p + 1] * before / after), size, triangle + p * size);
+        scale((float)sqrt(balance[2 * p + 1] * before / after), 2 * n, triangle + p * size);
 }
 
 static kvant_status center_blocks(const solve_job *job, kvant_key_transform *key_transform)

@@ -61,7 +61,7 @@ typedef struct kvant_centers kvant_centers;
 typedef struct kvant_key_transform {
     float *expanded;              /* (R W)^T of all kv heads; NULL unless R is dense */
     size_t idle;                  /* rows written since `expanded` was last needed */
-    uint16_t *triangles;          /* W^T in binary16 */
+    uint16_t *triangles;          /* W^T (math/triangle.h) */
     kvant_centers *centers;       /* centres of blocks; NULL: all blocks share one centre */
     kvant_transform transforms[]; /* per kv head */
 } kvant_key_transform;

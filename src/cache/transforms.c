@@ -180,7 +180,7 @@ static bool learns_once(const kvant_tensor *tensor)
 }
 
 /* A tensor with matrices may have one more transform, and KVANT_MAX_TRANSFORMS if RoPE is known. On
- * a GPU it may not, because the matrices of keys take eight times the memory of their triangles
+ * a GPU it may not, because the matrices of keys take about 30 times the memory of their triangles
  * there. */
 uint32_t kvant_transforms_at_most(const kvant_tensor *tensor)
 {

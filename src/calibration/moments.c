@@ -181,11 +181,11 @@ kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, doub
         after = kernels->mean_factor(d, keys, queries, room);
     }
     const double factor = sqrt(trace / after);
-    for (size_t i = 0; i < d && after > 0; triangle += ++i) {
+    for (size_t i = 0; i < d && after > 0; i++) {
         float row[KVANT_MAX_HEAD_DIM];
         for (size_t j = 0; j <= i; j++)
             row[j] = (float)(factor * queries[j * d + i]);
-        kernels->float_to_half(row, triangle, (uint32_t)i + 1);
+        kvant_triangle_set_row(triangle, d, i, row);
     }
     *gain = after / trace;
     return after > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;

@@ -30,8 +30,9 @@ kvant_status kvant_make_key_transform(uint32_t d, const double *queries, const d
                                       const double *keys, float *diagonal, uint16_t *matrix);
 
 /* Computes another W with the same errors, for attended = keys: W^T W is the square of the W above.
- * Here W^T is a lower triangle, which needs no eigendecomposition. Fills `triangle` and destroys
- * queries, keys and room (KVANT_MEAN_ROOM numbers). *gain = tr(W^2 keys) / tr(keys) before W was
- * scaled to make both traces equal. KVANT_ERR_ARGUMENT: the moments are not positive definite. */
+ * Here W^T is a lower triangle, which needs no eigendecomposition. Fills `triangle`, whose numbers
+ * are rounded to 4 bits (math/triangle.h), and destroys queries, keys and room (KVANT_MEAN_ROOM
+ * numbers). *gain = tr(W^2 keys) / tr(keys) before W was scaled to make both traces equal.
+ * KVANT_ERR_ARGUMENT: the moments are not positive definite. */
 kvant_status kvant_make_triangle(uint32_t d, double *queries, double *keys, double *room,
                                  uint16_t *triangle, double *gain);

@@ -215,11 +215,11 @@ kvant_status kvant_transform_set_matrix(kvant_transform *transform, const double
 static void expand_rows(const kvant_transform *transform, const kvant_kernels *kernels,
                         uint32_t first, uint32_t n, float *key_transform)
 {
-    const uint16_t *triangle = transform->triangles + (size_t)first * (first + 1) / 2;
     const uint32_t d = transform->head_dim;
-    float row[KVANT_MAX_HEAD_DIM] = { 0 };
-    for (uint32_t i = first; i < first + n; triangle += ++i, key_transform += d) {
-        kernels->half_to_float(triangle, row, i + 1);
+    float row[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = first; i < first + n; i++, key_transform += d) {
+        kernels->triangle_row(transform->triangles, d, i, row);
+        memset(row + i + 1, 0, (d - i - 1) * sizeof *row);
         rotate(transform, kernels, row, key_transform);
     }
 }

@@ -26,7 +26,7 @@ typedef struct kvant_transform {
      * (R W^-1)^T. A W with triangles has (R W)^T alone, or NULL: then a batch makes (R W)^T for
      * itself. */
     float *key_transform;
-    const uint16_t *triangles; /* or NULL: W^T of parts, one after another (kernels.h) */
+    const uint16_t *triangles; /* or NULL: W^T of parts, one after another (triangle.h) */
     uint32_t part;             /* of triangles: channels */
     float gain; /* with weights or triangles: no vector becomes longer than gain times its length */
 } kvant_transform;
@@ -120,11 +120,6 @@ static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t pa
 {
     memcpy(out + part * (n / 2), x, n / 2 * sizeof *x);
     memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, (n - n / 2) * sizeof *x);
-}
-
-static inline size_t kvant_triangle_size(size_t n)
-{
-    return n * (n + 1) / 2;
 }
 
 /* The channel of the whole row that is channel i of a part. */

@@ -42,27 +42,39 @@ KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c)
     }
 }
 
+KVANT_TRIANGLE_ROW_FN(kvant_triangle_row_c)
+{
+    const uint8_t *codes = kvant_triangle_codes(triangle, n, i);
+    const float step = kvant_half_to_float(triangle[i]);
+    for (uint32_t j = 0; j < i; j++)
+        row[j] = step * (float)((((codes[j / 2] >> (4 * (j % 2))) & 15) ^ 8) - 8);
+    row[i] = kvant_half_to_float(triangle[n + i]);
+}
+
 KVANT_TRIANGLE_FN(kvant_solve_lower_c)
 {
-    for (uint32_t r = 0; r < n_x; r++, x += n) {
-        const uint16_t *row = triangle;
-        for (uint32_t i = 0; i < n; row += ++i) {
+    float row[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < n; i++) {
+        kvant_triangle_row_c(triangle, n, i, row);
+        for (float *of = x; of < x + (size_t)n_x * n; of += n) {
             for (uint32_t j = 0; j < i; j++)
-                x[i] -= kvant_half_to_float(row[j]) * x[j];
-            x[i] *= 1 / kvant_half_to_float(row[i]);
+                of[i] -= row[j] * of[j];
+            of[i] *= 1 / row[i];
         }
     }
 }
 
 KVANT_TRIANGLE_FN(kvant_multiply_upper_c)
 {
-    for (uint32_t r = 0; r < n_x; r++, x += n)
-        for (uint32_t j = 0; j < n; j++) {
-            float sum = 0;
-            for (uint32_t i = j; i < n; i++)
-                sum += x[i] * kvant_half_to_float(triangle[(size_t)i * (i + 1) / 2 + j]);
-            x[j] = sum;
+    float row[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < n; i++) {
+        kvant_triangle_row_c(triangle, n, i, row);
+        for (float *of = x; of < x + (size_t)n_x * n; of += n) {
+            for (uint32_t j = 0; j < i; j++)
+                of[j] += of[i] * row[j];
+            of[i] *= row[i];
         }
+    }
 }
 
 KVANT_ADD_OUTERS_FN(kvant_add_outers_c)

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "../blocks/format.h"
+#include "../math/triangle.h"
 #include "../page/chunks.h"
 #include "../page/layout.h"
 #include "chunk_values.h"
@@ -274,13 +275,17 @@ static inline size_t kvant_lower_floats(uint32_t n)
 #define KVANT_LOWER_INVERSE_FN(name) void name(size_t n, double *l, double *column)
 
 /* Replaces n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers by L^-T x (solve_upper), L^T x
- * (multiply_upper) or L^-1 x (solve_lower). L is the rows of a lower triangle in binary16, without
- * a zero on its diagonal, then KVANT_TRIANGLE_PADDING readable numbers. A solution is exact for a
- * matrix within (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of
- * magnitudes. */
+ * (multiply_upper) or L^-1 x (solve_lower). L is a lower triangle (math/triangle.h) without a zero
+ * on its diagonal, then KVANT_TRIANGLE_PADDING readable halves. A solution is exact for a matrix
+ * within (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of magnitudes. */
 #define KVANT_TRIANGLE_PADDING 16u
 #define KVANT_TRIANGLE_FN(name)                                                                    \
     void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
+
+/* Reads numbers 0 .. i of row i of such a triangle. Numbers behind them are undefined, as far as
+ * the next multiple of 16. */
+#define KVANT_TRIANGLE_ROW_FN(name)                                                                \
+    void name(const uint16_t *triangle, uint32_t n, uint32_t i, float *row)
 
 /* Returns the sum of a[i] values[codes[i]] in the order of dot. There are 2^bits values, and 32
  * must be readable. */
@@ -397,6 +402,7 @@ typedef struct kvant_uniform_step {
     X(ADD_OUTERS, add_outers)                                                                      \
     X(MEAN_FACTOR, mean_factor)                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                \
+    X(TRIANGLE_ROW, triangle_row)                                                                  \
     X(TRIANGLE, solve_lower)                                                                       \
     X(TRIANGLE, solve_upper)                                                                       \
     X(TRIANGLE, multiply_upper)                                                                    \

@@ -5,7 +5,7 @@
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 
-#define half_to_float_c kvant_half_to_float_c
+#define triangle_row_c kvant_triangle_row_c
 
 #include "triangle_loops.h"
 

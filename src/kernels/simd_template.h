@@ -12,6 +12,8 @@
  *   vf_keep_above(x, y, limit)   0 where y < limit, else x, also where y is NaN
  *   vf_from_codes(vi), vi_and vi_or vi_set vi_shift_right(v, const) vi_shift_left(v, const)
  *   half_load(p)         LANES halves as floats
+ *   vf_load_nibbles(p)   LANES signed numbers of 4 bits as floats; the first one is in the low half
+ *                        of a byte
  *
  * The file of a level also defines the kernels that look codes up or follow the order of pages:
  * unpack, code_dots, tile_sums, token_halves, dot_codes and codebook_codes. */
@@ -168,8 +170,8 @@ static KVANT_PACK_KEYS_FN(NAME(pack_keys))
 #include "mean_loops.h"
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
-#include "triangle_loops.h"
 #include "triangle_template.h"
+#include "triangle_loops.h"
 
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {

@@ -1,5 +1,4 @@
-/* triangle_loops.h - solves a system with a lower triangle in binary16, converting one row at a
- * time to floats.
+/* triangle_loops.h - solves a system with a lower triangle, converting one row at a time to floats.
  *
  * Plain C: loops_c.c and the file of each CPU level include it. Every number is a sum in an order
  * that no vector's width changes, so without contraction all levels agree. The including file
@@ -7,20 +6,11 @@
 #include "../base/attributes.h"
 #include "kernels.h"
 
-/* Converts row i in whole vectors, as far as floats has room. Numbers behind the row are
- * undefined. */
-KVANT_INLINE void NAME(read_row)(const uint16_t *triangle, uint32_t i, float *row)
-{
-    NAME(half_to_float)
-    (triangle + (size_t)i * (i + 1) / 2, row,
-     (i + KVANT_TRIANGLE_PADDING) / KVANT_TRIANGLE_PADDING * KVANT_TRIANGLE_PADDING);
-}
-
 static KVANT_TRIANGLE_FN(NAME(solve_upper))
 {
     float row[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = n; i-- > 0;) {
-        NAME(read_row)(triangle, i, row);
+        NAME(triangle_row)(triangle, n, i, row);
         const float inverse = 1 / row[i];
         for (uint32_t r = 0; r < n_x; r++) {
             float *restrict of = x + (size_t)r * n;

@@ -3,6 +3,24 @@
 
 #define BAND (16 / LANES) /* vectors that hold 16 columns */
 
+/* Reads row i. steps: the triangle's steps and then its diagonal, as floats. */
+KVANT_INLINE void read_row(const uint16_t *triangle, const float *steps, uint32_t n, uint32_t i,
+                           float *row)
+{
+    const uint8_t *codes = kvant_triangle_codes(triangle, n, i);
+    for (uint32_t j = 0; j < i; j += LANES)
+        vf_store_unaligned(row + j, vf_mul(vf_load_nibbles(codes + j / 2), vf_set(steps[i])));
+    row[i] = steps[n + i];
+}
+
+static KVANT_TRIANGLE_ROW_FN(NAME(triangle_row))
+{
+    float steps[2 * KVANT_MAX_HEAD_DIM];
+    steps[i] = kvant_half_to_float(triangle[i]);
+    steps[n + i] = kvant_half_to_float(triangle[n + i]);
+    read_row(triangle, steps, n, i, row);
+}
+
 /* A register holds the i-th number of LANES solutions. In z, the registers of each number i are
  * consecutive: `vectors` registers, for the vectors that are solved together. */
 /* Rows that share a load of z. The sums of more rows would not fit the registers. */
@@ -10,12 +28,12 @@
 
 /* Solves rows first .. first + rows - 1. vectors and rows are constants at every call. */
 KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *triangle,
-                             uint32_t first, float *z)
+                             const float *steps, uint32_t n, uint32_t first, float *z)
 {
     float row[TOGETHER][KVANT_MAX_HEAD_DIM];
     vf sum[TOGETHER][2];
     unrolled_for (uint32_t k = 0; k < rows; k++) {
-        NAME(read_row)(triangle, first + k, row[k]);
+        read_row(triangle, steps, n, first + k, row[k]);
         unrolled_for (uint32_t v = 0; v < vectors; v++)
             sum[k][v] = vf_load_unaligned(z + ((size_t)(first + k) * vectors + v) * LANES);
     }
@@ -38,8 +56,8 @@ KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *tr
 #define SOLVED 2048u
 
 /* Solves at most vectors * LANES vectors. */
-KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_t n, uint32_t n_x,
-                             float *x)
+KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, const float *steps,
+                             uint32_t n, uint32_t n_x, float *x)
 {
     const uint32_t width = vectors * LANES;
     float z[SOLVED];
@@ -48,11 +66,11 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_
         for (uint32_t r = 0; r < width; r++)
             z[j * width + r] = r < n_x ? x[(size_t)r * n + j] : 0;
     for (; i + TOGETHER <= n; i += TOGETHER)
-        lower_rows(vectors, TOGETHER, triangle, i, z);
+        lower_rows(vectors, TOGETHER, triangle, steps, n, i, z);
     switch (n - i) {
-    case 3: lower_rows(vectors, 3, triangle, i, z); break;
-    case 2: lower_rows(vectors, 2, triangle, i, z); break;
-    case 1: lower_rows(vectors, 1, triangle, i, z); break;
+    case 3: lower_rows(vectors, 3, triangle, steps, n, i, z); break;
+    case 2: lower_rows(vectors, 2, triangle, steps, n, i, z); break;
+    case 1: lower_rows(vectors, 1, triangle, steps, n, i, z); break;
     }
     for (uint32_t r = 0; r < n_x; r++)
         for (uint32_t j = 0; j < n; j++)
@@ -62,16 +80,18 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_
 static KVANT_TRIANGLE_FN(NAME(solve_lower))
 {
     const bool fits = n * LANES <= SOLVED, two = 2 * n * LANES <= SOLVED;
+    float steps[2 * KVANT_MAX_HEAD_DIM];
+    NAME(half_to_float)(triangle, steps, 2 * n);
     if (!fits) /* a part has at most 128 channels, unless head_dim is odd */
         kvant_solve_lower_c(triangle, n, n_x, x);
     for (; fits && !two && n_x; x += (size_t)LANES * n, n_x -= n_x < LANES ? n_x : LANES)
-        lower_some(1, triangle, n, n_x < LANES ? n_x : LANES, x);
+        lower_some(1, triangle, steps, n, n_x < LANES ? n_x : LANES, x);
     if (!two)
         return;
     for (; n_x > LANES; x += (size_t)2 * LANES * n, n_x -= n_x < 2 * LANES ? n_x : 2 * LANES)
-        lower_some(2, triangle, n, n_x < 2 * LANES ? n_x : 2 * LANES, x);
+        lower_some(2, triangle, steps, n, n_x < 2 * LANES ? n_x : 2 * LANES, x);
     if (n_x)
-        lower_some(1, triangle, n, n_x, x);
+        lower_some(1, triangle, steps, n, n_x, x);
 }
 
 #undef TOGETHER
@@ -80,41 +100,45 @@ static KVANT_TRIANGLE_FN(NAME(solve_lower))
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 /* COMBINED of them */
 
 /* Adds rows i = from .. end - 1 to the sums of the columns from `first` on. With `cut`, row i ends
- * at its i-th number. The pointer row is at number `first` of row `from`; the function returns the
- * same for row `end`. */
-KVANT_INLINE const uint16_t *upper_rows(uint32_t some, uint32_t vectors, bool cut,
-                                        const uint16_t *row, uint32_t first, uint32_t from,
-                                        uint32_t end, uint32_t n, const float *x,
-                                        vf sum[COMBINED][COMBINED])
+ * before its i-th number. */
+KVANT_INLINE void upper_rows(uint32_t some, uint32_t vectors, bool cut, const uint16_t *triangle,
+                             const float *steps, uint32_t first, uint32_t from, uint32_t end,
+                             uint32_t n, const float *x, vf sum[COMBINED][COMBINED])
 {
     static const float kept[2 * 16 * COMBINED] = { ONES_16, ONES_16, ONES_16, ONES_16 };
-    for (uint32_t i = from; i < end; row += ++i)
+    for (uint32_t i = from; i < end; i++) {
+        const uint8_t *codes = kvant_triangle_codes(triangle, n, i) + first / 2;
         unrolled_for (uint32_t v = 0; v < vectors; v++) {
-            vf numbers = half_load(row + v * LANES);
+            vf numbers = vf_mul(vf_load_nibbles(codes + v * LANES / 2), vf_set(steps[i]));
             if (cut)
                 numbers = vf_keep_above(
-                    numbers, vf_load_unaligned(kept + 16 * COMBINED - 1 - (i - first) + v * LANES),
+                    numbers, vf_load_unaligned(kept + 16 * COMBINED - (i - first) + v * LANES),
                     1.0f);
             unrolled_for (uint32_t r = 0; r < some; r++)
                 sum[r][v] = vf_add(sum[r][v], vf_mul(vf_set(x[(size_t)r * n + i]), numbers));
         }
-    return row;
+    }
 }
 
 /* Computes the columns from `first` on, as many as the vectors hold and n allows. Later columns do
  * not need the numbers that this overwrites. */
 KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t *triangle,
-                                uint32_t n, uint32_t first, float *x)
+                                const float *steps, uint32_t n, uint32_t first, float *x)
 {
     const uint32_t width = vectors * LANES, left = n - first < width ? n - first : width;
-    const uint16_t *row = triangle + (size_t)first * (first + 1) / 2 + first;
-    float last[16 * COMBINED];
+    const float *diagonal = steps + n + first;
+    float last[16 * COMBINED] = { 0 };
     vf sum[COMBINED][COMBINED];
-    unrolled_for (uint32_t r = 0; r < some; r++)
+    unrolled_for (uint32_t r = 0; r < some; r++) {
+        const float *own = x + (size_t)r * n + first;
+        if (left < width)
+            own = memcpy(last, own, left * sizeof *x);
         unrolled_for (uint32_t v = 0; v < vectors; v++)
-            sum[r][v] = vf_zero();
-    row = upper_rows(some, vectors, true, row, first, first, first + left, n, x, sum);
-    upper_rows(some, vectors, false, row, first, first + left, n, n, x, sum);
+            sum[r][v] =
+                vf_mul(vf_load_unaligned(own + v * LANES), vf_load_unaligned(diagonal + v * LANES));
+    }
+    upper_rows(some, vectors, true, triangle, steps, first, first + 1, first + left, n, x, sum);
+    upper_rows(some, vectors, false, triangle, steps, first, first + left, n, n, x, sum);
     unrolled_for (uint32_t r = 0; r < some; r++) {
         float *to = left < width ? last : x + (size_t)r * n + first;
         unrolled_for (uint32_t v = 0; v < vectors; v++)
@@ -124,23 +148,26 @@ KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t 
     }
 }
 
-KVANT_INLINE void upper_some(uint32_t some, const uint16_t *triangle, uint32_t n, float *x)
+KVANT_INLINE void upper_some(uint32_t some, const uint16_t *triangle, const float *steps,
+                             uint32_t n, float *x)
 {
     uint32_t i = 0;
     for (; some == 1 && i + COMBINED * LANES <= n; i += COMBINED * LANES)
-        upper_columns(some, COMBINED, triangle, n, i, x);
+        upper_columns(some, COMBINED, triangle, steps, n, i, x);
     for (; i < n; i += 16)
-        upper_columns(some, BAND, triangle, n, i, x);
+        upper_columns(some, BAND, triangle, steps, n, i, x);
 }
 
 static KVANT_TRIANGLE_FN(NAME(multiply_upper))
 {
+    float steps[2 * KVANT_MAX_HEAD_DIM + 16];
+    NAME(half_to_float)(triangle, steps, 2 * n);
     for (; n_x >= COMBINED; n_x -= COMBINED, x += (size_t)COMBINED * n)
-        upper_some(COMBINED, triangle, n, x);
+        upper_some(COMBINED, triangle, steps, n, x);
     switch (n_x) {
-    case 3: upper_some(3, triangle, n, x); break;
-    case 2: upper_some(2, triangle, n, x); break;
-    case 1: upper_some(1, triangle, n, x); break;
+    case 3: upper_some(3, triangle, steps, n, x); break;
+    case 2: upper_some(2, triangle, steps, n, x); break;
+    case 1: upper_some(1, triangle, steps, n, x); break;
     }
 }
 

@@ -42,7 +42,7 @@ def checksum(data):
 
 def run_of_codes(cells, room):
     """`room` bytes of `cells` rows of a block, as codes and zeros."""
-    record = b"\xffKVNREC1" + bytes(range(200))
+    record = b"\xffKVNREC2" + bytes(range(200))
     record += checksum(record).to_bytes(8, "little")
     lists = struct.pack("<QII", (1 << cells) - 1, 0, 0) + struct.pack("<IBBH", 0, 0, cells, 0)
     size = 40 + len(lists) + len(record)

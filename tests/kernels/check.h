@@ -37,6 +37,7 @@
     X(add_outers)                                                                                  \
     X(mean_factor)                                                                                 \
     X(lower_inverse)                                                                               \
+    X(triangle_row)                                                                                \
     X(solve_lower)                                                                                 \
     X(solve_upper)                                                                                 \
     X(multiply_upper)                                                                              \

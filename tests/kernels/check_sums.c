@@ -280,7 +280,7 @@ BENCH(lower_inverse)
 
 enum { MOST_VECTORS = 23 };
 
-/* A triangle of n x n halves and n_x vectors. */
+/* A triangle of n x n numbers and n_x vectors. */
 typedef struct triangular {
     uint32_t n, n_x;
     uint16_t *triangle;
@@ -291,7 +291,7 @@ typedef struct triangular {
  * is bounded. */
 static void make_triangular(checker *check, uint32_t n, uint32_t n_x, triangular *t)
 {
-    const uint32_t size = n * (n + 1) / 2;
+    const size_t size = kvant_triangle_size(n);
     float row[512];
     check_case(check, "%u x %u, %u vectors", n, n, n_x);
     t->n = n, t->n_x = n_x;
@@ -299,23 +299,26 @@ static void make_triangular(checker *check, uint32_t n, uint32_t n_x, triangular
         check_input(check, "triangle", (size + KVANT_TRIANGLE_PADDING) * sizeof *t->triangle,
                     sizeof *t->triangle);
     t->x = check_output(check, "x", (size_t)n_x * n * sizeof *t->x, sizeof *t->x);
-    uint16_t *to = t->triangle;
     for (uint32_t i = 0; i < n; i++) {
         check_floats(check, row, n, CHECK_NORMAL);
         for (uint32_t j = 0; j <= i; j++)
-            *to++ = kvant_half_from_float(j == i ? 1 + fabsf(sinf(row[j]))
-                                                 : sinf(row[j]) / sqrtf((float)n));
+            row[j] = j == i ? 1 + fabsf(sinf(row[j])) : sinf(row[j]) / sqrtf((float)n);
+        kvant_triangle_set_row(t->triangle, n, i, row);
     }
     for (uint32_t i = 0; i < KVANT_TRIANGLE_PADDING; i++)
-        *to++ = 0x7e00; /* NaN */
+        t->triangle[size + i] = 0x7e00; /* NaN */
     for (uint32_t i = 0; i < n_x; i++)
         check_floats(check, t->before + (size_t)i * n, n, CHECK_NORMAL);
     memcpy(t->x, t->before, (size_t)n_x * n * sizeof *t->x);
 }
 
+/* Reads a number without the kernel under test. */
 static double triangle_at(const triangular *t, uint32_t i, uint32_t j)
 {
-    return j > i ? 0 : (double)kvant_half_to_float(t->triangle[(size_t)i * (i + 1) / 2 + j]);
+    const uint8_t byte = kvant_triangle_codes(t->triangle, t->n, i)[j / 2];
+    const int code = j % 2 ? byte >> 4 : byte & 15;
+    const uint16_t half = t->triangle[j == i ? t->n + i : i];
+    return j > i ? 0 : (j < i ? code - (code & 8) * 2 : 1) * (double)kvant_half_to_float(half);
 }
 
 typedef enum triangle_task { MULTIPLY_UPPER, SOLVE_UPPER, SOLVE_LOWER } triangle_task;
@@ -385,6 +388,21 @@ static void bench_triangles(checker *check, triangle_fn *kernel)
     }
 }
 
+CHECK(triangle_row)
+{
+    static const uint32_t dims[] = { 1, 2, 15, 16, 17, 33, 64, 127, 128, 511 };
+    static triangular t;
+    (void)c;
+    for (size_t s = 0; s < COUNT(dims); s++) {
+        make_triangular(check, dims[s], 1, &t);
+        float *row = check_output(check, "row", ((t.n + 15) / 16) * 16 * sizeof *row, sizeof *row);
+        for (uint32_t i = 0; i < t.n; i++) {
+            CHECK_CALL(check, kernels->triangle_row(t.triangle, t.n, i, row));
+            for (uint32_t j = 0; j <= i; j++)
+                check_near(check, "number", j, (double)row[j], triangle_at(&t, i, j), 0);
+        }
+    }
+}
 CHECK(solve_lower)
 {
     check_triangles(check, kernels->solve_lower, c->solve_lower, SOLVE_LOWER);
@@ -398,6 +416,13 @@ CHECK(multiply_upper)
     check_triangles(check, kernels->multiply_upper, c->multiply_upper, MULTIPLY_UPPER);
 }
 
+BENCH(triangle_row)
+{
+    static triangular t;
+    make_triangular(check, 128, 1, &t);
+    float *row = check_output(check, "row", 128 * sizeof *row, sizeof *row);
+    CHECK_BENCH(check, kernels->triangle_row(t.triangle, 128, 127, row), "128 numbers");
+}
 BENCH(solve_lower)
 {
     bench_triangles(check, kernels->solve_lower);

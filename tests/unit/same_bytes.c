@@ -77,7 +77,7 @@ static void print_learnt(uint32_t dim)
     enum { ROWS = 300, MOST = 128 };
     static float rows[ROWS * MOST], columns[MOST * MOST], sums[MOST * (MOST + 1) / 2];
     static double moments[2][MOST * MOST], room[KVANT_MEAN_ROOM(MOST)];
-    static uint16_t triangle[MOST * (MOST + 1) / 2];
+    static uint16_t triangle[2 * MOST + MOST * MOST / 8];
     const uint32_t stride = (dim + 15) / 16 * 16;
     uint64_t state = 88172645463325252u, hash = 0xcbf29ce484222325u;
     double gain;
@@ -96,7 +96,8 @@ static void print_learnt(uint32_t dim)
     }
     if (kvant_make_triangle(dim, moments[0], moments[1], room, triangle, &gain) == KVANT_OK)
         printf("learnt %u %016" PRIx64 "\n", (unsigned)dim,
-               hash_page(hash, (const uint8_t *)triangle, dim * (dim + 1)));
+               hash_page(hash, (const uint8_t *)triangle,
+                         kvant_triangle_size(dim) * sizeof *triangle));
 }
 
 int main(int argc, char **argv)

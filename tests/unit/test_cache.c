@@ -4,6 +4,7 @@
 
 #include <kvant/cache.h>
 
+#include "../../src/math/triangle.h"
 #include "../attention_reference.h"
 
 enum {
@@ -363,7 +364,7 @@ static void rows_are_read_back(void **state)
 static void queries_may_come_before_their_keys(void **state)
 {
     enum { N = 448 };
-    const size_t matrices = (size_t)LAYERS * KV_HEADS * DIM * (DIM + 1) / 2 * sizeof(uint16_t);
+    const size_t matrices = (size_t)LAYERS * KV_HEADS * kvant_triangle_size(DIM) * sizeof(uint16_t);
     model m[] = { make("trellis-4:transform=first", "f16"),
                   make("trellis-4:transform=first", "f16"), make("trellis-4", "f16") };
     float *q = calloc((size_t)N * Q_WIDTH, sizeof *q),

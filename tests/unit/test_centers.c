@@ -198,7 +198,7 @@ static void damaged_centers_are_refused(void **state)
 {
     const layout l = make_layout(12, 1);
     const size_t at = 40 + 2 * WIDTH * sizeof(float) +
-                      N_KV_HEADS * HEAD_DIM * (HEAD_DIM + 1) / 2 * sizeof(uint16_t);
+                      N_KV_HEADS * kvant_triangle_size(HEAD_DIM) * sizeof(uint16_t);
     const struct {
         size_t place;
         uint32_t number;

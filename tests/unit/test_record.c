@@ -160,7 +160,7 @@ static void a_record_holds_each_transform_once(void **state)
     const blocks all = all_from(0);
     const kvant_tensor_info info = tensor_info_of(&f);
     exported e = export_record(&f, &all);
-    const size_t matrix = (size_t)N_KV_HEADS * HEAD_DIM * (HEAD_DIM + 1) / 2 * sizeof(uint16_t),
+    const size_t matrix = N_KV_HEADS * kvant_triangle_size(HEAD_DIM) * sizeof(uint16_t),
                  vectors = 3 * WIDTH * sizeof(float) + HEAD_DIM / 2 * sizeof(float) + 8;
     (void)state;
     /* Heads of the record, of each transform (8 bytes) and of each block (32 bytes). The first

@@ -48,6 +48,14 @@ typedef float32x4_t vf;
 #define vi_store_float_bits(p, v) vst1q_f32(p, vreinterpretq_f32_u32(v))
 #define vi_from_whole(x) vreinterpretq_u32_s32(vcvtnq_s32_f32(x))
 
+KVANT_INLINE vf vf_load_nibbles(const uint8_t *p)
+{
+    uint16_t word;
+    memcpy(&word, p, sizeof word);
+    const int32x4_t to_top = { 28, 24, 20, 16 };
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(vdupq_n_s32(word), to_top), 28));
+}
+
 KVANT_INLINE void vi_store_bytes(uint8_t *p, vi v)
 {
     uint16x4_t words = vmovn_u32(v);

@@ -26,6 +26,15 @@
 #define vf_at_least(a, b) ((uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)))
 #define vi_any_equal(a, b) (_mm256_movemask_epi8(_mm256_cmpeq_epi32(a, b)) != 0)
 
+KVANT_INLINE vf vf_load_nibbles(const uint8_t *p)
+{
+    const vi to_top = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+    uint32_t word;
+    memcpy(&word, p, sizeof word);
+    const vi nibbles = _mm256_sllv_epi32(_mm256_set1_epi32((int)word), to_top);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(nibbles, 28));
+}
+
 KVANT_INLINE void vf_store_first(float *p, vf x, uint32_t n)
 {
     const vi lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

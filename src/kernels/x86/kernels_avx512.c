@@ -31,6 +31,15 @@
 #define vf_at_least(a, b) ((uint32_t)_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ))
 #define vi_any_equal(a, b) (_mm512_cmpeq_epi32_mask(a, b) != 0)
 
+KVANT_INLINE vf vf_load_nibbles(const uint8_t *p)
+{
+    const vi to_top = _mm512_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0, 28, 24, 20, 16, 12, 8, 4, 0);
+    uint32_t words[2];
+    memcpy(words, p, sizeof words);
+    const vi both = _mm512_mask_set1_epi32(_mm512_set1_epi32((int)words[0]), 0xff00, (int)words[1]);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sllv_epi32(both, to_top), 28));
+}
+
 KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t step)
 {
     vf x = _mm512_castps128_ps512(_mm_load_ps(p + (size_t)4 * index[0]));

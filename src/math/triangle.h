@@ -1,0 +1,44 @@
+/* triangle.h - a lower triangle whose numbers below the diagonal have 4 bits: where its numbers
+ * lie, and how a row is rounded. The kernels read it (kernels.h). It refuses nothing.
+ *
+ * A triangle of n rows is an array of kvant_triangle_size(n) halves: a step per row in binary16,
+ * the diagonal in binary16, then codes of 4 bits. Number j of row i is the row's step times its
+ * code, which is -7 to 7 in two's complement. Each row of codes begins at a byte, and number 0 is
+ * in the low half of its first byte. */
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../base/half.h"
+
+#define KVANT_TRIANGLE_CODE 7 /* the largest code */
+
+static inline size_t kvant_triangle_size(size_t n)
+{
+    return 2 * n + (n * n / 4 + 1) / 2;
+}
+
+/* The codes of row i. The rows before it have 0, 1, 1, 2, 2, ... bytes. */
+static inline const uint8_t *kvant_triangle_codes(const uint16_t *triangle, size_t n, size_t i)
+{
+    return (const uint8_t *)(triangle + 2 * n) + i * i / 4;
+}
+
+/* Rounds numbers 0 .. i of a row and stores them. */
+static inline void kvant_triangle_set_row(uint16_t *triangle, size_t n, size_t i, const float *row)
+{
+    uint8_t *codes = (uint8_t *)(triangle + 2 * n) + i * i / 4;
+    float most = 0;
+    for (size_t j = 0; j < i; j++)
+        most = fmaxf(most, fabsf(row[j]));
+    triangle[i] = kvant_half_from_float(most / KVANT_TRIANGLE_CODE);
+    triangle[n + i] = kvant_half_from_float(row[i]);
+    const float step = kvant_half_to_float(triangle[i]);
+    for (size_t j = 0; j < i; j++) {
+        const float code = step > 0 ? roundf(row[j] / step) : 0;
+        const int whole = (int)fminf(fmaxf(code, -KVANT_TRIANGLE_CODE), KVANT_TRIANGLE_CODE);
+        codes[j / 2] = (uint8_t)(j % 2 ? codes[j / 2] | whole << 4 : whole & 15);
+    }
+}
