@@ -103,24 +103,60 @@ typedef struct beginning {
     uint64_t nominal;
 } beginning;
 
+/* Whether a run of a packed state, which is whole, is sound. */
+static bool is_sound_run(const kvp_pack_run *run, const uint8_t *at)
+{
+    kvp_state_header head;
+    if (run->kept < sizeof head)
+        return false;
+    memcpy(&head, at, sizeof head);
+    return head.bytes == run->kept && is_sound(&head, at) &&
+           run->check ==
+               kvp_pack_run_check(at, (size_t)kvp_state_list_bytes(head.n_blocks, head.n_runs),
+                                  (size_t)run->kept);
+}
+
+/* Whether the bytes before the runs, and the runs, have the right checksums. */
+static bool has_sound_parts(const kvp_pack_header *header, const uint8_t *data, size_t size)
+{
+    kvp_pack_header plain = *header;
+    uint64_t prefix = size, at;
+    kvp_pack_run run;
+    kvant_checksum sum;
+    if (kvp_pack_head_bytes(header->n_runs, header->n_tokens) > size)
+        return false;
+    for (uint32_t i = 0; i < header->n_runs; i++) {
+        memcpy(&run, data + sizeof *header + i * sizeof run, sizeof run);
+        if (run.kept > prefix)
+            return false;
+        prefix -= run.kept;
+    }
+    if (prefix < kvp_pack_head_bytes(header->n_runs, header->n_tokens))
+        return false;
+    plain.check = 0;
+    kvant_checksum_begin(&sum);
+    kvant_checksum_add(&sum, &plain, sizeof plain);
+    kvant_checksum_add(&sum, data + sizeof plain, (size_t)prefix - sizeof plain);
+    at = prefix;
+    for (uint32_t i = 0; i < header->n_runs; i++, at += run.kept) {
+        memcpy(&run, data + sizeof *header + i * sizeof run, sizeof run);
+        if (!is_sound_run(&run, data + at))
+            return false;
+    }
+    return header->check == kvant_checksum_end(&sum);
+}
+
 static beginning read_packed(const uint8_t *data, size_t size)
 {
     kvp_pack_header header = { .bytes = 0 };
     beginning b = { .known = true, .packed = true };
-    kvant_checksum sum;
-    uint64_t check;
     if (size < sizeof header)
         return b;
     memcpy(&header, data, sizeof header);
-    check = header.check;
-    header.check = 0;
-    kvant_checksum_begin(&sum);
-    kvant_checksum_add(&sum, &header, sizeof header);
-    kvant_checksum_add(&sum, data + sizeof header, size - sizeof header);
     b.n_tokens = header.n_tokens;
     b.nominal = header.nominal;
     b.all = header.all != 0;
-    b.sound = header.bytes == size && check == kvant_checksum_end(&sum);
+    b.sound = header.bytes == size && has_sound_parts(&header, data, size);
     return b;
 }
 

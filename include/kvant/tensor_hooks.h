@@ -79,6 +79,12 @@ KVANT_API kvant_status kvant_tensor_import_record(kvant_tensor *tensor,
                                                   const void *data, size_t bytes,
                                                   uint32_t n_threads);
 
+/* The same for a record whose checksum the caller has compared with its bytes. */
+KVANT_API kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
+                                                          const kvant_block_slots *blocks,
+                                                          uint32_t n, const void *data,
+                                                          size_t bytes, uint32_t n_threads);
+
 KVANT_END_C
 
 #endif /* KVANT_TENSOR_HOOKS_H */

@@ -51,11 +51,11 @@ void kvp_host_release(void *memory, size_t bytes);
 void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
 
 /* Hints (host_hints.c). The first asks for huge pages for reserved memory, which take a fraction of
- * the time to get. The second begins to write a part of a file to the disk, and the third begins to
- * read a part, while the program does other work. */
+ * the time to get. The second begins to write a part of a file to the disk while the program does
+ * other work. The third says that a file will be read in order. */
 void kvp_host_want_huge_pages(void *memory, size_t bytes);
-void kvp_host_write_early(FILE *file, size_t first, size_t bytes);
-void kvp_host_read_early(FILE *file, size_t first, size_t bytes);
+void kvp_host_write_early(int file, uint64_t first, size_t bytes);
+void kvp_host_read_in_order(int file);
 
 /* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. Before
  * the part is used again it has to be committed. */
@@ -73,12 +73,12 @@ FILE *kvp_host_open(const char *path, bool appends); /* programs that start do n
 uint64_t kvp_host_file_bytes(FILE *file);
 
 /* `kvp_host_create` begins a file that shall take the place of `path`, under another name, which it
- * writes to `name`. A file of that name that a killed process left is overwritten. NULL when it
- * cannot be created, or when another process writes it. `kvp_host_finish` flushes it, gives it its
- * place in one step, and closes it; if `keep` is false or a write failed, it removes it. False
- * unless the file is in its place. A path that is no regular file is written in place. */
-FILE *kvp_host_create(const char *path, char *name, size_t n);
-bool kvp_host_finish(FILE *file, const char *path, const char *name, bool keep);
+ * writes to `name`. A file of that name that a killed process left is overwritten. False when it
+ * cannot be created, or when another process writes it. `kvp_host_finish` gives it its place in one
+ * step, and closes it; if `keep` is false, it removes it. False unless the file is in its place. A
+ * path that is no regular file is written in place. */
+bool kvp_host_create(const char *path, char *name, size_t n, int *file);
+bool kvp_host_finish(int file, const char *path, const char *name, bool keep);
 
 /* A text that differs when the file has changed: its size and its time of change. */
 void kvp_host_file_state(const char *path, char *text, size_t n);

@@ -6,7 +6,6 @@
 
 #if defined(__linux__)
 #include <fcntl.h>
-#include <stdint.h>
 #include <sys/mman.h>
 
 /* Linux's usual huge pages. If they are larger, the system uses fewer of them. */
@@ -21,14 +20,14 @@ void kvp_host_want_huge_pages(void *memory, size_t bytes)
         madvise((void *)first, end - first, MADV_HUGEPAGE);
 }
 
-void kvp_host_write_early(FILE *file, size_t first, size_t bytes)
+void kvp_host_write_early(int file, uint64_t first, size_t bytes)
 {
-    sync_file_range(fileno(file), (off_t)first, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
+    sync_file_range(file, (off_t)first, (off_t)bytes, SYNC_FILE_RANGE_WRITE);
 }
 
-void kvp_host_read_early(FILE *file, size_t first, size_t bytes)
+void kvp_host_read_in_order(int file)
 {
-    posix_fadvise(fileno(file), (off_t)first, (off_t)bytes, POSIX_FADV_WILLNEED);
+    posix_fadvise(file, 0, 0, POSIX_FADV_SEQUENTIAL);
 }
 #else
 void kvp_host_want_huge_pages(void *memory, size_t bytes)
@@ -37,17 +36,15 @@ void kvp_host_want_huge_pages(void *memory, size_t bytes)
     (void)bytes;
 }
 
-void kvp_host_write_early(FILE *file, size_t first, size_t bytes)
+void kvp_host_write_early(int file, uint64_t first, size_t bytes)
 {
     (void)file;
     (void)first;
     (void)bytes;
 }
 
-void kvp_host_read_early(FILE *file, size_t first, size_t bytes)
+void kvp_host_read_in_order(int file)
 {
     (void)file;
-    (void)first;
-    (void)bytes;
 }
 #endif

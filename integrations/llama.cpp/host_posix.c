@@ -191,47 +191,43 @@ uint64_t kvp_host_file_bytes(FILE *file)
 
 /* Whether the open file is the one of this name. Another process may have given its file the place
  * in between. */
-static bool is_named(FILE *file, const char *name)
+static bool is_named(int file, const char *name)
 {
     struct stat here, there;
 
-    return fstat(fileno(file), &here) == 0 && stat(name, &there) == 0 &&
-           here.st_dev == there.st_dev && here.st_ino == there.st_ino;
+    return fstat(file, &here) == 0 && stat(name, &there) == 0 && here.st_dev == there.st_dev &&
+           here.st_ino == there.st_ino;
 }
 
-FILE *kvp_host_create(const char *path, char *name, size_t n)
+bool kvp_host_create(const char *path, char *name, size_t n, int *file)
 {
     struct stat state;
     const bool in_place = lstat(path, &state) == 0 && !S_ISREG(state.st_mode);
     const int length = snprintf(name, n, "%s%s", path, in_place ? "" : ".kvant-part");
-    FILE *file;
-    int id;
 
     errno = ENAMETOOLONG;
     if (length < 0 || (size_t)length >= n)
-        return NULL;
-    id = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | (in_place ? O_TRUNC : 0), 0666);
-    file = id >= 0 ? fdopen(id, "wb") : NULL;
-    if (file == NULL || in_place)
-        return file;
+        return false;
+    *file = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | (in_place ? O_TRUNC : 0), 0666);
+    if (*file < 0 || in_place)
+        return *file >= 0;
     /* it is emptied once it is locked, because another process may be writing it */
-    if (flock(id, LOCK_EX | LOCK_NB) == 0 && is_named(file, name) && ftruncate(id, 0) == 0)
-        return file;
-    fclose(file);
+    if (flock(*file, LOCK_EX | LOCK_NB) == 0 && is_named(*file, name) && ftruncate(*file, 0) == 0)
+        return true;
+    close(*file);
     errno = EBUSY;
-    return NULL;
+    return false;
 }
 
-bool kvp_host_finish(FILE *file, const char *path, const char *name, bool keep)
+bool kvp_host_finish(int file, const char *path, const char *name, bool keep)
 {
-    const bool written = fflush(file) == 0 && ferror(file) == 0 && keep,
-               in_place = strcmp(path, name) == 0,
-               done = written && (in_place || rename(name, path) == 0);
+    const bool in_place = strcmp(path, name) == 0,
+               done = keep && (in_place || rename(name, path) == 0);
     const int error = errno;
 
     if (!done && !in_place)
         unlink(name);
-    fclose(file); /* gives the lock back, so it comes last */
+    close(file); /* gives the lock back, so it comes last */
     errno = error;
     return done;
 }

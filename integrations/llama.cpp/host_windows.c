@@ -143,16 +143,17 @@ uint64_t kvp_host_file_bytes(FILE *file)
 
 /* Only a plug-in that serves a program's states writes files, and this one serves none
  * (host_no_imports.c). */
-FILE *kvp_host_create(const char *path, char *name, size_t n)
+bool kvp_host_create(const char *path, char *name, size_t n, int *file)
 {
     (void)path;
     (void)name;
     (void)n;
+    (void)file;
     errno = ENOSYS;
-    return NULL;
+    return false;
 }
 
-bool kvp_host_finish(FILE *file, const char *path, const char *name, bool keep)
+bool kvp_host_finish(int file, const char *path, const char *name, bool keep)
 {
     (void)file;
     (void)path;

@@ -17,6 +17,7 @@
 #include "kv_store.h"
 #include "llama_states.h"
 #include "log.h"
+#include "pack.h"
 #include "trace.h"
 
 /* Index of a block that is not the first block of any sequence, whatever sink a codec has. */
@@ -468,14 +469,30 @@ static void write_rows(kvp_kv *kv, size_t offset, size_t size, const void *data)
         write_bytes(kv, offset, size, &bytes);
 }
 
+/* Marks the cells of rows that are not restored, which the program is told. */
+static void refuse_restored(kvp_kv *kv, size_t offset, size_t size)
+{
+    const size_t row = kvp_kv_row_bytes(kv), first = offset / row;
+
+    kvp_invalid_set(&kv->invalid, first, (offset + size - 1) / row - first + 1, true);
+    kvp_restoring_refuse(kvp_pack_damaged);
+}
+
 void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
 {
     const size_t row = kvp_kv_row_bytes(kv);
-    const char *at = data;
+    const char *at;
+    bool moved;
     size_t n;
 
-    if (!in_range(kv, "write", offset, size))
+    if (!in_range(kv, "write", offset, size) || size == 0)
         return;
+    at = kvp_restoring_wait(data, size, offset % row == 0);
+    moved = at != data;
+    if (at == NULL) {
+        refuse_restored(kv, offset, size);
+        return;
+    }
     if (offset % row != 0)
         write_rows(kv, offset, size, data);
     for (; offset % row == 0 && size > 0; offset += n, at += n, size -= n) {
@@ -484,6 +501,10 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         n = kvp_state_write(kv, offset / row, at, size);
         if (n > 0 && kvp_trace_is_on)
             kvp_trace_write(kv, offset, n);
+        if (moved && n < size) { /* a run of fewer cells; its zeros are not there */
+            refuse_restored(kv, offset, size);
+            return;
+        }
         if (n > 0)
             continue;
         n = kvp_state_before_record(kv, at, size);

@@ -33,6 +33,7 @@ static struct {
     void *(*get_memory)(const void *context);
     bool (*memory_seq_rm)(void *memory, int32_t seq, int32_t first, int32_t end);
     void (*memory_clear)(void *memory, bool data);
+    int32_t (*memory_seq_pos_max)(void *memory, int32_t seq); /* NULL: an older llama.cpp */
 } llama;
 
 static atomic_bool served;
@@ -41,8 +42,10 @@ static atomic_int n_caches;
 /* The state that this thread is saving or restoring with llama.cpp's functions. */
 static _Thread_local struct {
     kvp_plain *plain;
-    bool measures, failed, restores;
-    char refused[256]; /* the first reason; "": no row was refused */
+    kvp_packing *packing; /* NULL: the state is only measured */
+    bool placed, failed, restores;
+    kvp_unpacking *unpacking; /* of the state that is restored, if it was packed */
+    char refused[256];        /* the first reason; "": no row was refused */
 } now;
 
 bool kvp_states_are_served(void)
@@ -57,18 +60,53 @@ void kvp_states_count(int n)
 
 bool kvp_saving_measures(void)
 {
-    return now.measures;
+    return now.plain != NULL && now.packing == NULL;
+}
+
+/* A device that splits tensors reads them to other memory than the state's first. */
+static bool is_of_state(const void *at, size_t room)
+{
+    return now.plain != NULL && kvp_plain_has(now.plain, at, room);
 }
 
 void kvp_saving_note(const void *at, size_t kept, size_t room)
 {
-    const uintptr_t first = now.plain != NULL ? (uintptr_t)now.plain->bytes : 0,
-                    here = (uintptr_t)at;
+    if (is_of_state(at, room))
+        now.failed =
+            now.failed ||
+            !kvp_plain_add(now.plain, (size_t)((const uint8_t *)at - now.plain->bytes), kept, room);
+}
 
-    /* a device that splits tensors reads them to other memory first */
-    if (first == 0 || here < first || here - first >= now.plain->n)
-        return;
-    now.failed = now.failed || !kvp_plain_add(now.plain, here - first, kept, room);
+uint8_t *kvp_saving_begin(uint8_t *at, size_t kept, size_t room)
+{
+    uint8_t *place = NULL;
+
+    if (now.packing != NULL && is_of_state(at, room)) {
+        place = kvp_packing_place(now.packing, (size_t)(at - now.plain->bytes), kept, room);
+        now.failed = now.failed || place == NULL;
+    }
+    now.placed = place != NULL;
+    return now.placed ? place : at;
+}
+
+void kvp_saving_end(bool done)
+{
+    now.failed = now.failed || !done;
+    if (now.placed && done)
+        kvp_packing_placed(now.packing);
+    now.placed = false;
+}
+
+bool kvp_restoring_is_checked(const void *bytes, size_t n)
+{
+    return now.unpacking != NULL && kvp_unpacking_has(now.unpacking, bytes, n);
+}
+
+const void *kvp_restoring_wait(const void *bytes, size_t n, bool moves)
+{
+    return now.unpacking != NULL && kvp_plain_has(&now.unpacking->plain, bytes, n)
+               ? kvp_unpacking_wait(now.unpacking, bytes, n, moves)
+               : bytes;
 }
 
 bool kvp_restoring_refuse(const char *why)
@@ -110,26 +148,33 @@ static bool may_pack(const which *w)
     return n_caches > 0 && (w->flags & ~PARTIAL) == 0;
 }
 
-/* Lets llama.cpp write the state to memory of ours, or only finds its runs. False when it has none,
- * so that there is nothing to pack, and when it cannot be done. Both calls for a state that does
- * not change in between have the same result, because the runs depend only on the caches. */
-static bool collect(const which *w, size_t size, bool measures, kvp_plain *plain)
+/* Lets llama.cpp write the state to memory of ours, where only the bytes other than runs arrive, and
+ * the runs to `packing`. Without it the runs are only found. Both calls for a state that does not
+ * change in between have the same runs, because these depend only on the caches. */
+static bool collect(const which *w, kvp_plain *plain, kvp_packing *packing)
 {
     bool done;
 
-    if (!kvp_plain_create(plain, size))
+    now.plain = plain;
+    now.packing = packing;
+    now.failed = false;
+    done = nominal_get(w, plain->bytes, plain->n) == plain->n;
+    now.plain = NULL;
+    now.packing = NULL;
+    return done && !now.failed;
+}
+
+/* Finds the runs of a state. False when it has none, so that there is nothing to pack, and when it
+ * cannot be done. */
+static bool measure(const which *w, size_t size, kvp_plain *plain)
+{
+    if (size == 0 || !kvp_plain_create(plain, size))
         return false;
     plain->all = w->all;
-    now.plain = plain;
-    now.measures = measures;
-    now.failed = false;
-    done = nominal_get(w, plain->bytes, size) == size;
-    now.plain = NULL;
-    now.measures = false;
-    done = done && !now.failed && plain->n_runs > 0;
-    if (!done)
-        kvp_plain_free(plain);
-    return done;
+    if (collect(w, plain, NULL) && plain->n_runs > 0)
+        return true;
+    kvp_plain_free(plain);
+    return false;
 }
 
 static size_t packed_size(const which *w)
@@ -138,7 +183,7 @@ static size_t packed_size(const which *w)
     size_t packed = size;
     kvp_plain plain;
 
-    if (size == 0 || !may_pack(w) || !collect(w, size, true, &plain))
+    if (!may_pack(w) || !measure(w, size, &plain))
         return size;
     packed = kvp_pack_bytes(&plain, 0);
     kvp_plain_free(&plain);
@@ -152,43 +197,38 @@ static size_t packed_get(const which *w, uint8_t *to, size_t size)
     const size_t nominal = may_pack(w) ? nominal_size(w) : 0;
     size_t packed;
     kvp_plain plain;
+    kvp_packing packing;
 
-    if (size >= nominal || !collect(w, nominal, false, &plain))
+    if (size >= nominal || !measure(w, nominal, &plain))
         return nominal_get(w, to, size);
     packed = kvp_pack_bytes(&plain, 0);
-    if (packed <= size)
-        kvp_pack(&plain, to);
+    if (packed <= size) {
+        kvp_packing_to_memory(&packing, &plain, to);
+        packed = kvp_packing_end(&packing, collect(w, &plain, &packing)) ? packed : 0;
+    }
     kvp_plain_free(&plain);
     return packed <= size ? packed : 0;
 }
 
-/* Whether the state has records. Finding out takes no memory, while llama.cpp's functions would
- * write the state twice if there were none. */
-static bool has_records(const which *w, size_t size)
-{
-    kvp_plain plain = { 0 };
-    const bool found = size > 0 && collect(w, size, true, &plain);
-
-    if (found)
-        kvp_plain_free(&plain);
-    return found;
-}
-
-/* Writes a packed file. False: there is nothing to pack. */
+/* Writes a packed file. False: there is nothing to pack, or memory for the runs is short. */
 static bool save(const which *w, const char *path, const int32_t *tokens, size_t n_tokens,
                  size_t *written)
 {
     const size_t size = may_pack(w) && n_tokens <= UINT32_MAX ? nominal_size(w) : 0;
     kvp_plain plain;
+    kvp_packing packing;
+    bool done;
 
-    if (!has_records(w, size) || !collect(w, size, false, &plain))
+    if (!measure(w, size, &plain))
         return false;
-    *written = kvp_pack_save(&plain, tokens, n_tokens, path) ? kvp_pack_bytes(&plain, n_tokens) : 0;
-    if (*written == 0)
+    done = kvp_packing_to_file(&packing, &plain, tokens, n_tokens, path) &&
+           kvp_packing_end(&packing, collect(w, &plain, &packing));
+    *written = done ? kvp_pack_bytes(&plain, n_tokens) : 0;
+    kvp_plain_free(&plain);
+    if (!done && errno != 0)
         kvp_error("%s: cannot save the state: %s; what was there before is unchanged", path,
                   strerror(errno));
-    kvp_plain_free(&plain);
-    return true;
+    return done || errno != 0;
 }
 
 /* Restoring */
@@ -204,93 +244,127 @@ static void begin_restoring(void)
     now.refused[0] = '\0';
 }
 
-/* Whether all rows were restored. Otherwise takes back what llama.cpp restored, as llama.cpp does
- * with states that it refuses itself. */
-static bool end_restoring(const which *w, const char *what)
+/* Takes back what llama.cpp restored, as llama.cpp does with states that it refuses itself. */
+static void take_back(const which *w)
 {
-    void *memory;
+    void *memory = llama.get_memory(w->context);
 
-    now.restores = false;
-    if (now.refused[0] == '\0')
-        return true;
-    report(what, now.refused);
-    memory = llama.get_memory(w->context);
     if (memory != NULL && w->all)
         llama.memory_clear(memory, true);
     else if (memory != NULL)
         llama.memory_seq_rm(memory, w->seq, -1, -1);
+}
+
+/* Whether all rows were restored. Otherwise takes them back. */
+static bool end_restoring(const which *w, const char *what)
+{
+    now.restores = false;
+    if (now.refused[0] == '\0')
+        return true;
+    report(what, now.refused);
+    take_back(w);
     return false;
 }
 
-static size_t set_plain(const which *w, const uint8_t *from, size_t size, const char *what)
+static size_t set_state(const which *w, const uint8_t *from, size_t size, kvp_unpacking *unpacking,
+                        const char *what)
 {
     size_t read;
 
     begin_restoring();
+    now.unpacking = unpacking;
     read = nominal_set(w, from, size);
+    now.unpacking = NULL;
     return end_restoring(w, what) ? read : 0;
+}
+
+/* Whether a state replaces nothing. */
+static bool is_empty(const which *w)
+{
+    void *memory = llama.get_memory(w->context);
+
+    return !w->all && memory != NULL && llama.memory_seq_pos_max != NULL &&
+           llama.memory_seq_pos_max(memory, w->seq) < 0;
+}
+
+/* Restores a packed state. With `early`, llama.cpp gets runs while further ones are read. *again:
+ * something else than a compressed cache may have read bytes of runs before they were there. */
+static bool set_packed_once(const which *w, const kvp_pack_source *source, kvp_pack_tokens *tokens,
+                            const char *what, bool early, bool *again)
+{
+    kvp_unpacking u;
+    const char *why = kvp_unpacking_begin(&u, source, w->all, early, tokens);
+    bool done = false;
+
+    *again = false;
+    if (why == NULL && !u.early)
+        why = kvp_unpacking_finish(&u);
+    if (why == NULL) {
+        done = set_state(w, u.plain.bytes, u.plain.n, &u, what) == u.plain.n;
+        *again = done && u.early && (u.missed || u.n_seen < u.plain.n_runs);
+    } else {
+        report(what, why);
+    }
+    kvp_unpacking_free(&u);
+    return done;
+}
+
+/* All runs are checked before llama.cpp sees the state, unless its sequence is empty, so that a
+ * damaged state takes nothing away. */
+static bool set_packed(const which *w, const kvp_pack_source *source, kvp_pack_tokens *tokens,
+                       const char *what)
+{
+    bool again, done = set_packed_once(w, source, tokens, what, is_empty(w), &again);
+
+    if (again)
+        take_back(w);
+    return again ? set_packed_once(w, source, tokens, what, false, &again) : done;
 }
 
 static const char in_memory[] = "a state in memory";
 
 static size_t packed_set(const which *w, const uint8_t *from, size_t size)
 {
+    const kvp_pack_source source = { .from = from, .n = size };
     kvp_pack_header header;
-    kvp_plain plain;
-    const char *why;
-    size_t read;
 
     if (!kvp_is_packed(from, size))
-        return set_plain(w, from, size, in_memory);
-    why = kvp_unpack(from, size, w->all, &plain);
-    if (why != NULL) {
-        report(in_memory, why);
+        return set_state(w, from, size, NULL, in_memory);
+    if (!set_packed(w, &source, NULL, in_memory))
         return 0;
-    }
     memcpy(&header, from, sizeof(header));
-    read = set_plain(w, plain.bytes, plain.n, in_memory);
-    read = read == plain.n ? (size_t)header.bytes : 0;
-    kvp_plain_free(&plain);
-    return read;
+    return (size_t)header.bytes;
 }
 
 /* Restores a packed file. Without memory for tokens it only counts them. Then a state without
  * tokens is restored, too, because an older llama.cpp does so. Returns the bytes that were read, 0
  * after a line with the reason. */
-static size_t load(const which *w, FILE *file, const char *path, kvp_pack_tokens *tokens)
+static size_t load(const which *w, int file, const char *path, kvp_pack_tokens *tokens)
 {
-    const size_t size = (size_t)kvp_host_file_bytes(file);
-    kvp_plain plain = { 0 };
+    const kvp_pack_source source = { .file = file };
+    uint64_t size = 0;
     const char *why = kvp_pack_count(file, &tokens->n);
-    bool done = why == NULL;
 
-    if (done && !w->all && tokens->to == NULL && tokens->n > 0)
-        return size;
-    rewind(file);
-    if (done) {
-        why = kvp_pack_load(file, w->all, &plain, tokens);
-        done = why == NULL && set_plain(w, plain.bytes, plain.n, path) == plain.n;
+    if (why != NULL || !kvant_os_size(file, &size)) {
+        report(path, why != NULL ? why : strerror(errno));
+        return 0;
     }
-    if (why != NULL)
-        report(path, why);
-    kvp_plain_free(&plain);
-    return done ? size : 0;
+    if (!w->all && tokens->to == NULL && tokens->n > 0)
+        return (size_t)size;
+    return set_packed(w, &source, tokens, path) ? (size_t)size : 0;
 }
 
-/* The file, at its begin, if it is packed. */
-static FILE *open_packed(const char *path)
+/* Opens the file if it is packed. */
+static bool open_packed(const char *path, int *file)
 {
     char magic[KVP_STATE_MAGIC_BYTES] = "";
-    FILE *file = kvp_host_is_file(path) ? kvp_host_open(path, false) : NULL;
 
-    if (file != NULL && fread(magic, 1, sizeof(magic), file) == sizeof(magic) &&
-        kvp_is_packed(magic, sizeof(magic))) {
-        rewind(file);
-        return file;
-    }
-    if (file != NULL)
-        fclose(file);
-    return NULL;
+    if (!kvp_host_is_file(path) || !kvant_os_open(path, file))
+        return false;
+    if (kvant_os_read_at(*file, magic, sizeof(magic), 0) && kvp_is_packed(magic, sizeof(magic)))
+        return true;
+    kvant_os_close(*file);
+    return false;
 }
 
 /* Restores a packed file. False: it is no packed file. *read: as above. */
@@ -298,12 +372,12 @@ static bool load_packed(const which *w, const char *path, int32_t *tokens, size_
                         size_t *read)
 {
     kvp_pack_tokens to = { tokens, room, 0 };
-    FILE *file = open_packed(path);
+    int file;
 
-    if (file == NULL)
+    if (!open_packed(path, &file))
         return false;
     *read = load(w, file, path, &to);
-    fclose(file);
+    kvant_os_close(file);
     if (*read > 0)
         *n = to.n;
     return true;
@@ -448,6 +522,8 @@ static bool find_functions(void *library)
         memcpy(symbols[i].slot, &address, sizeof(address));
         found = address != NULL;
     }
+    address = kvant_os_symbol(library, "llama_memory_seq_pos_max");
+    memcpy(&llama.memory_seq_pos_max, &address, sizeof(address));
     return found;
 }
 

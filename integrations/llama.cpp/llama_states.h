@@ -20,10 +20,21 @@ const char *kvp_states_serve(void);
 bool kvp_states_are_served(void);
 
 /* Called while a cache tensor is read. `kvp_saving_measures`: whether only the size of the state is
- * wanted, so that no bytes need be written. `kvp_saving_note` notes that `room` bytes begin with
- * `kept` bytes of a record, and that zeros follow. */
+ * wanted, so that no bytes need be written. `kvp_saving_note` then notes that `room` bytes begin with
+ * `kept` bytes of a record, and that zeros follow. Otherwise `kvp_saving_begin` says where the kept
+ * bytes are written, which is `at` or a place without room for the zeros. `kvp_saving_end`: they are
+ * written, or cannot be. */
 bool kvp_saving_measures(void);
 void kvp_saving_note(const void *at, size_t kept, size_t room);
+uint8_t *kvp_saving_begin(uint8_t *at, size_t kept, size_t room);
+void kvp_saving_end(bool done);
+
+/* Called while a cache tensor is written. `kvp_restoring_wait` waits until these bytes of a packed
+ * state are read and returns them; NULL when they are damaged. With `moves`, bytes that are exactly
+ * a run may be returned elsewhere, without their zeros. `kvp_restoring_is_checked`: whether the
+ * checksums of the records in these bytes were compared. */
+const void *kvp_restoring_wait(const void *bytes, size_t n, bool moves);
+bool kvp_restoring_is_checked(const void *bytes, size_t n);
 
 /* Notes that rows of the state that is being restored were refused. False when the functions were
  * not taken over: the rows' cells then have to be NaN. Otherwise the program is told that the state

@@ -117,14 +117,17 @@ static void write_lists(const layout *l, size_t record, uint8_t *out)
 
 static bool write_run(const kvp_kv *kv, const layout *l, size_t record, size_t room, uint8_t *out)
 {
-    const size_t lists = list_bytes(l);
+    const size_t lists = list_bytes(l), kept = lists + record;
+    uint8_t *to = kvp_saving_begin(out, kept, room);
+    const bool done = kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, to + lists,
+                                                 record, kvant_available_cpus()) == KVANT_OK;
 
-    if (kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, out + lists, record,
-                                   kvant_available_cpus()) != KVANT_OK)
-        return false;
-    write_lists(l, record, out);
-    kvp_host_clear_foreign(out + lists + record, room - lists - record);
-    return true;
+    if (done)
+        write_lists(l, record, to);
+    if (done && to == out)
+        kvp_host_clear_foreign(out + kept, room - kept);
+    kvp_saving_end(done);
+    return done;
 }
 
 bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
@@ -139,10 +142,10 @@ bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
     done = find_rows(kv, cell, n, &l) &&
            kvant_tensor_record_size(kv->tensor, l.blocks, l.n_blocks, &record) == KVANT_OK &&
            list_bytes(&l) + record < room;
-    if (done && !kvp_saving_measures())
-        done = write_run(kv, &l, record, room, out);
-    if (done)
+    if (done && kvp_saving_measures())
         kvp_saving_note(out, list_bytes(&l) + record, room);
+    else if (done)
+        done = write_run(kv, &l, record, room, out);
     layout_free(&l);
     return done;
 }
@@ -290,6 +293,13 @@ static kvant_status others_write(const restored *r, const others *o)
                     : KVANT_OK;
 }
 
+static kvant_status import_record(const restored *r, kvant_tensor *tensor)
+{
+    return (kvp_restoring_is_checked(r->record, r->bytes) ? kvant_tensor_import_checked_record
+                                                          : kvant_tensor_import_record)(
+        tensor, r->l.blocks, r->l.n_blocks, r->record, r->bytes, kvant_available_cpus());
+}
+
 /* Puts the record's blocks in place of blocks of the tensor. KVANT_ERR_FULL: they have to be
  * decoded. */
 static kvant_status import(restored *r)
@@ -302,8 +312,7 @@ static kvant_status import(restored *r)
     if (!others_read(r, &o))
         status = KVANT_ERR_MEMORY;
     else
-        status = kvant_tensor_import_record(r->kv->tensor, r->l.blocks, r->l.n_blocks, r->record,
-                                            r->bytes, kvant_available_cpus());
+        status = import_record(r, r->kv->tensor);
     if (status == KVANT_OK)
         status = others_write(r, &o);
     free(o.slots);
@@ -371,8 +380,7 @@ static kvant_status decode(restored *r)
     for (uint32_t i = 0; i < r->l.n_blocks; i++)
         r->l.blocks[i].block = i;
     if (status == KVANT_OK)
-        status = kvant_tensor_import_record(c.tensor, r->l.blocks, r->l.n_blocks, r->record,
-                                            r->bytes, kvant_available_cpus());
+        status = import_record(r, c.tensor);
     if (status == KVANT_OK)
         status = store_decoded(r, &c);
     kvant_tensor_free(&c.tensor);

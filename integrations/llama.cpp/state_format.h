@@ -36,15 +36,16 @@ typedef struct kvp_state_run {
 } kvp_state_run;
 _Static_assert(sizeof(kvp_state_run) == 8, "format.md");
 
-/* The begin of a packed state. The runs follow, tokens, zeros up to a multiple of 8 bytes, and
- * llama.cpp's state without the zeros of its runs. llama.cpp does not know the magic. */
+/* The begin of a packed state. Its runs follow, tokens, zeros up to a multiple of 8 bytes,
+ * llama.cpp's state without its runs, and then the runs without their zeros. llama.cpp does not know
+ * the magic. */
 #define KVP_PACK_MAGIC "\xffKVPACK1"
 
 typedef struct kvp_pack_header {
     char magic[KVP_STATE_MAGIC_BYTES];
     uint64_t bytes;   /* of the whole packed state */
     uint64_t nominal; /* of llama.cpp's state */
-    uint64_t check;   /* of all bytes, with 0 here */
+    uint64_t check;   /* of all bytes before the runs', with 0 here */
     uint32_t n_runs, n_tokens;
     uint32_t all; /* 1: the state of all sequences; 0: of one */
     uint32_t zero;
@@ -55,8 +56,9 @@ _Static_assert(sizeof(kvp_pack_header) == 48, "format.md");
  * zeros follow. */
 typedef struct kvp_pack_run {
     uint64_t at, kept, room;
+    uint64_t check; /* of the head, the lists and the record's own checksum */
 } kvp_pack_run;
-_Static_assert(sizeof(kvp_pack_run) == 24, "format.md");
+_Static_assert(sizeof(kvp_pack_run) == 32, "format.md");
 
 /* Bytes of the header, the runs and the tokens. */
 static inline uint64_t kvp_pack_head_bytes(uint32_t n_runs, uint32_t n_tokens)
@@ -81,6 +83,18 @@ static inline uint64_t kvp_state_check(const kvp_state_header *header, const voi
     return kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, &plain, sizeof(plain)), lists,
                        (size_t)kvp_state_list_bytes(header->n_blocks, header->n_runs) -
                            sizeof(plain));
+}
+
+/* The number in `check` of a run with these lists. A record ends with its own checksum, so its bytes
+ * are hashed once. */
+static inline uint64_t kvp_pack_run_check(const uint8_t *run, size_t lists, size_t kept)
+{
+    kvant_checksum sum;
+
+    kvant_checksum_begin(&sum);
+    kvant_checksum_add(&sum, run, lists);
+    kvant_checksum_add(&sum, run + kept - sizeof(uint64_t), sizeof(uint64_t));
+    return kvant_checksum_end(&sum);
 }
 
 #endif /* KVP_STATE_FORMAT_H */

@@ -406,7 +406,7 @@ static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *
     if (header.bytes != bytes || header.n_blocks != n)
         return kvant_damaged("its size does not match its head");
     memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
-    if (checksum != kvant_checksum_of(data, bytes - sizeof checksum))
+    if (!r->is_checked && checksum != kvant_checksum_of(data, bytes - sizeof checksum))
         return kvant_damaged("its checksum does not match");
     const uint8_t *at = data + sizeof header;
     size_t left = bytes - sizeof header - sizeof checksum;
@@ -567,20 +567,34 @@ kvant_status kvant_record_import(kvant_tensor *tensor, const kvant_block_slots *
     return status;
 }
 
+static kvant_status import_record(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
+                                  const void *data, size_t bytes, uint32_t n_threads,
+                                  kvant_record r)
+{
+    KVANT_FORWARD(kvant_record_check(tensor, blocks, n, data, bytes, &r));
+    return kvant_record_import(tensor, blocks, n, &r, n_threads);
+}
+
 kvant_status kvant_tensor_import_record(kvant_tensor *tensor, const kvant_block_slots *blocks,
                                         uint32_t n, const void *data, size_t bytes,
                                         uint32_t n_threads)
 {
-    kvant_record r = { .of_any_slots = false };
-    KVANT_FORWARD(kvant_record_check(tensor, blocks, n, data, bytes, &r));
-    return kvant_record_import(tensor, blocks, n, &r, n_threads);
+    const kvant_record plain = { .of_any_slots = false };
+    return import_record(tensor, blocks, n, data, bytes, n_threads, plain);
+}
+
+kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
+                                                const kvant_block_slots *blocks, uint32_t n,
+                                                const void *data, size_t bytes, uint32_t n_threads)
+{
+    const kvant_record checked = { .is_checked = true };
+    return import_record(tensor, blocks, n, data, bytes, n_threads, checked);
 }
 
 kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
                                  size_t bytes)
 {
     const kvant_block_slots whole = { UINT64_MAX, block };
-    kvant_record r = { .of_any_slots = true };
-    KVANT_FORWARD(kvant_record_check(tensor, &whole, 1, data, bytes, &r));
-    return kvant_record_import(tensor, &whole, 1, &r, 1);
+    const kvant_record any = { .of_any_slots = true };
+    return import_record(tensor, &whole, 1, data, bytes, 1, any);
 }

@@ -466,11 +466,13 @@ typedef struct kvant_record {
     const uint8_t *transforms[KVANT_MAX_TRANSFORMS]; /* their headers */
     uint32_t n_transforms;
     bool of_any_slots; /* the caller accepts whatever slots the record has */
+    bool is_checked;   /* the caller has compared the checksum */
     bool any_written;
     const uint8_t *blocks; /* the first block's header */
 } kvant_record;
 
-/* The two steps of kvant_tensor_import_record. The caller sets of_any_slots before. */
+/* The two steps of kvant_tensor_import_record. The caller sets of_any_slots and
+ * is_checked before. */
 kvant_status kvant_record_check(kvant_tensor *tensor, const struct kvant_block_slots *blocks,
                                 uint32_t n, const void *data, size_t bytes, kvant_record *r);
 kvant_status kvant_record_import(kvant_tensor *tensor, const struct kvant_block_slots *blocks,

@@ -102,12 +102,12 @@ class State(unittest.TestCase):
     def packed(self, all_sequences=0):
         """A packed state of 9 tokens, with a run of 20 rows."""
         one, size = run_of_codes(20, 100000)
-        plain = b"\1\2\3" + one
-        body = struct.pack("<QQQ", 3, size, len(one)) + bytes(40) + plain[: 3 + size]
+        check = checksum(one[:64] + one[size - 8 : size])
+        body = struct.pack("<QQQQ", 3, size, len(one), check) + bytes(40) + b"\1\2\3"
         counts = struct.pack("<IIII", 1, 9, all_sequences, 0)
-        parts = b"\xffKVPACK1" + struct.pack("<QQ", 48 + len(body), len(plain))
+        parts = b"\xffKVPACK1" + struct.pack("<QQ", 48 + len(body) + size, 3 + len(one))
         whole = parts + bytes(8) + counts + body
-        return parts + struct.pack("<Q", checksum(whole)) + counts + body, size
+        return parts + struct.pack("<Q", checksum(whole)) + counts + body + one[:size], size
 
     def test_packed_states_are_shown(self):
         for all_sequences in (0, 1):

@@ -388,6 +388,11 @@ static void damaged_states_are_refused(void **state)
     assert_int_equal(llama_state_load_file(there.context, path, read, N_PROMPT, &n), 0);
     assert_goes_on(&there);
     assert_true(llama_state_seq_load_file(there.context, path, 0, read, N_PROMPT, &n) > 0);
+    /* a sequence that is there stays */
+    file[bytes - sizeof(uint64_t) - 1] ^= 1;
+    write_file(path, file, bytes);
+    assert_int_equal(llama_state_seq_load_file(there.context, path, 0, read, N_PROMPT, &n), 0);
+    assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(there.context), 0), N_PROMPT - 1);
     neighbour_free(&there);
     unlink(path);
     free(file);

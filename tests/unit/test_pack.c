@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,32 +44,121 @@ static int stop(void **state)
     return rmdir(folder);
 }
 
-/* A state with runs at its begin, in its middle and at its end. Its bytes depend on a seed. */
-static kvp_plain make(int seed)
-{
-    static const kvp_pack_run runs[] = { { 0, 41, 100 }, { 100, 50, 51 }, { 700, 63, 300 } };
-    kvp_plain plain;
+/* Runs at the begin of a state, in its middle and at its end. */
+static const kvp_pack_run runs[] = { { 0, 65, 100, 0 }, { 100, 48, 51, 0 }, { 700, 103, 300, 0 } };
+enum { N_RUNS = sizeof(runs) / sizeof(runs[0]) };
 
-    assert_true(kvp_plain_create(&plain, N));
-    for (int i = 0; i < N; i++)
-        plain.bytes[i] = (uint8_t)(1 + (i * 7 + seed) % 251);
-    for (size_t i = 0; i < 3; i++) {
-        const kvp_pack_run *run = &runs[i];
-        memset(plain.bytes + run->at + run->kept, 0, run->room - run->kept);
-        assert_true(kvp_plain_add(&plain, run->at, run->kept, run->room));
+/* Writes a head, lists and a record whose bytes depend on a seed. */
+static void make_run(uint8_t *to, size_t kept, int seed)
+{
+    const kvp_state_header header = {
+        .magic = KVP_STATE_MAGIC, .bytes = kept, .n_blocks = kept > 64, .n_cells = (uint32_t)seed
+    };
+    const size_t lists = (size_t)kvp_state_list_bytes(header.n_blocks, 0), end = kept - 8;
+    uint64_t checksum;
+
+    for (size_t i = 0; i < kept; i++)
+        to[i] = (uint8_t)(1 + (i * 7 + (size_t)seed) % 251);
+    memcpy(to, &header, sizeof(header));
+    checksum = kvant_checksum_of(to + lists, end - lists);
+    memcpy(to + end, &checksum, sizeof(checksum));
+}
+
+/* A state as llama.cpp writes it. */
+static kvp_plain make_of(const kvp_pack_run *list, size_t n_list, size_t n, int seed)
+{
+    kvp_plain plain;
+    size_t at = 0;
+
+    assert_true(kvp_plain_create(&plain, n));
+    for (size_t i = 0; i <= n_list; i++) {
+        for (const size_t end = i < n_list ? list[i].at : n; at < end; at++)
+            plain.bytes[at] = (uint8_t)(1 + (at * 7 + (size_t)seed) % 251);
+        if (i == n_list)
+            return plain;
+        make_run(plain.bytes + at, list[i].kept, seed);
+        assert_true(kvp_plain_add(&plain, at, list[i].kept, list[i].room));
+        at += list[i].room;
     }
     return plain;
 }
 
-static uint8_t *pack(const kvp_plain *plain, size_t *n)
+static kvp_plain make(int seed)
+{
+    return make_of(runs, N_RUNS, N, seed);
+}
+
+/* Gives the runs to a packed state. */
+static void give_runs(kvp_packing *p)
+{
+    const kvp_plain *plain = p->plain;
+
+    for (uint32_t i = 0; i < plain->n_runs; i++) {
+        const kvp_pack_run *run = &plain->runs[i];
+        uint8_t *to = kvp_packing_place(p, run->at, run->kept, run->room);
+        assert_non_null(to);
+        memcpy(to, plain->bytes + run->at, run->kept);
+        kvp_packing_placed(p);
+    }
+}
+
+static uint8_t *pack(kvp_plain *plain, size_t *n)
 {
     uint8_t *packed;
+    kvp_packing p;
 
     *n = kvp_pack_bytes(plain, 0);
     packed = malloc(*n);
     assert_non_null(packed);
-    kvp_pack(plain, packed);
+    kvp_packing_to_memory(&p, plain, packed);
+    give_runs(&p);
+    assert_true(kvp_packing_end(&p, true));
     return packed;
+}
+
+static bool save(kvp_plain *plain)
+{
+    kvp_packing p;
+
+    if (!kvp_packing_to_file(&p, plain, tokens, N_TOKENS, path))
+        return false;
+    give_runs(&p);
+    return kvp_packing_end(&p, true);
+}
+
+static int open_file(void)
+{
+    int file;
+
+    return kvant_os_open(path, &file) ? file : -1;
+}
+
+/* Unpacks a whole state. NULL, or the reason why it cannot be right. */
+static const char *unpack_of(const kvp_pack_source *source, bool all, kvp_plain *plain,
+                             kvp_pack_tokens *to)
+{
+    kvp_unpacking u;
+    const char *why = kvp_unpacking_begin(&u, source, all, false, to);
+
+    if (why == NULL)
+        why = kvp_unpacking_finish(&u);
+    *plain = (kvp_plain){ 0 };
+    if (why == NULL) {
+        *plain = u.plain;
+        u.plain = (kvp_plain){ 0 };
+    }
+    kvp_unpacking_free(&u);
+    return why;
+}
+
+static const char *unpack(const uint8_t *from, size_t n, bool all, kvp_plain *plain)
+{
+    return unpack_of(&(kvp_pack_source){ .from = from, .n = n }, all, plain, NULL);
+}
+
+static const char *load(int file, kvp_plain *plain, kvp_pack_tokens *to)
+{
+    return unpack_of(&(kvp_pack_source){ .file = file }, false, plain, to);
 }
 
 static void assert_is(const kvp_plain *expected, const kvp_plain *plain)
@@ -82,14 +173,14 @@ static int seed_of_file(int n_seeds)
 {
     int32_t read[N_TOKENS];
     kvp_pack_tokens to = { read, N_TOKENS, 0 };
-    FILE *file = kvp_host_open(path, false);
+    const int file = open_file();
     kvp_plain plain;
     const char *why;
 
-    if (file == NULL)
+    if (file < 0)
         return -1;
-    why = kvp_pack_load(file, false, &plain, &to);
-    fclose(file);
+    why = load(file, &plain, &to);
+    kvant_os_close(file);
     if (why != NULL)
         return -1;
     assert_int_equal(to.n, N_TOKENS);
@@ -112,21 +203,23 @@ static void states_come_back(void **state)
     kvp_plain plain = make(0), got;
     size_t n, n_tokens = 0;
     uint8_t *packed = pack(&plain, &n);
-    FILE *file;
+    uint64_t bytes;
+    int file;
 
     (void)state;
     assert_true(kvp_is_packed(packed, n));
-    assert_null(kvp_unpack(packed, n, false, &got));
+    assert_null(unpack(packed, n, false, &got));
     assert_is(&plain, &got);
     kvp_plain_free(&got);
-    assert_non_null(kvp_unpack(packed, n, true, &got)); /* another kind of state */
-    assert_true(kvp_pack_save(&plain, tokens, N_TOKENS, path));
+    assert_non_null(unpack(packed, n, true, &got)); /* another kind of state */
+    assert_true(save(&plain));
     assert_int_equal(seed_of_file(1), 0);
-    file = kvp_host_open(path, false);
+    file = open_file();
     assert_null(kvp_pack_count(file, &n_tokens));
     assert_int_equal(n_tokens, N_TOKENS);
-    assert_int_equal(kvp_host_file_bytes(file), kvp_pack_bytes(&plain, N_TOKENS));
-    fclose(file);
+    assert_true(kvant_os_size(file, &bytes));
+    assert_int_equal(bytes, kvp_pack_bytes(&plain, N_TOKENS));
+    kvant_os_close(file);
     free(packed);
     kvp_plain_free(&plain);
 }
@@ -141,41 +234,42 @@ static void every_damage_is_found(void **state)
     for (size_t at = 0; at < n; at++)
         for (int bit = 0; bit < 8; bit++) {
             packed[at] ^= (uint8_t)(1 << bit);
-            if (kvp_unpack(packed, n, false, &got) == NULL)
+            if (unpack(packed, n, false, &got) == NULL)
                 fail_msg("bit %d of byte %zu may be damaged", bit, at);
             assert_null(got.bytes);
             packed[at] ^= (uint8_t)(1 << bit);
         }
     for (size_t left = 0; left < n; left++)
-        assert_non_null(kvp_unpack(packed, left, false, &got));
+        assert_non_null(unpack(packed, left, false, &got));
     free(packed);
     kvp_plain_free(&plain);
 }
 
-/* Writes the right checksum. */
-static void seal(uint8_t *packed, size_t n)
+/* Writes the right checksum of the bytes before the runs'. */
+static void seal(uint8_t *packed, size_t prefix)
 {
     kvp_pack_header header;
 
     memcpy(&header, packed, sizeof(header));
     header.check = 0;
     memcpy(packed, &header, sizeof(header));
-    header.check = kvant_checksum_of(packed, n);
+    header.check = kvant_checksum_of(packed, prefix);
     memcpy(packed, &header, sizeof(header));
 }
 
 /* Heads and runs that cannot be, with the right checksum. */
 static void impossible_sizes_are_refused(void **state)
 {
-    enum { N_CASES = 13 };
+    enum { N_CASES = 14 };
     kvp_plain plain = make(0), got;
+    const size_t prefix = kvp_pack_prefix(&plain, 0);
     size_t n;
     uint8_t *packed = pack(&plain, &n), *copy = malloc(n);
 
     (void)state;
     assert_non_null(copy);
     memcpy(copy, packed, n);
-    seal(copy, n);
+    seal(copy, prefix);
     assert_memory_equal(copy, packed, n);
     for (int i = 0; i < N_CASES; i++) {
         kvp_pack_header header;
@@ -188,12 +282,13 @@ static void impossible_sizes_are_refused(void **state)
         header.n_runs = i == 4 ? UINT32_MAX : i == 5 ? 2 : header.n_runs;
         header.n_tokens = i == 6 ? UINT32_MAX : i == 7 ? 2 : 0;
         run.at = i == 8 ? 99 : i == 9 ? UINT64_MAX - 10 : run.at;
-        run.kept = i == 10 ? run.room : i == 11 ? 39 : run.kept;
+        run.kept = i == 10 ? run.room : i == 11 ? 47 : run.kept;
         run.room = i == 12 ? UINT64_MAX : run.room;
+        run.check += i == 13;
         memcpy(copy + sizeof(header) + sizeof(run), &run, sizeof(run));
         memcpy(copy, &header, sizeof(header));
-        seal(copy, n);
-        if (kvp_unpack(copy, n, false, &got) == NULL)
+        seal(copy, prefix);
+        if (unpack(copy, n, false, &got) == NULL)
             fail_msg("case %d was accepted", i);
     }
     free(copy);
@@ -203,7 +298,7 @@ static void impossible_sizes_are_refused(void **state)
 
 /* A child process writes the state, and is killed by the first byte beyond `limit`. Returns whether
  * it was killed. */
-static bool write_until(const kvp_plain *plain, size_t limit)
+static bool write_until(kvp_plain *plain, size_t limit)
 {
     const struct rlimit most = { limit, limit }, none = { 0, 0 };
     const pid_t child = fork();
@@ -214,7 +309,7 @@ static bool write_until(const kvp_plain *plain, size_t limit)
         signal(SIGXFSZ, SIG_DFL);
         setrlimit(RLIMIT_CORE, &none);
         setrlimit(RLIMIT_FSIZE, &most);
-        _exit(kvp_pack_save(plain, tokens, N_TOKENS, path) ? 0 : 1);
+        _exit(save(plain) ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ)
@@ -230,7 +325,7 @@ static void killed_writers_harm_nothing(void **state)
     const size_t n = kvp_pack_bytes(&plain, N_TOKENS);
 
     (void)state;
-    assert_true(kvp_pack_save(&former, tokens, N_TOKENS, path));
+    assert_true(save(&former));
     for (size_t limit = 0; limit < n; limit++) {
         assert_true(write_until(&plain, limit));
         assert_int_equal(seed_of_file(2), 0);
@@ -248,17 +343,211 @@ static void a_file_has_one_writer(void **state)
 {
     kvp_plain plain = make(1);
     char name[80];
-    FILE *other;
+    int other;
 
     (void)state;
-    other = kvp_host_create(path, name, sizeof(name));
-    assert_non_null(other);
-    assert_false(kvp_pack_save(&plain, tokens, N_TOKENS, path));
-    assert_true(fputs("other", other) >= 0);
+    assert_true(kvp_host_create(path, name, sizeof(name), &other));
+    assert_false(save(&plain));
+    assert_true(kvant_os_write(other, "other", 5));
     assert_true(kvp_host_finish(other, path, name, true));
     assert_int_equal(seed_of_file(2), -1);
-    assert_true(kvp_pack_save(&plain, tokens, N_TOKENS, path));
+    assert_true(save(&plain));
     assert_int_equal(seed_of_file(2), 1);
+    kvp_plain_free(&plain);
+}
+
+/* Runs that a thread writes and several threads read. Their zeros take no memory. */
+enum { LARGE_RUNS = 5 };
+
+static kvp_plain make_large(int seed)
+{
+    kvp_pack_run large[LARGE_RUNS];
+    const size_t room = (size_t)80 << 20;
+
+    for (size_t i = 0; i < LARGE_RUNS; i++)
+        large[i] = (kvp_pack_run){ .at = 16 + i * room, .kept = (1000000 + i) * 8, .room = room };
+    return make_of(large, LARGE_RUNS, 24 + LARGE_RUNS * room, seed);
+}
+
+static const char *load_file(kvp_plain *plain)
+{
+    int32_t read[N_TOKENS];
+    kvp_pack_tokens to = { read, N_TOKENS, 0 };
+    const int file = open_file();
+    const char *why = load(file, plain, &to);
+
+    kvant_os_close(file);
+    return why;
+}
+
+static void large_states_come_back(void **state)
+{
+    kvp_plain plain = make_large(0), got;
+    uint64_t at = kvp_pack_prefix(&plain, N_TOKENS);
+
+    (void)state;
+    assert_true(save(&plain));
+    assert_null(load_file(&got));
+    assert_int_equal(got.n_runs, LARGE_RUNS);
+    for (uint32_t i = 0; i < LARGE_RUNS; i++) {
+        const kvp_pack_run *run = &plain.runs[i];
+        assert_memory_equal(got.bytes + run->at, plain.bytes + run->at, run->kept);
+    }
+    assert_memory_equal(got.bytes, plain.bytes, 16);
+    assert_memory_equal(got.bytes + got.n - 8, plain.bytes + got.n - 8, 8);
+    kvp_plain_free(&got);
+    for (uint32_t i = 0; i < LARGE_RUNS; at += plain.runs[i++].kept) {
+        const uint64_t place = at + plain.runs[i].kept / 2;
+        const int file = open(path, O_RDWR);
+        uint8_t byte;
+        assert_true(kvant_os_read_at(file, &byte, 1, place));
+        byte ^= 64;
+        assert_true(kvant_os_write_at(file, &byte, 1, place));
+        assert_non_null(load_file(&got));
+        byte ^= 64;
+        assert_true(kvant_os_write_at(file, &byte, 1, place));
+        close(file);
+    }
+    assert_null(load_file(&got));
+    kvp_plain_free(&got);
+    kvp_plain_free(&plain);
+}
+
+static bool write_bytes(const uint8_t *bytes, size_t n)
+{
+    const int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    const bool done = file >= 0 && kvant_os_write(file, bytes, n);
+
+    close(file);
+    return done;
+}
+
+/* Receives the runs one by one, whole or in two pieces. Returns how many came. */
+static uint32_t receive(kvp_unpacking *u, const kvp_plain *expected, bool whole)
+{
+    for (uint32_t i = 0; i < LARGE_RUNS; i++) {
+        const kvp_pack_run *run = &expected->runs[i];
+        const uint8_t *place = u->plain.bytes + run->at,
+                      *at = kvp_unpacking_wait(u, place, whole ? (size_t)run->room : 64, true);
+        if (at == NULL)
+            return i;
+        assert_true(whole || at == place);
+        assert_true(kvp_unpacking_has(u, at, (size_t)run->kept));
+        assert_memory_equal(at, expected->bytes + run->at, run->kept);
+        if (!whole)
+            assert_ptr_equal(kvp_unpacking_wait(u, place + 64, (size_t)run->room - 64, true),
+                             place + 64);
+        assert_int_equal(u->n_seen, i + 1);
+    }
+    return LARGE_RUNS;
+}
+
+/* Each run is there and right when it is received, and a damaged one is found then. */
+static void large_states_come_run_by_run(void **state)
+{
+    kvp_plain plain = make_large(2);
+    uint64_t at = kvp_pack_prefix(&plain, 0) + plain.runs[0].kept + plain.runs[1].kept;
+    kvp_unpacking u;
+    size_t n;
+    uint8_t *packed = pack(&plain, &n);
+
+    (void)state;
+    assert_true(write_bytes(packed, n));
+    for (int way = 0; way < 8; way++) { /* from memory or a file, whole or not, damaged or not */
+        const bool damages = way & 4;
+        int file = open(path, O_RDWR);
+        kvp_pack_source source = { .from = way & 1 ? packed : NULL, .n = n, .file = file };
+        if (damages) {
+            packed[at + 1000] ^= 1;
+            assert_true(kvant_os_write_at(file, packed + at + 1000, 1, at + 1000));
+        }
+        assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL));
+        assert_true(u.early);
+        assert_memory_equal(u.plain.bytes, plain.bytes, 16);
+        if (damages) /* a thread may find it sooner */
+            assert_true(receive(&u, &plain, way & 2) <= 2);
+        else
+            assert_int_equal(receive(&u, &plain, way & 2), LARGE_RUNS);
+        assert_int_equal(kvp_unpacking_finish(&u) == NULL, !damages);
+        assert_false(u.missed);
+        kvp_unpacking_free(&u);
+        if (damages) {
+            packed[at + 1000] ^= 1;
+            assert_true(kvant_os_write_at(file, packed + at + 1000, 1, at + 1000));
+        }
+        kvant_os_close(file);
+    }
+    free(packed);
+    kvp_plain_free(&plain);
+}
+
+/* A caller that wants no more runs, and one that has not received all of them. */
+static void runs_may_stay(void **state)
+{
+    kvp_plain plain = make_large(2);
+    size_t n;
+    uint8_t *packed = pack(&plain, &n);
+    const kvp_pack_source source = { .from = packed, .n = n };
+    kvp_unpacking u;
+
+    (void)state;
+    assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL));
+    kvp_unpacking_free(&u);
+    assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL));
+    assert_non_null(kvp_unpacking_wait(&u, u.plain.bytes + plain.runs[1].at, 8, true));
+    assert_true(u.missed);
+    assert_null(kvp_unpacking_finish(&u));
+    kvp_unpacking_free(&u);
+    free(packed);
+    kvp_plain_free(&plain);
+}
+
+/* The disk is full, or a process is killed, while a thread writes. */
+static void threads_that_cannot_write_harm_nothing(void **state)
+{
+    kvp_plain plain = make_large(1), got;
+    const size_t n = kvp_pack_bytes(&plain, N_TOKENS);
+    struct rlimit former, most;
+
+    (void)state;
+    assert_true(save(&plain));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &former), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    for (size_t eighth = 1; eighth < 8; eighth++) {
+        most = (struct rlimit){ n * eighth / 8, former.rlim_max };
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &most), 0);
+        assert_false(save(&plain));
+        assert_int_equal(errno, EFBIG);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &former), 0);
+        assert_int_equal(access(part, F_OK), -1);
+        assert_null(load_file(&got));
+        kvp_plain_free(&got);
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    kvp_plain_free(&plain);
+}
+
+/* A run that was not found before, runs that are missing, and a caller that cannot make them. */
+static void states_that_change_are_not_saved(void **state)
+{
+    kvp_plain plain = make(0);
+    kvp_packing p;
+
+    (void)state;
+    assert_true(save(&plain));
+    for (int i = 0; i < 3; i++) {
+        assert_true(kvp_packing_to_file(&p, &plain, tokens, N_TOKENS, path));
+        if (i > 0)
+            give_runs(&p);
+        if (i == 1)
+            assert_null(kvp_packing_place(&p, runs[0].at, runs[0].kept, runs[0].room));
+        assert_false(kvp_packing_end(&p, i < 2));
+        assert_int_equal(errno, 0);
+        assert_int_equal(seed_of_file(1), 0);
+    }
+    assert_true(kvp_packing_to_file(&p, &plain, tokens, N_TOKENS, path));
+    assert_null(kvp_packing_place(&p, runs[0].at, runs[0].kept + 8, runs[0].room));
+    assert_false(kvp_packing_end(&p, true));
     kvp_plain_free(&plain);
 }
 
@@ -270,6 +559,11 @@ int main(void)
         cmocka_unit_test(impossible_sizes_are_refused),
         cmocka_unit_test(killed_writers_harm_nothing),
         cmocka_unit_test(a_file_has_one_writer),
+        cmocka_unit_test(large_states_come_back),
+        cmocka_unit_test(large_states_come_run_by_run),
+        cmocka_unit_test(runs_may_stay),
+        cmocka_unit_test(threads_that_cannot_write_harm_nothing),
+        cmocka_unit_test(states_that_change_are_not_saved),
     };
 
     return cmocka_run_group_tests(tests, start, stop);
