@@ -286,11 +286,33 @@ static bool others_read(const restored *r, others *o)
                                                       kvant_available_cpus()) == KVANT_OK;
 }
 
-static kvant_status others_write(const restored *r, const others *o)
+/* Makes cells invalid whose rows were in the replaced blocks and are lost. */
+static void others_lose(const restored *r, const others *o)
 {
-    return o->n > 0 ? kvant_tensor_write(r->kv->tensor, o->slots, o->n, o->rows, r->kv->shape.row,
-                                         kvant_available_cpus())
-                    : KVANT_OK;
+    kvp_kv *kv = r->kv;
+    const size_t n_cells = (size_t)kv->shape.n_cells * kv->shape.n_streams;
+    kvp_refusal refusal = { .name = kv->name, .why = "out of memory" };
+
+    for (size_t cell = n_cells; cell-- > 0;) {
+        const int64_t slot = kvp_kv_slot(kv, (int64_t)cell);
+        size_t i = 0;
+        while (i < o->n && o->slots[i] != slot)
+            i++;
+        if (i == o->n)
+            continue;
+        kvp_invalid_set(&kv->invalid, cell, 1, true);
+        refusal.cell = cell;
+        refusal.n++;
+    }
+    if (refusal.n > 0)
+        kvp_invalid_report(&refusal);
+}
+
+static void others_write(const restored *r, const others *o)
+{
+    if (o->n > 0 && kvant_tensor_write(r->kv->tensor, o->slots, o->n, o->rows, r->kv->shape.row,
+                                       kvant_available_cpus()) != KVANT_OK)
+        others_lose(r, o);
 }
 
 static kvant_status import_record(const restored *r, kvant_tensor *tensor)
@@ -304,17 +326,17 @@ static kvant_status import_record(const restored *r, kvant_tensor *tensor)
  * decoded. */
 static kvant_status import(restored *r)
 {
-    kvant_status status = KVANT_ERR_FULL;
+    kvant_status status = KVANT_ERR_MEMORY;
     others o = { 0 };
 
     if (r->kv->tensor == NULL || !find_blocks(r))
         return KVANT_ERR_FULL;
-    if (!others_read(r, &o))
-        status = KVANT_ERR_MEMORY;
-    else
+    if (others_read(r, &o)) {
         status = import_record(r, r->kv->tensor);
-    if (status == KVANT_OK)
-        status = others_write(r, &o);
+        /* without memory the blocks may be empty; after other errors they are unchanged */
+        if (status == KVANT_OK || status == KVANT_ERR_MEMORY)
+            others_write(r, &o);
+    }
     free(o.slots);
     free(o.rows);
     return status;

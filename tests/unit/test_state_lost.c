@@ -1,0 +1,211 @@
+/* test_state_lost.c - a saved run is restored into blocks that hold rows of other cells, and these
+ * rows cannot be stored again. The linker lets a test refuse kvant_tensor_write. */
+#include "testing.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../integrations/llama.cpp/host.h"
+#include "../../integrations/llama.cpp/kv_store.h"
+#include "../../integrations/llama.cpp/kv_tensor.h"
+#include "../../integrations/llama.cpp/llama_states.h"
+
+enum { HEAD = 32, CELLS = 200, BLOCKS = 4, FIRST = 10, RUN = 90 };
+
+static struct fixture {
+    kvp_kv kv;
+    kvant_codec *owned;
+    const kvant_codec *codec;
+    void *memory;
+    uint16_t state[RUN * HEAD];
+} f;
+
+/* The parts of the plug-in that state.c calls. */
+static bool refuses;
+
+kvant_status __real_kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                       const float *rows, size_t stride, uint32_t n_threads);
+kvant_status __wrap_kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                       const float *rows, size_t stride, uint32_t n_threads);
+
+kvant_status __wrap_kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
+                                       const float *rows, size_t stride, uint32_t n_threads)
+{
+    return refuses ? KVANT_ERR_MEMORY
+                   : __real_kvant_tensor_write(tensor, slots, n, rows, stride, n_threads);
+}
+
+uint32_t kvp_kv_blocks(const kvp_kv_shape *shape)
+{
+    (void)shape;
+    return BLOCKS;
+}
+
+const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv)
+{
+    (void)kv;
+    return &f.codec;
+}
+
+bool kvp_kv_ready(kvp_kv *kv)
+{
+    return kv->tensor != NULL;
+}
+
+void kvp_kv_count(kvp_kv *kv)
+{
+    (void)kv;
+}
+
+kvant_status kvp_kv_assign_block(kvp_kv *kv, uint32_t block)
+{
+    (void)kv;
+    (void)block;
+    return KVANT_OK;
+}
+
+void kvp_kv_store_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows)
+{
+    (void)kv, (void)cells, (void)n, (void)rows;
+    fail_msg("the run fits here, so no row is decoded");
+}
+
+bool kvp_saving_measures(void)
+{
+    return false;
+}
+
+void kvp_saving_note(const void *at, size_t kept, size_t room)
+{
+    (void)at, (void)kept, (void)room;
+}
+
+uint8_t *kvp_saving_begin(uint8_t *at, size_t kept, size_t room)
+{
+    (void)kept, (void)room;
+    return at;
+}
+
+void kvp_saving_end(bool done)
+{
+    assert_true(done);
+}
+
+bool kvp_restoring_is_checked(const void *bytes, size_t n)
+{
+    (void)bytes, (void)n;
+    return false;
+}
+
+bool kvp_restoring_refuse(const char *why)
+{
+    (void)why;
+    return false;
+}
+
+static void store(float offset)
+{
+    int64_t slots[CELLS];
+    float rows[CELLS * HEAD];
+
+    for (size_t i = 0; i < CELLS * HEAD; i++)
+        rows[i] = offset + (float)(i % 17) - 8.0f;
+    for (size_t i = 0; i < CELLS; i++)
+        slots[i] = kvp_kv_slot(&f.kv, (int64_t)i);
+    assert_int_equal(__real_kvant_tensor_write(f.kv.tensor, slots, CELLS, rows, HEAD, 1), KVANT_OK);
+}
+
+static void read(size_t cell, float row[HEAD])
+{
+    const int64_t slot = kvp_kv_slot(&f.kv, (int64_t)cell);
+
+    assert_int_equal(kvant_tensor_read_slots(f.kv.tensor, &slot, 1, row, HEAD, 1), KVANT_OK);
+}
+
+static int start(void **state)
+{
+    kvant_tensor_params params = {
+        .size = sizeof(params), .n_kv_heads = 1, .n_sequences = 1, .n_blocks = BLOCKS
+    };
+    char err[256];
+    size_t bytes;
+
+    (void)state;
+    memset(&f, 0, sizeof(f));
+    assert_int_equal(
+        kvant_codec_create("int-4", HEAD, KVANT_ROLE_K, TEST_SEED, &f.owned, err, sizeof(err)),
+        KVANT_OK);
+    f.codec = f.owned;
+    params.codecs = &f.codec;
+    assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
+    f.memory = kvant_os_alloc(KVANT_PAGE_ALIGN, bytes);
+    assert_non_null(f.memory);
+    memset(f.memory, 0, bytes);
+    assert_int_equal(kvant_tensor_create(&params, f.memory, &f.kv.tensor), KVANT_OK);
+    f.kv.shape = (kvp_kv_shape){ .row = HEAD, .n_cells = CELLS, .n_streams = 1 };
+    f.kv.head_dim = HEAD;
+    assert_true(kvp_invalid_create(&f.kv.invalid, CELLS));
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    kvp_invalid_free(&f.kv.invalid);
+    kvant_tensor_free(&f.kv.tensor);
+    kvant_os_free(f.memory);
+    kvant_codec_free(&f.owned);
+    return 0;
+}
+
+/* Saves a run of cells whose first and last blocks have rows of other cells, and restores it over
+ * other rows. */
+static void save_and_restore(void)
+{
+    store(0.0f);
+    assert_true(kvp_state_read(&f.kv, FIRST, RUN, f.state));
+    store(5.0f);
+    assert_int_equal(kvp_state_write(&f.kv, FIRST, f.state, sizeof(f.state)), sizeof(f.state));
+}
+
+static void other_rows_stay(void **state)
+{
+    float before[HEAD], own[HEAD], row[HEAD];
+
+    (void)state;
+    store(5.0f);
+    read(0, before);
+    read(FIRST, own);
+    refuses = false;
+    save_and_restore();
+    assert_int_equal(f.kv.invalid.n, 0);
+    read(0, row);
+    for (size_t i = 0; i < HEAD; i++)
+        assert_float_equal(row[i], before[i], 2.0f); /* 16 levels of a range of 16: two steps */
+    read(FIRST, row);
+    for (size_t i = 0; i < HEAD; i++)
+        assert_true(row[i] < own[i] - 1.0f); /* 5 less, and two steps */
+}
+
+static void lost_rows_are_invalid(void **state)
+{
+    (void)state;
+    refuses = true;
+    save_and_restore();
+    for (size_t cell = 0; cell < CELLS; cell++) {
+        const bool restored = cell >= FIRST && cell < FIRST + RUN, /* in blocks 0 and 1 */
+            other = !restored && cell < 2 * (size_t)KVANT_PAGE_TOKENS;
+        if (kvp_invalid_has(&f.kv.invalid, cell) != other)
+            fail_msg("cell %zu %s invalid", cell, other ? "is not" : "is");
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(other_rows_stay, start, stop),
+        cmocka_unit_test_setup_teardown(lost_rows_are_invalid, start, stop),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
