@@ -6,11 +6,13 @@
  * Rows of CHUNK tokens are computed once and restored until the sequence has TOKENS tokens, so a
  * long prompt costs little. Positions repeat, which changes neither sizes nor times. A save counts
  * until the file is on the disk (fsync). Before each restore the system drops its cache of files,
- * which needs root. With --wait the program waits for a line of input before it measures. Run it by
+ * which needs root. The disk's own times are those of a file of the same size that is written
+ * without the system's cache (O_DIRECT), and read without being used. With --wait the program waits for a line of input before it measures. Run it by
  * `kvant exec --` for kvant's caches. Prints JSON, with --json or without it: medians, and the CPU
  * times of all threads. */
-#define _GNU_SOURCE /* fsync, clock_gettime */
+#define _GNU_SOURCE /* O_DIRECT, fsync, clock_gettime */
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +25,7 @@
 
 #include "llama_cuda/cache_type.h"
 
-enum { CHUNK = 4096, BATCH = 512, MOST_REPEATS = 16 };
+enum { CHUNK = 4096, BATCH = 512, MOST_REPEATS = 16, PIECE = 8 << 20 };
 
 static struct llama_context *context;
 static int vocabulary;
@@ -124,9 +126,9 @@ static void drop_caches(void)
     check(file != NULL && fputs("1", file) >= 0 && fclose(file) == 0, "dropping the disk's cache");
 }
 
-/* A time and a CPU time of each repeat. */
+/* A time, a CPU time and the disk's own time of each repeat. */
 typedef struct times {
-    double wall[MOST_REPEATS], cpu[MOST_REPEATS];
+    double wall[MOST_REPEATS], cpu[MOST_REPEATS], disk[MOST_REPEATS];
 } times;
 
 static int ascending(const void *a, const void *b)
@@ -158,6 +160,38 @@ static void measure(const char *path, bool saves, times *t, int i)
     t->cpu[i] = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
 }
 
+/* Moves as many bytes as the state's file has between the disk and a small buffer. */
+static double disk_seconds(const char *path, long long bytes, bool writes)
+{
+    static unsigned char *piece;
+    const double start = seconds(CLOCK_MONOTONIC);
+    const int file = open(path, writes ? O_WRONLY | O_CREAT | O_DIRECT : O_RDONLY, 0600);
+
+    if (piece == NULL && posix_memalign((void **)&piece, 4096, PIECE) == 0)
+        for (int i = 0; i < PIECE; i++)
+            piece[i] = (unsigned char)((unsigned)i * 2654435761u >> 24);
+    check(file >= 0 && piece != NULL, "opening a file for the disk's own times");
+    for (long long i = 0; i < bytes; i += PIECE)
+        check((writes ? write(file, piece, PIECE) : read(file, piece, PIECE)) == PIECE,
+              "measuring the disk");
+    check(fsync(file) == 0, "measuring the disk");
+    close(file);
+    return seconds(CLOCK_MONOTONIC) - start;
+}
+
+static void measure_disk(const char *of, times *save, times *restore, int i)
+{
+    char path[4096];
+    struct stat file;
+
+    snprintf(path, sizeof(path), "%s.disk", of);
+    check(stat(of, &file) == 0, "finding the file");
+    save->disk[i] = disk_seconds(path, file.st_size, true);
+    drop_caches();
+    restore->disk[i] = disk_seconds(path, file.st_size, false);
+    unlink(path);
+}
+
 int main(int argc, char **argv)
 {
     const int tokens = argc > 6 ? atoi(argv[4]) : 0, repeats = argc > 6 ? atoi(argv[6]) : 0;
@@ -179,13 +213,16 @@ int main(int argc, char **argv)
         drop_caches();
         llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1);
         measure(path, false, &restore, i);
+        measure_disk(path, &save, &restore, i);
     }
     check(stat(path, &file) == 0, "finding the file");
     printf("[{\"tokens\": %d, \"bytes\": %lld, \"save_ms\": %.1f, \"restore_ms\": %.1f, "
-           "\"save_cpu_ms\": %.1f, \"restore_cpu_ms\": %.1f}]\n",
+           "\"save_cpu_ms\": %.1f, \"restore_cpu_ms\": %.1f, \"disk_write_ms\": %.1f, "
+           "\"disk_read_ms\": %.1f}]\n",
            tokens, (long long)file.st_size, 1e3 * median(save.wall, repeats),
            1e3 * median(restore.wall, repeats), 1e3 * median(save.cpu, repeats),
-           1e3 * median(restore.cpu, repeats));
+           1e3 * median(restore.cpu, repeats), 1e3 * median(save.disk, repeats),
+           1e3 * median(restore.disk, repeats));
     llama_free(context);
     return 0;
 }
