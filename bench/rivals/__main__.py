@@ -43,7 +43,7 @@ def parse_arguments():
     parser.add_argument("--chunks", type=int, default=1, help="chunks to score (default 1)")
     parser.add_argument("--only", default="", help="names of programs (default: all)")
     parser.add_argument(
-        "--caches", default="", help="names of caches, with semicolons (default: all)"
+        "--caches", default="", help="names with semicolons, measured in this order (default: all)"
     )
     parser.add_argument("--threads", type=int, default=cpus)
     parser.add_argument("--jobs", type=int, default=cpus, help="of builds")
@@ -70,11 +70,12 @@ def parse_arguments():
 def choose(options):
     programs = options.only.split()
     caches = [name for name in options.caches.split(";") if name]
-    return [
+    found = [
         system
         for system in SYSTEMS
         if (not programs or system.program in programs) and (not caches or system.cache in caches)
     ]
+    return sorted(found, key=lambda system: caches.index(system.cache)) if caches else found
 
 
 def main():

@@ -19,7 +19,7 @@ import ideas  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from quality import model_name  # noqa: E402
-from quantized_cache import CALL, load, parser_of, score  # noqa: E402
+from quantized_cache import CALL, divergences, load, parser_of, summary  # noqa: E402
 from record import append, context  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
@@ -167,7 +167,7 @@ def main():
                 "codec": f"trellis-{bits}" + (", predicted" if predicts else ""),
                 "text": options.text.name,
                 "length": str(len(ids)),
-                **score(exact, found),
+                **summary(*divergences(exact, found)),
                 **context(["predicted.py", "-m", options.model.name, "-f", options.text.name]),
             }
             append(options.output, [row])

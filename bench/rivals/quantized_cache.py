@@ -8,7 +8,8 @@ llama-perplexity, compared with DynamicCache, and appends lines to bench/results
 
 Tokens come in calls of 512, as llama.cpp's batches do. With one call for the whole text attention
 would read no compressed row. Scales, zero points and exact tokens count 2 bytes a number, because
-models run with 16-bit floats, while this runs with float32."""
+models run with 16-bit floats, while this runs with float32. All caches read a call before the next
+call comes, so that logits of one call are in memory."""
 
 import argparse
 import pathlib
@@ -22,15 +23,6 @@ from record import append, context  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 
 CALL = 512
-
-
-def logits(model, ids, cache):
-    """Rows of the logits of one context."""
-    parts = []
-    for first in range(0, len(ids), CALL):
-        call = ids[None, first : first + CALL]
-        parts.append(model(call, past_key_values=cache, use_cache=True).logits[0].float())
-    return torch.cat(parts)
 
 
 def tensors(thing):
@@ -57,24 +49,43 @@ def count_bits(cache, numbers):
     return 8 * size / numbers
 
 
-def score(reference, found):
-    """Numbers of llama-perplexity, from two tables of logits."""
+def divergences(reference, found):
+    """The KL divergence of each row of logits, and whether its first choice is the reference's."""
     p, q = (torch.log_softmax(x, -1) for x in (reference, found))
-    kld = (p.exp() * (p - q)).sum(-1)
+    return (p.exp() * (p - q)).sum(-1), (p.argmax(-1) == q.argmax(-1)).float()
+
+
+def summary(kld, same):
+    """Numbers of llama-perplexity, from the divergences of all rows."""
     return {
         "kld_mean": f"{kld.mean():.6f}",
         "kld_se": f"{kld.std() / len(kld) ** 0.5:.6f}",
         "kld_p99": f"{kld.quantile(0.99):.6f}",
-        "top1": f"{(p.argmax(-1) == q.argmax(-1)).float().mean():.6f}",
+        "top1": f"{same.mean():.6f}",
     }
 
 
-def measure(options, model, ids, name):
+def read(model, ids, caches):
+    """{cache: negative log-likelihoods, divergences from the first cache and agreements} of the
+    predictions in the second half of the ids."""
+    found = {name: [] for name in caches}
+    for first in range(0, len(ids), CALL):
+        call, after = ids[None, first : first + CALL], ids[first + 1 : first + CALL + 1]
+        scored = slice(max(len(ids) // 2 - first, 0), len(after))
+        exact = None
+        for name, cache in caches.items():
+            hidden = model.model(call, past_key_values=cache, use_cache=True).last_hidden_state
+            if scored.start < scored.stop:
+                logits = model.lm_head(hidden[0, scored]).float()
+                exact = logits if exact is None else exact
+                nll = torch.nn.functional.cross_entropy(logits, after[scored], reduction="none")
+                found[name].append((nll, *divergences(exact, logits)))
+    return {name: [torch.cat(parts) for parts in zip(*calls)] for name, calls in found.items()}
+
+
+def new_cache(name, config):
     kind, _, bits = name.partition(":")
-    cache = transformers.QuantizedCache(kind, model.config, nbits=int(bits))
-    numbers = 2 * len(ids) * len(cache.layers) * kv_dimensions(model.config)
-    found = logits(model, ids, cache)
-    return count_bits(cache, numbers), found
+    return transformers.QuantizedCache(kind, config, nbits=int(bits))
 
 
 def kv_dimensions(config):
@@ -113,12 +124,13 @@ def main():
     torch.set_num_threads(options.threads)
     file = options.model.name
     model, ids = load(options)
-    reference = logits(model, ids, DynamicCache(config=model.config))
+    caches = {"f16": DynamicCache(config=model.config)}
+    caches |= {name: new_cache(name, model.config) for name in options.caches.split(",")}
     command = ["quantized_cache.py", "-m", file, "-f", options.text.name, "-c", str(len(ids))]
-    for name in options.caches.split(","):
-        bits, found = measure(options, model, ids, name)
-        target = torch.log_softmax(found[len(ids) // 2 : -1], -1)
-        target = target.gather(-1, ids[len(ids) // 2 + 1 :, None])
+    found = read(model, ids, caches)
+    for name in list(caches)[1:]:
+        nll, kld, same = found[name]
+        numbers = 2 * len(ids) * len(caches[name].layers) * kv_dimensions(model.config)
         row = {
             "program": "transformers",
             "version": transformers.__version__,
@@ -129,9 +141,9 @@ def main():
             "chunks": "1",
             "from": str(len(ids) // 2),
             "to": str(len(ids) - 2),
-            "bits": f"{bits:.2f}",
-            "ppl": f"{(-target.mean()).exp():.6f}",
-            **score(reference[len(ids) // 2 : -1], found[len(ids) // 2 : -1]),
+            "bits": f"{count_bits(caches[name], numbers):.2f}",
+            "ppl": f"{nll.mean().exp():.6f}",
+            **summary(kld, same),
             **context(command),
         }
         append(options.output, [row])
