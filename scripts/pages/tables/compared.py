@@ -1,7 +1,11 @@
 """Caches of other programs next to kvant: quality, bits, speed, greedy answers, and what their
 ideas are worth inside kvant."""
 
+import math
+
 from caches import MODELS as SMALL
+from caches import PRESETS
+from tables.papers import CACHES, LONG
 from text import code, divergence, table, times
 
 FILE, SPEED, ANSWERS = "rivals.csv", "rivals_speed.csv", "generate.csv"
@@ -10,6 +14,11 @@ KLD = ("kld_mean", "kld_se")
 MODELS = {**SMALL, "Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B"}
 LENGTHS = (2048, 8192)
 BUDGETS = (8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5)
+LEADER_BUDGETS = (8.5, 6.5, 4.5, 3.5, 2.5)
+LONG_FILE, LONG_BUDGETS = "long_contexts.csv", (8.5, 4.5, 3.5)
+LABELS = {cache: label for label, cache in CACHES.items()}
+# Bits of caches whose lines of long_contexts.csv have no size.
+STOCK_BITS = {"q8_0": 8.5, "q4_0": 4.5, "fp8": 8}
 
 
 def _name(program, cache):
@@ -71,6 +80,34 @@ def _cells(line):
     return [name, divergence(line.number("kld_mean"))]
 
 
+def _leaders(lines, budget):
+    """The cache with the lowest KLD within the budget. The best cache of another program follows
+    when it loses as much within two standard errors."""
+    best = _best(lines, budget)
+    if best is None:
+        return ""
+    rival = _best([line for line in lines if line["program"] != best["program"]], budget)
+    found = [best]
+    if rival:
+        error = math.hypot(best.number("kld_se"), rival.number("kld_se"))
+        if rival.number("kld_mean") - best.number("kld_mean") <= 2 * error:
+            found.append(rival)
+    return ", ".join(_name(line["program"], line["cache"]) for line in found)
+
+
+def compared_leaders(results):
+    """The cache that loses least within a budget of bits, by length and model."""
+    rows = []
+    for length in LENGTHS:
+        for model, name in MODELS.items():
+            lines = list(_newest(results, length, model).values())
+            if lines:
+                cells = [_leaders(lines, budget) for budget in LEADER_BUDGETS]
+                rows.append([f"{length:,}", name, *cells])
+    columns = [f"at most {budget:g} bits" for budget in LEADER_BUDGETS]
+    return table(["tokens", "model", *columns], *rows)
+
+
 def compared_budget(results):
     """The lowest KLD that kvant and other programs reach within a budget of bits per number."""
     rows = []
@@ -86,6 +123,48 @@ def compared_budget(results):
                     rows.append([f"{length:,}", name, f"{budget:g}", *cells])
     heading = ["tokens", "model", "bits at most", "kvant", "KLD of kvant"]
     return table([*heading, "best other", "KLD of the other"], *rows)
+
+
+def _long_lines(results, model):
+    """(cache, bits per number, KLD) in the second half of a long context, without calibration."""
+    context, first, last = LONG[model]
+    of = {"model": model, "context": context, "from": first, "to": last, "calibrated": "0"}
+    newest = {}
+    for line in results.lines(LONG_FILE, of):
+        newest.setdefault(line["cache"], []).append(line)
+    newest = {cache: results.take(lines) for cache, lines in newest.items()}
+    # With windows f16 has fewer bytes than f16_bytes says, which counts all tokens.
+    f16 = newest["f16"].number("bytes") if "f16" in newest else None
+    for cache, line in newest.items():
+        bits = STOCK_BITS.get(cache.partition(",")[0])
+        if bits is None and line["bytes"]:
+            bits = 16 * line.number("bytes") / (f16 or line.number("f16_bytes"))
+        if bits and cache != "f16":
+            yield cache, bits, line.number("kld_mean")
+
+
+def _long_cells(lines, budget):
+    cache, _, kld = min(
+        (x for x in lines if x[1] <= budget), key=lambda x: x[2], default=[None] * 3
+    )
+    if cache is None:
+        return ["", ""]
+    word, _, rest = LABELS.get(cache, cache).partition(", ")
+    return [code(word) + (f", {rest}" if rest else ""), divergence(kld)]
+
+
+def compared_32k(results):
+    """The lowest KLD of codecs at the end of 32,768 tokens within a budget of bits."""
+    rows = []
+    for model in ("Qwen2.5", "Gemma-3"):
+        lines = list(_long_lines(results, model))
+        ours = [x for x in lines if x[0] in PRESETS]
+        others = [x for x in lines if x[0] not in PRESETS]
+        for budget in LONG_BUDGETS:
+            cells = _long_cells(ours, budget) + _long_cells(others, budget)
+            rows.append([model, f"{budget:g}", *cells])
+    heading = ["model", "bits at most", "kvant", "KLD of kvant"]
+    return table([*heading, "best other codec", "KLD of the other"], *rows)
 
 
 def compared_speed(results):
