@@ -45,6 +45,7 @@ def parse_arguments():
     parser.add_argument(
         "--caches", default="", help="names with semicolons, measured in this order (default: all)"
     )
+    parser.add_argument("--again", action="store_true", help="measure what the CSV has, too")
     parser.add_argument("--threads", type=int, default=cpus)
     parser.add_argument("--jobs", type=int, default=cpus, help="of builds")
     parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")

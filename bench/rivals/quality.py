@@ -127,8 +127,9 @@ class Run:
         print(f"{self.name} {self.length} {system.program} {system.cache}: {numbers}", flush=True)
 
     def all(self, chosen, systems):
-        """Measures the systems that the CSV lacks, a program at a time."""
-        waiting = [s for s in chosen if s.cache != "f16" and not self.is_done(s)]
+        """Measures the systems that the CSV lacks, or all with --again, a program at a time."""
+        again = self.options.again
+        waiting = [s for s in chosen if s.cache != "f16" and (again or not self.is_done(s))]
         for program in dict.fromkeys(HOSTS.get(s.program, s.program) for s in waiting):
             base = None
             try:
