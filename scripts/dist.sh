@@ -9,25 +9,25 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/zig_tools.sh"
 mkdir -p "$1"
 build=$(cd "$1" && pwd)
-zig_tools "$build/tools"
+zig_tools "$build"
 
 # No folder of this machine may be in what others get, so there is no default runtime.
 # shellcheck disable=SC2086 # $cross is meant to be split
-CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \
+CC="$objects/tools/cc" cmake -S "$root" -B "$objects" -USKBUILD -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib \
-    -DCMAKE_AR="$build/tools/ar" -DCMAKE_RANLIB="$build/tools/ranlib" \
+    -DCMAKE_AR="$objects/tools/ar" -DCMAKE_RANLIB="$objects/tools/ranlib" \
     -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF \
     $cross
-cmake --build "$build" -j "${JOBS:-$(nproc)}"
+cmake --build "$objects" -j "${JOBS:-$(nproc)}"
 # ggml's tables have the same layout on this system as the plug-in declares.
-"$build/tools/cc" -std=c11 -I"$root/include" -I"$root/integrations/llama.cpp" \
+"$objects/tools/cc" -std=c11 -I"$root/include" -I"$root/integrations/llama.cpp" \
     -isystem "$headers/ggml/include" -isystem "$headers/ggml/src" \
     -c "$root/tests/integration/test_abi_layout.c" -o "$build/layout.o"
 
-version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
+version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$objects/CMakeCache.txt")
 name=kvant-$version-$place
 rm -rf "${build:?}/$name" "$build"/kvant-*.tar.gz "$build"/kvant-*.zip
-cmake --install "$build" --prefix "$build/$name" >"$build/install.log"
+cmake --install "$objects" --prefix "$build/$name" >"$build/install.log"
 cp "$root/LICENSE" "$build/$name/"
 cp "$root"/scripts/fetch*.py "$build/$name/share/kvant/"
 runtime="They need its libraries

@@ -10,18 +10,18 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/zig_tools.sh"
 mkdir -p "$1"
 build=$(cd "$1" && pwd)
-zig_tools "$build/tools"
+zig_tools "$build"
 
-export CC="$build/tools/cc" KVANT_CUDA=OFF
+export CC="$objects/tools/cc" KVANT_CUDA=OFF
 export KVANT_LLAMA_SRC="$headers" KVANT_PLOT_LIB="$plot" \
     CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-$(nproc)}"
-export CMAKE_ARGS="'-DCMAKE_AR=$build/tools/ar' '-DCMAKE_RANLIB=$build/tools/ranlib' $cross"
+export CMAKE_ARGS="'-DCMAKE_AR=$objects/tools/ar' '-DCMAKE_RANLIB=$objects/tools/ranlib' $cross"
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
 rm -f "$build"/*.whl
 "${PYTHON:-python3}" -m pip wheel "$root" --no-deps --wheel-dir "$build" \
     --disable-pip-version-check \
-    -C build-dir="$build/cmake" -C install.strip=false \
+    -C build-dir="$objects" -C install.strip=false \
     -C wheel.tags="py3-none-$tag"
 case $machine in
     "$(uname -m)") "$root/scripts/check_wheel.sh" "$build"/kvant-*.whl $GLIBC ;;

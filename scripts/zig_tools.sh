@@ -28,6 +28,10 @@ case $machine in
         tag=manylinux_$(echo $GLIBC | tr . _)_$processor
         ;;
 esac
+# The tarball and the wheel are built in one folder of CMake, because compiling takes minutes: the
+# library is the same, and only what knows its place is compiled again. Both need the same kind of
+# build files.
+export CMAKE_GENERATOR="Unix Makefiles"
 # CMake's words for a machine that differs from this one.
 cross=
 [ "$machine" = "$(uname -m)" ] ||
@@ -43,8 +47,11 @@ zig_tool() { # folder, name, words that $zig is called with
     chmod +x "$folder/$name"
 }
 
-zig_tools() { # folder
+zig_tools() { # folder of the delivery: sets $objects, the folder of CMake
+    objects=$(dirname "$1")/objects-$machine
+    set -- "$objects/tools"
     mkdir -p "$1"
+    rm -rf "$objects/lib" "$objects/bin" # a library's name is a link in the tarball alone
     # Objects for Windows hold the name of their own file, unless it is given another one.
     name_of_object=
     [ "$cmake_system" != Windows ] || name_of_object="-Xclang -object-file-name=kvant"
