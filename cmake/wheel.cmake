@@ -17,6 +17,6 @@ function(kvant_install_wheel)
                 RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}) # DLLs of Windows
         endif()
     endforeach()
-    install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/fetch.py
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/kvant)
+    file(GLOB fetch ${PROJECT_SOURCE_DIR}/scripts/fetch*.py) # fetch.py and the modules it imports
+    install(PROGRAMS ${fetch} DESTINATION ${CMAKE_INSTALL_DATADIR}/kvant)
 endfunction()
