@@ -2,7 +2,6 @@
  * and how long a search takes.
  *
  * search_truth.c finds the nearest vectors, search_query.c searches an index. */
-#include "command.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "report.h"

@@ -16,7 +16,6 @@
 #include "ggml_api.h"
 #include "invalid.h"
 #include "kv_tensor.h"
-#include "log.h"
 
 /* kvant's nodes that are computed together: SET_ROWS of keys and values, and attention. A longer
  * row of nodes is cut. */

@@ -5,7 +5,6 @@
  * creation fails when the operation's result asks for memory (buffer.c). */
 #include "buffer.h"
 #include "ggml_api.h"
-#include "log.h"
 #include "ops.h"
 
 /* Whether the cache is only planned. A planned cache has no cells, and its memory has no

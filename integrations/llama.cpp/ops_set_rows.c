@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "buffer.h"
-#include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
 #include "rope.h"

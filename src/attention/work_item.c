@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "../base/attributes.h"
-#include "../base/half.h"
 
 #define HALF_MINUS_INF 0xfc00u /* minus infinity as fp16 */
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "../base/alloc.h"
-#include "../base/attributes.h"
 #include "../base/random.h"
 
 /* Shuffles as Fisher and Yates do. The bias of the remainder is below 2^-48. */

@@ -14,7 +14,6 @@
 #include <kvant/calibration.h>
 
 #include "../buffer.h"
-#include "../log.h"
 
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
 {

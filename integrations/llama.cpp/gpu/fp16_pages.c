@@ -9,9 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../ggml_api.h"
-#include "../log.h"
-
 /* The cache's tensors */
 
 static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)

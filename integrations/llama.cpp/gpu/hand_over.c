@@ -14,7 +14,6 @@
 
 #include <stdlib.h>
 
-#include "../buffer.h"
 #include "../log.h"
 
 /* Rows that one launch stores. Launches of 2048 rows leave a GPU idle at their ends. With them a

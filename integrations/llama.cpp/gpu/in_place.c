@@ -11,7 +11,6 @@
 
 #include "../buffer.h"
 #include "../ggml_api.h"
-#include "../log.h"
 
 /* After the first prompt batches, the queries of every eighth are kept. The graph of such a batch
  * is cut at each attention node, which costs time. */

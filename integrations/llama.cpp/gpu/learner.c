@@ -9,7 +9,6 @@
 
 #include <kvant/tensor_hooks.h>
 
-#include "../ggml_api.h"
 #include "../host.h"
 #include "../log.h"
 #include "../rope.h"

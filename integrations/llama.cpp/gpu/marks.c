@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../log.h"
-
 #define WORD_BITS 32u /* marks in a word, which kernels set with 32-bit atomics */
 
 static size_t n_cells_of(const kvp_gpu_cache *cache)

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../ggml_api.h"
-
 enum { SEEN = 0, HIDDEN = 0xfc00 }; /* fp16 numbers of a mask: 0 and -infinity */
 
 /* Compares pieces of constant length, which the compiler vectorises. A prompt's mask has tens of

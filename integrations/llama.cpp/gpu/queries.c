@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-#include "../ggml_api.h"
-
 bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes)
 {
     size_t unused, total;

@@ -6,7 +6,6 @@
 #include <stddef.h>
 
 #include "../../base/alloc.h"
-#include "../../base/attributes.h"
 
 /* Jacobi converges quadratically: 6 to 10 sweeps in practice. */
 #define MAX_SWEEPS 40

@@ -3,7 +3,6 @@
  * channel for K and channels of a token for V.
  *
  * uniform.c is the quantiser; the cache keeps the window. */
-#include <stdio.h>
 
 #include "../uniform.h"
 
