@@ -4,7 +4,6 @@
 #include "command.h"
 #include "fingerprint.h"
 #include "interrupt.h"
-#include "machine.h"
 #include "os.h"
 #include "plugin.h"
 
@@ -28,7 +27,7 @@ static void default_runtime(engine_options *options)
 static uint32_t threads_by_default(void)
 {
     const uint32_t cpus = kvant_available_cpus();
-    const double idle = cpus > 1 ? machine_idle_cpus() : HUGE_VAL;
+    const double idle = cpus > 1 ? os_idle_cpus() : HUGE_VAL;
     if (idle + 0.5 >= cpus)
         return cpus;
     const uint32_t n = idle < 1 ? 1 : (uint32_t)(idle + 0.5);

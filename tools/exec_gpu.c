@@ -5,8 +5,6 @@
 #include "command.h"
 #include "plugin.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 static const program_option option_type_k = { { "-ctk", "--cache-type-k", NULL },
@@ -16,52 +14,39 @@ static const program_option option_mode = { { "-sm", "--split-mode", NULL },
 static const program_option option_type_v = { { "-ctv", "--cache-type-v", NULL },
                                               { "LLAMA_ARG_CACHE_TYPE_V", NULL } };
 
-/* Words that grow; what does not fit is cut. */
-typedef struct words {
-    char text[4096];
-    size_t n;
-} words;
+enum { WORDS = 4096 }; /* bytes of a part of a message */
 
-__attribute__((format(printf, 2, 3))) static void add(words *w, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    const int n = vsnprintf(w->text + w->n, sizeof w->text - w->n, format, args);
-    va_end(args);
-    if (n > 0)
-        w->n = w->n + (size_t)n < sizeof w->text ? w->n + (size_t)n : sizeof w->text - 1;
-}
-
-static void add_names(words *w, const device *devices, size_t n)
+static void add_names(char *words, const device *devices, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        add(w, "%s%s (%s)", w->n > 0 ? ", " : "", devices[i].name, devices[i].description);
+        gpu_add(words, WORDS, "%s%s (%s)", words[0] != 0 ? ", " : "", devices[i].name,
+                devices[i].description);
 }
 
 /* kvant works on CUDA's GPUs, and --device KVANT is the first of them alone. */
 static void report_other_gpus(const program *p, const device_list *list)
 {
     const char between = program_is_bench(p) ? '/' : ',';
-    words unused = { .n = 0 }, flag = { .n = 0 };
-    add_names(&unused, list->gpus + 1, list->n_gpus - 1);
-    add_names(&unused, list->others, list->n_others);
-    if (unused.n == 0)
+    char unused[WORDS] = "", flag[WORDS] = "";
+    add_names(unused, list->gpus + 1, list->n_gpus - 1);
+    add_names(unused, list->others, list->n_others);
+    if (unused[0] == 0)
         return;
     complain("exec: --device " PLUGIN_DEVICE " is only %s (%s). Not used: %s", list->gpus[0].name,
-             list->gpus[0].description, unused.text);
+             list->gpus[0].description, unused);
     for (size_t i = 0; i < list->n_gpus; i++)
-        add(&flag, "%c%s", i == 0 ? ' ' : between, list->gpus[i].name);
+        gpu_add(flag, WORDS, "%c%s", i == 0 ? ' ' : between, list->gpus[i].name);
     if (list->n_gpus > 1)
-        hint("--device%s spreads the layers over all of kvant's GPUs", flag.text);
+        hint("--device%s spreads the layers over all of kvant's GPUs", flag);
     else
-        hint("--device%s%c%s uses it, too: layers there keep llama.cpp's own cache", flag.text,
-             between, list->others[0].name);
+        hint("--device%s%c%s uses it, too: layers there keep llama.cpp's own cache", flag, between,
+             list->others[0].name);
 }
 
 /* Which device holds the weights and which the cache. */
 static void report_placed(const program *p, const device_list *list, const gpu_plan *plan)
 {
-    words gpus = { .n = 0 }, part = { .n = 0 };
+    char gpus[WORDS] = "", part[WORDS] = "";
     const char *dropped = gpu_plan_drops_keeping(plan, p)
                               ? "; -nkvo is left out, because it would take the cache from kvant"
                               : "";
@@ -69,22 +54,23 @@ static void report_placed(const program *p, const device_list *list, const gpu_p
         return; /* the user chose the devices */
     for (size_t i = 0; i < plan->n_gpus; i++)
         if (!plan->splits || i == 0 || plan->on[i] > 0)
-            add_names(&gpus, &list->others[i], 1);
+            add_names(gpus, &list->others[i], 1);
     if (plan->keeps_output) {
         report_line("kvant: ",
                     "weights and the compressed cache in the computer's memory, because -ngl is "
                     "0; %s computes long batches%s. With --device " PLUGIN_DEVICE
                     " the GPU is not used",
-                    gpus.text, dropped);
+                    gpus, dropped);
         return;
     }
     if (plan->splits)
-        add(&part, " of %u of %u layers", (unsigned)plan->n_placed, (unsigned)plan->n_layers);
+        gpu_add(part, WORDS, " of %u of %u layers", (unsigned)plan->n_placed,
+                (unsigned)plan->n_layers);
     report_line(
         "kvant: ",
         "weights%s on %s%s, the compressed cache in the computer's memory, where kvant "
         "computes attention%s. With --device " PLUGIN_DEVICE " the weights stay there, too",
-        part.text, gpus.text,
+        part, gpus,
         plan->n_placed < plan->n_wanted && plan->splits ? " (more do not fit its free memory)" : "",
         dropped);
 }
@@ -94,7 +80,7 @@ void gpu_report_unused(const program *p, const device_list *list, const gpu_plan
     const char *given = program_value(p, &option_device, NULL);
     const char *mode = program_value(p, &option_mode, NULL);
     const bool one_gpu = mode != NULL && strcmp(mode, "none") == 0;
-    words others = { .n = 0 };
+    char others[WORDS] = "";
     if (list->n_gpus > 0 && given == NULL && !one_gpu)
         report_other_gpus(p, list);
     if (plan->on_gpu)
@@ -102,16 +88,16 @@ void gpu_report_unused(const program *p, const device_list *list, const gpu_plan
     if (plan->on_gpu || !gpu_is_left_out(list) ||
         (given != NULL && strcmp(given, PLUGIN_DEVICE) != 0))
         return;
-    add_names(&others, list->others, list->n_others);
+    add_names(others, list->others, list->n_others);
     if (given == NULL) {
         complain("exec: weights stay on the CPU, because the plug-in does not keep the caches of "
                  "the program's GPUs. Not used: %s",
-                 others.text);
+                 others);
         hint("unset KVANT_GPU if it is 0");
     } else {
         complain("exec: weights stay on the CPU, because --device " PLUGIN_DEVICE
                  " holds only the cache. Not used: %s",
-                 others.text);
+                 others);
         hint("leave --device and LLAMA_ARG_DEVICE out");
     }
 }
@@ -138,16 +124,16 @@ void gpu_report_accel(const program *p, const device_list *list)
     const char *devices = program_value(p, &option_device, NULL);
     const bool on_cpu = (layers != NULL && strcmp(layers, "0") == 0) ||
                         (devices != NULL && strcmp(devices, "none") == 0);
-    words others = { .n = 0 };
+    char others[WORDS] = "";
     if (on_cpu || (list->n_gpus == 0 && list->n_others == 0)) {
         report_line("kvant: ", "attention on llama.cpp's own cache, of the types that "
                                "-ctk and -ctv name: no codec, no calibration");
     } else if (list->n_gpus > 0) {
         report_accel_on_cuda(p);
     } else {
-        add_names(&others, list->others, list->n_others);
+        add_names(others, list->others, list->n_others);
         complain("exec: --accel computes nothing for layers on a GPU that is not CUDA's: llama.cpp "
                  "computes their attention on %s. kvant computes attention of layers on the CPU",
-                 others.text);
+                 others);
     }
 }

@@ -4,7 +4,6 @@
 
 #include "command.h"
 #include "gguf_file.h"
-#include "os.h"
 #include "plugin.h"
 
 #include <ctype.h>
@@ -153,8 +152,7 @@ static bool needs_split(const program *p, const device_list *list, gpu_plan *pla
     return plan->n_placed < plan->n_layers;
 }
 
-__attribute__((format(printf, 3, 4))) static void add(char *text, size_t bytes, const char *format,
-                                                      ...)
+void gpu_add(char *text, size_t bytes, const char *format, ...)
 {
     const size_t n = strlen(text);
     va_list args;
@@ -184,12 +182,12 @@ static void write_shares(gpu_plan *plan, char between, size_t n)
 {
     const uint32_t first = plan->n_layers - plan->n_placed;
     if (plan->keeps_output)
-        add(plan->shares, sizeof plan->shares, "1%c0", between);
+        gpu_add(plan->shares, sizeof plan->shares, "1%c0", between);
     else
-        add(plan->shares, sizeof plan->shares, "%u.5", (unsigned)first - 1);
+        gpu_add(plan->shares, sizeof plan->shares, "%u.5", (unsigned)first - 1);
     for (size_t i = 0; i < n && !plan->keeps_output; i++)
-        add(plan->shares, sizeof plan->shares, "%c%u%s", between,
-            (unsigned)plan->on[i] + (i + 1 == n), i + 1 == n ? ".5" : "");
+        gpu_add(plan->shares, sizeof plan->shares, "%c%u%s", between,
+                (unsigned)plan->on[i] + (i + 1 == n), i + 1 == n ? ".5" : "");
 }
 
 void gpu_plan_make(const program *p, const device_list *list, gpu_plan *plan)
@@ -207,10 +205,10 @@ void gpu_plan_make(const program *p, const device_list *list, gpu_plan *plan)
     plan->splits = needs_split(p, list, plan);
     const size_t n = used_gpus(plan);
     if (plan->splits)
-        add(plan->devices, sizeof plan->devices, PLUGIN_DEVICE);
+        gpu_add(plan->devices, sizeof plan->devices, PLUGIN_DEVICE);
     for (size_t i = 0; i < n; i++)
-        add(plan->devices, sizeof plan->devices, "%.*s%s", i > 0 || plan->splits, &between,
-            list->others[i].name);
+        gpu_add(plan->devices, sizeof plan->devices, "%.*s%s", i > 0 || plan->splits, &between,
+                list->others[i].name);
     add_words(plan, "--device", plan->devices);
     if (!plan->splits)
         return;

@@ -40,5 +40,9 @@ char *gpu_plan_word(const gpu_plan *plan, const program *p, int i);
 /* Whether the plan leaves a -nkvo out. */
 bool gpu_plan_drops_keeping(const gpu_plan *plan, const program *p);
 
+/* Adds words to a text; what does not fit is cut. */
+__attribute__((format(printf, 3, 4))) void gpu_add(char *text, size_t bytes, const char *format,
+                                                   ...);
+
 /* Whether a value of --device names a device whose caches are kvant's. */
 bool gpu_names_kvant(const char *devices, const device_list *list);

@@ -1,12 +1,11 @@
-/* machine_linux.c - machine.h for Linux. */
+/* machine_linux.c - the idle CPUs of os.h for Linux. */
 #define _GNU_SOURCE /* sched_getaffinity */
-#include "machine.h"
+#include "os.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <sched.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <time.h>
 
 /* The time that a set of CPUs spent since the system's start, in ticks. */
@@ -38,7 +37,7 @@ static cpu_time read_cpu_time(const cpu_set_t *set)
     return sum;
 }
 
-double machine_idle_cpus(void)
+double os_idle_cpus(void)
 {
     const struct timespec tenth = { .tv_nsec = 100 * 1000 * 1000 };
     cpu_set_t set;

@@ -1,8 +1,8 @@
 /* os.h - what the command needs of an operating system, in addition to files, libraries, threads
  * and variables (src/base/os.h): its own path, other programs, locks, disks, terminals. os_posix.c
  * has these functions for Linux and macOS, os_windows.c for Windows. No other file of the command
- * includes a header of a system or asks which system it is (tests/docs/test_os.py), except for the
- * files behind machine.h, exec_watch.h and exec_scan.h.
+ * includes a header of a system or asks which system it is (tests/docs/test_os.py), except for
+ * machine_linux.c and the files behind exec_watch.h and exec_scan.h.
  *
  * Paths are UTF-8. A function that returns false leaves the reason in errno. */
 #pragma once
@@ -96,6 +96,12 @@ bool os_stream_open(os_stream *s);
 char *os_stream_text(os_stream *s, size_t *bytes);
 
 bool os_errors_on_terminal(void);
+
+/* The number of idle CPUs among the CPUs that this process may use. It has a fraction for a CPU
+ * that is busy for a part of the time. Watches them for a tenth of a second. Programs with a nice
+ * value count, too: eight of nice value 5 left two threads that wait for each other 0.9 tokens/s.
+ * HUGE_VAL when the system does not say. */
+double os_idle_cpus(void);
 
 /* The names of the system and of the machine, as uname -s and uname -m print them; "" for an
  * unknown one. */

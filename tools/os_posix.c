@@ -27,6 +27,7 @@
 #include <sys/prctl.h>
 #elif defined(__APPLE__)
 #include <mach-o/dyld.h>
+#include <math.h>
 #endif
 
 bool os_start(void)
@@ -299,6 +300,13 @@ bool os_errors_on_terminal(void)
 {
     return isatty(STDERR_FILENO) == 1;
 }
+
+#if defined(__APPLE__)
+double os_idle_cpus(void)
+{
+    return HUGE_VAL; /* macOS lends no program the times of its CPUs */
+}
+#endif
 
 void os_names(char *system, char *machine, size_t bytes)
 {

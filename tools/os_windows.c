@@ -8,7 +8,6 @@
 
 #include "../src/base/os_windows.h"
 #include "command.h"
-#include "machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -293,11 +292,6 @@ bool os_read_output(char *const *words, char *const *variables, int n, int secon
     return started;
 }
 
-static HANDLE handle_of(int file)
-{
-    return (HANDLE)(intptr_t)file; /* as in src/base/os_windows.c */
-}
-
 bool os_open_or_create(const char *path, int *file)
 {
     return kvant_windows_open(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, file);
@@ -306,8 +300,8 @@ bool os_open_or_create(const char *path, int *file)
 bool os_resize(int file, uint64_t bytes)
 {
     const LARGE_INTEGER end = { .QuadPart = (LONGLONG)bytes };
-    return (SetFilePointerEx(handle_of(file), end, NULL, FILE_BEGIN) &&
-            SetEndOfFile(handle_of(file))) ||
+    return (SetFilePointerEx(kvant_windows_handle(file), end, NULL, FILE_BEGIN) &&
+            SetEndOfFile(kvant_windows_handle(file))) ||
            kvant_windows_failed();
 }
 
@@ -319,7 +313,8 @@ bool os_take_room(int file, uint64_t bytes)
 
 void *os_map_to_write(int file, size_t bytes)
 {
-    const HANDLE mapping = CreateFileMappingW(handle_of(file), NULL, PAGE_READWRITE, 0, 0, NULL);
+    const HANDLE mapping =
+        CreateFileMappingW(kvant_windows_handle(file), NULL, PAGE_READWRITE, 0, 0, NULL);
     void *memory =
         mapping != NULL && bytes > 0 ? MapViewOfFile(mapping, FILE_MAP_WRITE, 0, 0, bytes) : NULL;
     if (memory == NULL)
@@ -333,8 +328,8 @@ void *os_map_to_write(int file, size_t bytes)
 bool os_lock(int file)
 {
     OVERLAPPED place = { .OffsetHigh = 0x7fffffff };
-    if (LockFileEx(handle_of(file), LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY, 0, 1, 0,
-                   &place))
+    if (LockFileEx(kvant_windows_handle(file), LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY,
+                   0, 1, 0, &place))
         return true;
     const bool locked = GetLastError() == ERROR_LOCK_VIOLATION;
     kvant_windows_failed();
@@ -455,7 +450,7 @@ void os_names(char *system, char *machine, size_t bytes)
 }
 
 /* Counts all processors: Windows does not tell a process the times of a single one. */
-double machine_idle_cpus(void)
+double os_idle_cpus(void)
 {
     FILETIME idle[2], kernel[2], user[2];
     double times[2][3];

@@ -55,9 +55,6 @@ static bool load_tokens(reading *r, const reading_text *t)
     if (r->tokens == NULL)
         return false;
     r->text_tokens = r->n_tokens;
-    const size_t skip = t->skip < r->n_tokens ? t->skip : r->n_tokens;
-    r->n_tokens -= skip;
-    memmove(r->tokens, r->tokens + skip, r->n_tokens * sizeof *r->tokens);
     if (t->n_parts > 1 && !spread_tokens(r, t))
         return false;
     if (r->n_tokens > t->at_most)
@@ -65,7 +62,7 @@ static bool load_tokens(reading *r, const reading_text *t)
     if (r->n_tokens >= t->at_least)
         return true;
     complain("%s: %s has %zu usable tokens, but %zu are needed", r->command, t->file,
-             r->text_tokens, t->at_least + skip);
+             r->text_tokens, t->at_least);
     return hint(t->at_most < t->at_least ? "give more --tokens"
                                          : "use a longer text or a shorter context");
 }

@@ -28,7 +28,6 @@ typedef struct reading {
 
 typedef struct reading_text {
     const char *file; /* "-" is stdin */
-    size_t skip;      /* tokens left out at its beginning */
     size_t at_most;   /* tokens used of it */
     size_t at_least;  /* fewer are refused */
     uint32_t n_parts; /* more than 1: whole contexts from this many parts of the text (spread.h) */

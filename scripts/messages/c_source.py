@@ -23,7 +23,7 @@ MESSAGES = {
 HINT = "hint: "
 STANDARD_ERROR = "fprintf"  # a message if it begins with "kvant: "
 # Functions that receive a part of a message, most often its reason.
-PARTS = {"snprintf": 2, "kvant_append": 2, "refuse": 1, "test_note": 1, "add": 1, "stop": 1}
+PARTS = {"snprintf": 2, "kvant_append": 2, "refuse": 1, "test_note": 1, "gpu_add": 2, "stop": 1}
 # Functions and macros whose texts are no messages: help (docs/kvant.1 has it), results on standard
 # output, tables of codecs (reference/codecs.md has them), assembly, and checks of the compiler.
 OTHERS = re.compile(

@@ -90,7 +90,7 @@ bool kvant_windows_path(const char *path, wchar_t *wide)
     return true;
 }
 
-static HANDLE handle_of(int file)
+HANDLE kvant_windows_handle(int file)
 {
     return (HANDLE)(intptr_t)file;
 }
@@ -119,7 +119,7 @@ bool kvant_os_create(const char *path, int *file)
 
 bool kvant_os_close(int file)
 {
-    return CloseHandle(handle_of(file)) || kvant_windows_failed();
+    return CloseHandle(kvant_windows_handle(file)) || kvant_windows_failed();
 }
 
 bool kvant_os_exists(const char *path)
@@ -138,11 +138,11 @@ bool kvant_os_remove(const char *path)
 bool kvant_os_size(int file, uint64_t *bytes)
 {
     LARGE_INTEGER size;
-    if (GetFileType(handle_of(file)) != FILE_TYPE_DISK) {
+    if (GetFileType(kvant_windows_handle(file)) != FILE_TYPE_DISK) {
         errno = EINVAL;
         return false;
     }
-    if (!GetFileSizeEx(handle_of(file), &size))
+    if (!GetFileSizeEx(kvant_windows_handle(file), &size))
         return kvant_windows_failed();
     *bytes = (uint64_t)size.QuadPart;
     return true;
@@ -156,8 +156,9 @@ static bool move_all(int file, void *bytes, size_t n, const uint64_t *at, bool w
         OVERLAPPED place = { .Offset = (DWORD)offset, .OffsetHigh = (DWORD)(offset >> 32) };
         const DWORD most = (DWORD)(n < MOST_AT_ONCE ? n : MOST_AT_ONCE);
         DWORD done = 0;
-        const BOOL ok = writes ? WriteFile(handle_of(file), next, most, &done, at ? &place : NULL)
-                               : ReadFile(handle_of(file), next, most, &done, at ? &place : NULL);
+        const BOOL ok =
+            writes ? WriteFile(kvant_windows_handle(file), next, most, &done, at ? &place : NULL)
+                   : ReadFile(kvant_windows_handle(file), next, most, &done, at ? &place : NULL);
         if (!ok)
             return kvant_windows_failed();
         if (done == 0) {
@@ -193,7 +194,7 @@ bool kvant_os_write_at(int file, const void *bytes, size_t n, uint64_t at)
 
 bool kvant_os_flush(int file)
 {
-    return FlushFileBuffers(handle_of(file)) || kvant_windows_failed();
+    return FlushFileBuffers(kvant_windows_handle(file)) || kvant_windows_failed();
 }
 
 /* Names of replaced files that a mapping of this process kept from being deleted. Each unmapping
@@ -323,7 +324,8 @@ uint64_t kvant_os_process(void)
 
 const void *kvant_os_map_file(int file, size_t n)
 {
-    const HANDLE mapping = CreateFileMappingW(handle_of(file), NULL, PAGE_READONLY, 0, 0, NULL);
+    const HANDLE mapping =
+        CreateFileMappingW(kvant_windows_handle(file), NULL, PAGE_READONLY, 0, 0, NULL);
     const void *memory = mapping && n > 0 ? MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, n) : NULL;
     if (!memory)
         kvant_windows_failed();

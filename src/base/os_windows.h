@@ -10,6 +10,9 @@
  * of Windows, gets the form that has none. False with the reason in errno. */
 bool kvant_windows_path(const char *path, wchar_t *wide);
 
+/* A file's handle: a HANDLE. */
+void *kvant_windows_handle(int file);
+
 /* Opens a file with the access and the disposition of CreateFileW(). Other programs may do with the
  * file what POSIX allows. */
 bool kvant_windows_open(const char *path, unsigned long access, unsigned long how, int *file);

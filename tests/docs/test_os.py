@@ -23,7 +23,6 @@ LAYERS = {
             "os_posix.c",
             "os_windows.c",
             "machine_linux.c",
-            "machine_macos.c",
             "exec_watch_linux.c",
             "exec_scan_linux.c",
         )
