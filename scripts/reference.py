@@ -15,7 +15,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "integrations" / "python"))
 
-from kvant.commands import completion, tables  # noqa: E402
+import completion  # noqa: E402
+import option_tables as tables  # noqa: E402
 
 END = ["Environment", "Exit status", "Output", "Examples"]
 

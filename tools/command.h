@@ -19,6 +19,7 @@ int command_codecs(int argc, char **argv);
 int command_state(int argc, char **argv);
 int command_search(int argc, char **argv);
 int command_plugin_path(int argc, char **argv);
+int command_completion(int argc, char **argv);
 int command_exec(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);

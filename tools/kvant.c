@@ -63,7 +63,7 @@ static const command_list commands = {
         { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
         { "selftest", command_selftest, "check every codec on this machine's CPUs and GPUs" },
         { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
-        { "completion", python_command,
+        { "completion", command_completion,
           "print completion of the command line for bash, zsh or fish" },
     }
 };

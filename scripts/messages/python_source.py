@@ -10,7 +10,7 @@ from c_source import FIELD, HINT, WORDS_OF_A_PART, Text
 ALL = {"fail", "misuse"}  # hints follow the message
 FIRST = {"complain", "hint", "warn", "warning", "info", "error", "exit"}
 REASONS = {"Damaged", "_damaged"}  # a caller says what is damaged
-NO_PARTS = {"completion.py", "model_options.py", "tables.py", "structs.py", "masks.py"}
+NO_PARTS = {"model_options.py", "structs.py", "masks.py"}
 
 
 def field(node):

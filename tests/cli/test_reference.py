@@ -139,7 +139,7 @@ class Shells(unittest.TestCase):
         for shell, file in (("bash", "kvant.bash"), ("zsh", "_kvant"), ("fish", "kvant.fish")):
             done = run("completion", shell)
             self.assertEqual((done.returncode, done.stdout), (OK, (COMPLETION / file).read_text()))
-        for words, said in ((["fsh"], "did you mean fish?"), ([], "no shell given")):
+        for words, said in ((["basch"], "did you mean 'bash'?"), ([], "no shell given")):
             done = run("completion", *words)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
             self.assertIn(said, done.stderr)

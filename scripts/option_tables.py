@@ -1,12 +1,12 @@
 """The option tables of all commands, as the program prints them with --describe. completion.py and
-scripts/reference.py use them."""
+reference.py use them."""
 
 import json
 import os
 import subprocess
 from typing import NamedTuple
 
-from .cli import Option
+from kvant.commands.cli import Option
 
 CPU = Option(
     None,

@@ -1,22 +1,8 @@
-"""kvant completion: scripts that complete the command line in bash, zsh and fish, made from the
-option tables."""
+"""Scripts that complete the command line in bash, zsh and fish, made from the option tables."""
 
 import textwrap
 
-from . import cli, tables
-
-COMMAND = cli.Command(
-    name="completion",
-    usage="bash | zsh | fish",
-    about="Prints a script that completes commands, options and their values. Installations "
-    "already have\n"
-    "these scripts where the shells look for them.",
-    options=[],
-    notes="examples:\n"
-    "  source <(kvant completion bash)\n"
-    "  kvant completion zsh > ~/.zfunc/_kvant\n"
-    "  kvant completion fish > ~/.config/fish/completions/kvant.fish",
-)
+import option_tables as tables
 
 STOCK = "f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
 VALUES = {
@@ -307,20 +293,3 @@ def fish(read):
     )
     lines += fish_options(read)
     return "\n".join(lines) + "\n"
-
-
-SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
-
-
-def main(words):
-    if len(words) == 1 and words[0] in SHELLS:
-        print(SHELLS[words[0]](tables.read()), end="")
-        return cli.OK
-    if words and not words[0].startswith("-"):
-        close = cli.closest(words[0], list(SHELLS))
-        COMMAND.misuse(
-            f"there is no completion for '{words[0]}'",
-            *(f"did you mean {shell}?" for shell in close),
-        )
-    COMMAND.parse(words)
-    return COMMAND.misuse("no shell given", "kvant completion bash, zsh or fish")
