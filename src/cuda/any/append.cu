@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(WARPS * 32)
             search.put_cell(0, Search::position_of(step), cell);
     });
     __syncwarp();
-    PathSearch<Search>(search, space.table, writer.lane, 1, writer.d).find();
+    PathSearch<Search>(search, space.table, writer.lane, 0, 1, writer.d).find();
     unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++) {
         const int channel = writer.lane + 32 * j;
         if (channel >= writer.d)

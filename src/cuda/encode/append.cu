@@ -59,7 +59,7 @@ KVANT_INLINE void quantize_rows(const AppendArgs &args, const AppendRole &role,
     }
     bool refused = !lacking && !q.in_range;
     if (__any_sync(FULL, refused))
-        refuse<D>(args, role, chunk.tokens, refused, token, row_at, kv_head, lane);
+        refuse<D>(args, role, chunk.tokens, refused, chunk_at, token, row_at, kv_head, lane);
 }
 
 template <int D, class Book, class Args>

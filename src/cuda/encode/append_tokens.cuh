@@ -23,8 +23,8 @@ struct BlockTokens {
  * are loaded again. */
 template <int D>
 __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role,
-                                    BlockTokens &tokens, bool refused, int token, size_t row_at,
-                                    int kv_head, int lane)
+                                    BlockTokens &tokens, bool refused, uint32_t chunk_at, int token,
+                                    size_t row_at, int kv_head, int lane)
 {
     constexpr int LANES = Lanes<D>::LANES;
     float x[16] = {};
@@ -36,7 +36,7 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
     __syncwarp(); /* other lanes have read the slot */
     uint32_t all = __ballot_sync(FULL, finite), row = ((1u << LANES) - 1) << lane / LANES * LANES;
     if (refused && lane % LANES == 0) {
-        note_refusal(args, blockIdx.x * args.chunk + token, tokens.slot[token], (all & row) == row);
+        note_refusal(args, chunk_at + token, tokens.slot[token], (all & row) == row);
         tokens.slot[token] = -1;
     }
 }

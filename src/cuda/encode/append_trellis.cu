@@ -31,23 +31,24 @@ template <int D> struct TrellisRows {
     Space space[SEARCHERS];
     CellTable table;
     alignas(16) float y[AT_ONCE][D]; /* transformed rows */
+    /* by channel: the position of its step in PathSpace::costs and, in the upper half, of the same
+     * step before step 0, or the first position again */
+    uint32_t places[D];
     BlockTokens tokens;
     Nibbles<D> nibbles; /* has to be last: its second plane has no memory */
 
     static constexpr int BYTES = (int)(offsetof(TrellisRows, nibbles) + sizeof(Nibbles<D>) / 2);
 };
 
-/* An item on its way through a block, and the lane's places in it. */
+/* An item on its way through a block. */
 template <int D> struct TrellisItem {
     using R = TrellisRows<D>;
-    static constexpr int N = Row<D>::PER_LANE;
     R &rows;
     const TrellisAppendArgs &args;
     const AppendRole &role;
+    const float *key_transform;
     uint32_t first;
     int kv_head, warp, lane;
-    /* the positions of the lane's channels in costs; `again`: of the same steps before step 0 */
-    int position[N], again[N];
 
     KVANT_INLINE TrellisItem(R &rows_, const TrellisAppendArgs &args_, uint32_t item)
         : rows(rows_), args(args_), role(args_.roles[item / args_.items_of_role]),
@@ -55,54 +56,24 @@ template <int D> struct TrellisItem {
           kv_head((int)(item % args_.items_of_role % args_.n_kv_heads)), warp(threadIdx.x >> 5),
           lane(threadIdx.x & 31)
     {
-        unrolled_for (int j = 0; j < N; j++) {
-            const int step = trellis_step(role.codec.role, (int)role.codec.bits, D, lane + 32 * j);
-            position[j] = R::Space::position_of(step);
-            again[j] = step < D - WARM_UP ? position[j] : R::Space::position_of(step - D);
+        key_transform = key_transform_of(role.codec, role.key_transform, kv_head);
+    }
+
+    /* Called by all threads when the role changes. */
+    KVANT_INLINE void prepare(const kvant_cuda_trellis &trellis) const
+    {
+        rows.table.fill(trellis);
+        for (int i = threadIdx.x; i < D; i += THREADS) {
+            const int step = trellis_step(role.codec.role, (int)role.codec.bits, D, i),
+                      again = step < D - WARM_UP ? step : step - D;
+            rows.places[i] = (uint32_t)R::Space::position_of(step) |
+                             (uint32_t)R::Space::position_of(again) << 16;
         }
     }
 
-    /* Loads a token's row, and transforms it unless keys have a matrix. */
-    KVANT_INLINE Row<D> load(int token, const float *key_transform, bool &finite) const
+    KVANT_INLINE bool through_matrix() const
     {
-        Row<D> row =
-            load_row<D>(role.rows, row_place(args, role, first, token, kv_head), args.type, lane);
-        finite = true;
-        row.each(lane, [&](float &x, int channel) {
-            x = centered(x, role, kv_head * D + channel);
-            finite &= is_finite(x);
-        });
-        finite = __all_sync(FULL, finite);
-        if (role.codec.key_transform_kind != KVANT_CUDA_TRANSFORM_FULL)
-            transform(row, role.codec, key_transform, lane);
-        return row;
-    }
-
-    KVANT_INLINE Row<D> kept_row(int at) const
-    {
-        Row<D> row;
-        row.each(lane, [&](float &x, int channel) { x = rows.y[at][channel]; });
-        return row;
-    }
-
-    /* Loads rows at .. at + n - 1 of the tokens from t on. Returns a bit for each row that is
-     * there, and in the upper half for each row that is finite. */
-    KVANT_INLINE uint32_t load_rows(int t, int at, int n, const float *key_transform) const
-    {
-        uint32_t there = 0;
-#pragma unroll 1
-        for (int r = 0; r < n; r++) {
-            const int token = t + at + r;
-            Row<D> y{};
-            if (token < (int)args.chunk && rows.tokens.slot[token] >= 0) {
-                bool finite;
-                y = load(token, key_transform, finite);
-                there |= (finite ? 0x10001u : 1u) << r;
-            }
-            y.each(lane, [&](float &x, int channel) { rows.y[at + r][channel] = x; });
-        }
-        __syncwarp();
-        return there;
+        return role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
     }
 
     struct Scale {
@@ -116,96 +87,43 @@ template <int D> struct TrellisItem {
         return Scale{ norm, scale, scale > 0 ? __frcp_rn(scale) : 0 };
     }
 
-    /* Finds the cells of n rows. Lane r returns the sum of the squares of row r. */
-    KVANT_INLINE float find_cells(int at, int n) const
+    /* Stores where the costs of a channel's step are. space: a warp's memory. */
+    KVANT_INLINE void put_cell(int space, int row, int channel, float u) const
     {
-        float all = 0;
-#pragma unroll 1
-        for (int r = 0; r < n; r++) {
-            const Row<D> y = kept_row(at + r);
-            const float squares = dot_rows<D>(y, y, lane), inverse = scale_of(squares).inverse;
-            all = lane == r ? squares : all;
-            unrolled_for (int j = 0; j < N; j++) {
-                const int cell = cell_of(__fmul_rn(y.x[j], inverse));
-                rows.space[warp].put_cell(r, position[j], cell);
-                rows.space[warp].put_cell(r, again[j], cell);
-            }
-        }
-        __syncwarp();
-        return all;
+        const int cell = cell_of(u);
+        const uint32_t places = rows.places[channel];
+        rows.space[space].put_cell(row, (int)(places & 0xffffu), cell);
+        rows.space[space].put_cell(row, (int)(places >> 16), cell);
     }
 
-    /* Finds the codes of row r of the warp, and the scale to store. */
-    KVANT_INLINE Quantized quantize(int r, int at, float squares, uint32_t (&codes)[N]) const
+    /* Returns a channel's code, and the number that its level stands for. */
+    KVANT_INLINE uint32_t code_of(int space, int row, int channel, float &decoded) const
     {
-        const typename R::Space &space = rows.space[warp];
-        const Row<D> y = kept_row(at);
-        const Scale scale = scale_of(squares);
-        Row<D> decoded;
-        unrolled_for (int j = 0; j < N; j++) {
-            uint32_t bit, subset;
-            space.read(r, position[j], bit, subset);
-            const uint32_t nearest = rows.table.nearest_of(space.cell_at(r, position[j]), subset);
-            codes[j] = 2 * nearest + bit;
-            decoded.x[j] = rows.table.values[8 * nearest + subset];
-        }
-        float stored = scale.stored;
-        if (role.codec.unbiased && stored > 0) {
-            const float product = dot_rows<D>(y, decoded, lane);
-            stored = product > 0 ? __fdiv_rn(squares, product) : 0;
-        }
-        return Quantized{ stored, 0, scale.norm <= 65504.0f && stored <= 65504.0f };
+        const int place = (int)(rows.places[channel] & 0xffffu);
+        uint32_t bit, subset;
+        rows.space[space].read(row, place, bit, subset);
+        const uint32_t nearest =
+            rows.table.nearest_of(rows.space[space].cell_at(row, place), subset);
+        decoded = rows.table.values[8 * nearest + subset];
+        return 2 * nearest + bit;
     }
 
-    /* Writes a token at once. */
-    KVANT_INLINE void put_token(int token, const uint32_t (&codes)[N], uint16_t scale) const
+    /* product: the sum of products of a row and its decoded numbers. */
+    KVANT_INLINE float stored_scale(const Scale &scale, float squares, float product) const
     {
-        const int at = (int)(rows.tokens.slot[token] % PAGE_TOKENS);
-        uint8_t *page = page_of(role, rows.tokens, token, kv_head);
-        if (lane == 0)
-            reinterpret_cast<uint16_t *>(page + role.codec.metadata_offset)[at] = scale;
-        uint32_t *words = reinterpret_cast<uint32_t *>(page);
-        if (role.codec.role == KVANT_ROLE_K)
-            TokenWords<D, true>(at, lane).put(words, codes, role.codec.bits);
-        else
-            TokenWords<D, false>(at, lane).put(words, codes, role.codec.bits);
+        if (!role.codec.unbiased || !(scale.stored > 0))
+            return scale.stored;
+        return product > 0 ? __fdiv_rn(squares, product) : 0;
     }
 
-    /* Stores the codes of a row as nibbles: 16 bits hold one channel of 4 tiles. */
-    KVANT_INLINE void store_nibbles(int token, const uint32_t (&codes)[N]) const
+    KVANT_INLINE static bool in_range(const Scale &scale, float stored)
     {
-        uint16_t *to = reinterpret_cast<uint16_t *>(rows.nibbles.words[0] + Nibbles<D>::at(token));
-        unrolled_for (int g = 0; g < Nibbles<D>::GROUPS; g++) {
-            uint32_t own = codes[2 * g];
-            if (2 * g + 1 < N)
-                own |= codes[2 * g + 1] << 8;
-            const uint32_t other = __shfl_xor_sync(FULL, own, 16);
-            if (lane < 16)
-                to[16 * g + lane] = (uint16_t)(own | other << 4);
-        }
-    }
-
-    KVANT_INLINE void keep(const Quantized &q, const uint32_t (&codes)[N], int token,
-                           bool finite) const
-    {
-        if (!q.in_range) {
-            if (lane == 0) {
-                note_refusal(args, first + token, rows.tokens.slot[token], finite);
-                rows.tokens.slot[token] = -1;
-            }
-            return;
-        }
-        const uint16_t scale = __half_as_ushort(__float2half_rn(q.scale));
-        if (args.chunk <= WARPS)
-            return put_token(token, codes, scale);
-        store_nibbles(token, codes);
-        if (lane == 0)
-            rows.tokens.scale[token] = scale;
+        return scale.norm <= 65504.0f && stored <= 65504.0f;
     }
 
     /* Multiplies n rows with a matrix, like combine_rows. A thread has two channels of A_THREAD
      * rows, which are TEAMS rows apart. */
-    template <int A_THREAD> KVANT_INLINE void multiply_rows(const float *key_transform, int n) const
+    template <int A_THREAD> KVANT_INLINE void multiply_rows(int n) const
     {
         constexpr int TEAMS = THREADS / (D / 2);
         const int team = threadIdx.x / (D / 2), channel = 2 * (threadIdx.x % (D / 2));
@@ -232,41 +150,207 @@ template <int D> struct TrellisItem {
                 *reinterpret_cast<float2 *>(rows.y[team + TEAMS * q] + channel) = y[q];
     }
 
-    KVANT_INLINE void multiply(const float *key_transform, int n) const
+    KVANT_INLINE void multiply(int n) const
     {
         constexpr int TEAMS = THREADS / (D / 2), MOST = (R::AT_ONCE + TEAMS - 1) / TEAMS;
         __syncthreads();
         if (n <= TEAMS)
-            multiply_rows<1>(key_transform, n);
+            multiply_rows<1>(n);
         else if (n <= 2 * TEAMS)
-            multiply_rows<2>(key_transform, n);
+            multiply_rows<2>(n);
         else
-            multiply_rows<MOST>(key_transform, n);
+            multiply_rows<MOST>(n);
         __syncthreads();
     }
 
-    /* Encodes the item's tokens from t on. */
-    KVANT_INLINE void encode(int t) const
+    /* ---- few rows: a warp has one row, whose lane l has channels l, l + 32, ... ---- */
+
+    static constexpr int N = Row<D>::PER_LANE;
+
+    /* Loads a token's row, and transforms it unless keys have a matrix. */
+    KVANT_INLINE Row<D> load(int token, bool &finite) const
     {
-        const float *key_transform = key_transform_of(role.codec, role.key_transform, kv_head);
-        const int n = min((int)args.chunk - t, R::AT_ONCE), of_warp = (n - 1) / R::SEARCHERS + 1,
-                  at = warp * of_warp, own = max(min(of_warp, n - at), 0);
-        const uint32_t there = warp < R::SEARCHERS ? load_rows(t, at, own, key_transform) : 0;
-        if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
-            multiply(key_transform, n);
-        if (there == 0)
-            return;
-        const float squares = find_cells(at, own);
-        PathSearch<typename R::Space>(rows.space[warp], rows.table, lane, own).find();
-#pragma unroll 1
-        for (int r = 0; r < own; r++) {
-            if (!(there >> r & 1))
-                continue;
-            uint32_t codes[N];
-            const Quantized q = quantize(r, at + r, __shfl_sync(FULL, squares, r), codes);
-            keep(q, codes, t + at + r, there >> r & 0x10000);
+        Row<D> row =
+            load_row<D>(role.rows, row_place(args, role, first, token, kv_head), args.type, lane);
+        finite = true;
+        row.each(lane, [&](float &x, int channel) {
+            x = centered(x, role, kv_head * D + channel);
+            finite &= is_finite(x);
+        });
+        finite = __all_sync(FULL, finite);
+        if (!through_matrix())
+            transform(row, role.codec, key_transform, lane);
+        return row;
+    }
+
+    /* Writes a token at once. */
+    KVANT_INLINE void put_token(int token, const uint32_t (&codes)[N], float scale) const
+    {
+        const int at = (int)(rows.tokens.slot[token] % PAGE_TOKENS);
+        uint8_t *page = page_of(role, rows.tokens, token, kv_head);
+        if (lane == 0)
+            reinterpret_cast<uint16_t *>(page + role.codec.metadata_offset)[at] =
+                __half_as_ushort(__float2half_rn(scale));
+        uint32_t *words = reinterpret_cast<uint32_t *>(page);
+        if (role.codec.role == KVANT_ROLE_K)
+            TokenWords<D, true>(at, lane).put(words, codes, role.codec.bits);
+        else
+            TokenWords<D, false>(at, lane).put(words, codes, role.codec.bits);
+    }
+
+    /* Finds the codes of the warp's row, which is `row` of a search's memory. */
+    KVANT_INLINE void encode_row(int space, int row, bool finite) const
+    {
+        Row<D> y, decoded;
+        y.each(lane, [&](float &x, int channel) { x = rows.y[warp][channel]; });
+        const float squares = dot_rows<D>(y, y, lane);
+        const Scale scale = scale_of(squares);
+        y.each(lane, [&](float &x, int channel) {
+            put_cell(space, row, channel, __fmul_rn(x, scale.inverse));
+        });
+        __syncwarp();
+        PathSearch<typename R::Space>(rows.space[space], rows.table, lane, row, row + 1).find();
+        uint32_t codes[N];
+        unrolled_for (int j = 0; j < N; j++)
+            codes[j] = code_of(space, row, lane + 32 * j, decoded.x[j]);
+        const float stored = stored_scale(scale, squares, dot_rows<D>(y, decoded, lane));
+        if (in_range(scale, stored))
+            put_token(warp, codes, stored);
+        else if (lane == 0)
+            note_refusal(args, first + warp, rows.tokens.slot[warp], finite);
+    }
+
+    /* Encodes the item's tokens, at most one for each warp. */
+    KVANT_INLINE void encode_few() const
+    {
+        const int n = (int)args.chunk;
+        const bool there = warp < n && rows.tokens.slot[warp] >= 0;
+        bool finite = true;
+        if (warp < n) {
+            Row<D> y{};
+            if (there)
+                y = load(warp, finite);
+            y.each(lane, [&](float &x, int channel) { rows.y[warp][channel] = x; });
+            __syncwarp();
         }
-        __syncwarp(); /* the memory of the search is free again */
+        if (through_matrix())
+            multiply(n);
+        if (there) /* with long rows, two warps have rows of the same memory */
+            encode_row(warp % R::SEARCHERS, warp / R::SEARCHERS, finite);
+    }
+
+    /* ---- many rows: lanes share a row as in encode.cuh, and a warp has R::ROWS rows ---- */
+
+    using L = Lanes<D>;
+    static constexpr int NUMBERS = L::NUMBERS;
+
+    /* The channel of the lane's number i. */
+    KVANT_INLINE int channel_of(int i) const
+    {
+        return 16 * (i / L::OWN) + lane % L::LANES * L::OWN + i % L::OWN;
+    }
+
+    KVANT_INLINE void read_row(float (&y)[NUMBERS], int at) const
+    {
+        unrolled_for (int i = 0; i < NUMBERS; i++)
+            y[i] = rows.y[at][channel_of(i)];
+    }
+
+    /* Calls use(row, whether it is one of n) for the warp's rows; with all lanes, L::ROWS rows at a
+     * time. */
+    template <class F> KVANT_INLINE void each_row(int n, F &&use) const
+    {
+#pragma unroll 1
+        for (int i = 0; i < n; i += L::ROWS) {
+            const int r = i + lane / L::LANES;
+            use(min(r, n - 1), r < n);
+        }
+        __syncwarp();
+    }
+
+    /* Loads rows at .. at + n - 1 of the tokens from t on, and transforms them unless keys have a
+     * matrix. Rows without a token are zeros. */
+    KVANT_INLINE void load_rows(int t, int at, int n) const
+    {
+        float *scratch = reinterpret_cast<float *>(rows.space[warp].from);
+        static_assert(sizeof rows.space[0].from >= sizeof(float[L::ROWS * L::ROW_STRIDE]), "room");
+        each_row(n, [&](int r, bool own) {
+            const int tile = lane % L::LANES;
+            const bool lacking = !own || rows.tokens.slot[t + at + r] < 0;
+            const size_t from = lacking ? 0 : row_place(args, role, first, t + at + r, kv_head);
+            float *to = rows.y[at + r];
+            if (through_matrix()) {
+                float x[16] = {};
+                if (!lacking && tile < L::TILES)
+                    load_centered<D>(x, args, role, from, kv_head, tile);
+                if (own && tile < L::TILES)
+                    unrolled_for (int k = 0; k < 16; k += 4)
+                        *reinterpret_cast<float4 *>(to + 16 * tile + k) =
+                            make_float4(x[k], x[k + 1], x[k + 2], x[k + 3]);
+            } else {
+                float y[NUMBERS];
+                transform_row<D>(y, args, role, scratch, lacking, from, kv_head, lane);
+                if (own)
+                    unrolled_for (int k = 0; k < NUMBERS; k++)
+                        to[channel_of(k)] = y[k];
+            }
+        });
+    }
+
+    KVANT_INLINE void find_cells(int at, int n) const
+    {
+        each_row(n, [&](int r, bool own) {
+            float y[NUMBERS];
+            read_row(y, at + r);
+            const float inverse = scale_of(row_dot<D>(y, y)).inverse;
+            if (own)
+                unrolled_for (int k = 0; k < NUMBERS; k++)
+                    put_cell(warp, r, channel_of(k), __fmul_rn(y[k], inverse));
+        });
+    }
+
+    /* Finds codes and scales, and keeps them until the words of pages are put together. */
+    KVANT_INLINE void quantize_rows(int t, int at, int n) const
+    {
+        each_row(n, [&](int r, bool own) {
+            const int token = t + at + r;
+            const bool lacking = !own || rows.tokens.slot[token] < 0;
+            float y[NUMBERS], decoded[NUMBERS];
+            uint32_t codes[NUMBERS];
+            read_row(y, at + r);
+            const float squares = row_dot<D>(y, y);
+            const Scale scale = scale_of(squares);
+            unrolled_for (int k = 0; k < NUMBERS; k++)
+                codes[k] = code_of(warp, r, channel_of(k), decoded[k]);
+            const float stored = stored_scale(scale, squares, row_dot<D>(y, decoded));
+            if (!lacking) {
+                store_nibbles<D, 0, false>(rows.nibbles.words[0] + Nibbles<D>::at(token), codes,
+                                           lane);
+                if (lane % L::LANES == 0)
+                    rows.tokens.scale[token] = __half_as_ushort(__float2half_rn(stored));
+            }
+            const bool refused = !lacking && !in_range(scale, stored);
+            if (__any_sync(FULL, refused))
+                refuse<D>(args, role, rows.tokens, refused, first, token,
+                          refused ? row_place(args, role, first, token, kv_head) : 0, kv_head,
+                          lane);
+        });
+    }
+
+    /* Encodes the item's tokens from t on. */
+    KVANT_INLINE void encode_many(int t) const
+    {
+        const int n = min((int)args.chunk - t, R::AT_ONCE), at = warp * R::ROWS,
+                  own = warp < R::SEARCHERS ? max(min(R::ROWS, n - at), 0) : 0;
+        if (own > 0)
+            load_rows(t, at, own);
+        if (through_matrix())
+            multiply(n);
+        if (!__any_sync(FULL, lane < own && rows.tokens.slot[t + at + lane] >= 0))
+            return;
+        find_cells(at, own);
+        PathSearch<typename R::Space>(rows.space[warp], rows.table, lane, 0, own).find();
+        quantize_rows(t, at, own);
     }
 
     KVANT_INLINE void write() const
@@ -296,7 +380,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         __syncthreads();
         if (item / args.items_of_role != filled) {
             filled = item / args.items_of_role;
-            rows.table.fill(args.books[filled]);
+            own.prepare(args.books[filled]);
         }
         if (item == blockIdx.x) {
             wait_for_prior();
@@ -305,11 +389,14 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         if (threadIdx.x < PAGE_TOKENS)
             rows.tokens.slot[threadIdx.x] = slot_of(args, own.first);
         __syncthreads();
+        if (args.chunk <= WARPS) {
+            own.encode_few();
+            continue;
+        }
 #pragma unroll 1
         for (int t = 0; t < (int)args.chunk; t += TrellisRows<D>::AT_ONCE)
-            own.encode(t);
-        if (args.chunk > WARPS)
-            own.write();
+            own.encode_many(t);
+        own.write();
     }
 }
 

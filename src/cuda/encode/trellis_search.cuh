@@ -169,19 +169,21 @@ template <class S> struct PathSearch {
     static_assert((uint64_t)(S::MOST_STEPS + WARM_UP) * MAX_COST << 8 < FAR, "sums of costs");
     S &space;
     const uint8_t *costs;
-    int row, own;    /* own: index of the lane within its row */
-    bool leads;      /* the lane that traces the row's paths */
+    int row, own; /* own: index of the lane within its row */
+    int leader;   /* the lane that traces the row's paths */
+    bool leads;
     int whole, rest; /* number of groups of 6 steps, and steps in the last group */
     uint32_t metric[OWN];
     /* for each step of a group: the lane's costs within the costs of a cell, in bytes */
     uint32_t at[PLACE_STEPS];
 
-    /* Lanes beyond n_rows rows repeat the last row. */
-    __device__ PathSearch(S &space_, const CellTable &table, int lane, int n_rows,
+    /* Searches rows first_row to end_row - 1. Lanes beyond them repeat the last row. */
+    __device__ PathSearch(S &space_, const CellTable &table, int lane, int first_row, int end_row,
                           int n_steps = S::MOST_STEPS)
         : space(space_), costs(reinterpret_cast<const uint8_t *>(table.costs)),
-          row(min(lane / LANES, n_rows - 1)), own(lane % LANES), leads(lane == LANES * row),
-          whole(n_steps / PLACE_STEPS), rest(n_steps % PLACE_STEPS)
+          row(min(first_row + lane / LANES, end_row - 1)), own(lane % LANES),
+          leader(LANES * (row - first_row)), leads(lane == leader), whole(n_steps / PLACE_STEPS),
+          rest(n_steps % PLACE_STEPS)
     {
         find_costs<0>();
     }
@@ -357,7 +359,7 @@ template <class S> struct PathSearch {
                 }
                 wanted = begin != end;
             }
-            begin = __shfl_sync(FULL, wanted ? begin : ANY_PLACE, LANES * row);
+            begin = __shfl_sync(FULL, wanted ? begin : ANY_PLACE, leader);
             wanted = begin != ANY_PLACE;
             if (!__any_sync(FULL, wanted))
                 break;

@@ -42,7 +42,7 @@ template <int MOST> static void search()
             for (int at = step; at >= -WARM_UP; at -= task.n_steps)
                 space.put_cell(row, S::position_of(at), task.rows[row].cells[step]);
     meet();
-    PathSearch<S>(space, table(), warp.lane, task.n_rows, task.n_steps).find();
+    PathSearch<S>(space, table(), warp.lane, 0, task.n_rows, task.n_steps).find();
 }
 
 template <int MOST> static int check(const search_case *rows, int n_rows, int n_steps)
