@@ -133,7 +133,7 @@ def vllm_quality(results):
     for cache in (*STORED, "int4"):
         bits = f"{8 * sizes[NAMES[cache]] / 256:.4g}"
         rows.append([NAMES[cache], bits, *divergence_cells(_quality_of(results, cache))])
-    heading = ["KV cache", "bits", *(f"KLD, {name}" for name in MODELS.values())]
+    heading = ["KV cache", "bits at head_dim 128", *(f"KLD, {name}" for name in MODELS.values())]
     return table(heading, *rows)
 
 
