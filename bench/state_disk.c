@@ -7,9 +7,9 @@
  * long prompt costs little. Positions repeat, which changes neither sizes nor times. A save counts
  * until the file is on the disk (fsync). Before each restore the system drops its cache of files,
  * which needs root. The disk's own times are those of a file of the same size that is written
- * without the system's cache (O_DIRECT), and read without being used. With --wait the program waits for a line of input before it measures. Run it by
- * `kvant exec --` for kvant's caches. Prints JSON, with --json or without it: medians, and the CPU
- * times of all threads. */
+ * without the system's cache (O_DIRECT), and read without being used. With --wait the program waits
+ * for a line of input before it measures. Run it by `kvant exec --` for kvant's caches. Prints
+ * JSON, with --json or without it: medians, and the CPU times of all threads. */
 #define _GNU_SOURCE /* O_DIRECT, fsync, clock_gettime */
 #include <fcntl.h>
 #include <stdbool.h>

@@ -148,9 +148,9 @@ static bool may_pack(const which *w)
     return n_caches > 0 && (w->flags & ~PARTIAL) == 0;
 }
 
-/* Lets llama.cpp write the state to memory of ours, where only the bytes other than runs arrive, and
- * the runs to `packing`. Without it the runs are only found. Both calls for a state that does not
- * change in between have the same runs, because these depend only on the caches. */
+/* Lets llama.cpp write the state to memory of ours, where only the bytes other than runs arrive,
+ * and the runs to `packing`. Without it the runs are only found. Both calls for a state that does
+ * not change in between have the same runs, because these depend only on the caches. */
 static bool collect(const which *w, kvp_plain *plain, kvp_packing *packing)
 {
     bool done;

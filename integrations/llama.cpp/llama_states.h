@@ -20,10 +20,10 @@ const char *kvp_states_serve(void);
 bool kvp_states_are_served(void);
 
 /* Called while a cache tensor is read. `kvp_saving_measures`: whether only the size of the state is
- * wanted, so that no bytes need be written. `kvp_saving_note` then notes that `room` bytes begin with
- * `kept` bytes of a record, and that zeros follow. Otherwise `kvp_saving_begin` says where the kept
- * bytes are written, which is `at` or a place without room for the zeros. `kvp_saving_end`: they are
- * written, or cannot be. */
+ * wanted, so that no bytes need be written. `kvp_saving_note` then notes that `room` bytes begin
+ * with `kept` bytes of a record, and that zeros follow. Otherwise `kvp_saving_begin` says where the
+ * kept bytes are written, which is `at` or a place without room for the zeros. `kvp_saving_end`:
+ * they are written, or cannot be. */
 bool kvp_saving_measures(void);
 void kvp_saving_note(const void *at, size_t kept, size_t room);
 uint8_t *kvp_saving_begin(uint8_t *at, size_t kept, size_t room);

@@ -176,7 +176,7 @@ static const char *get_run_list(prefix *p, const kvp_pack_header *header, kvp_pl
         if (!is_next(plain->n_runs > 0 ? &plain->runs[plain->n_runs - 1] : NULL,
                      &plain->runs[plain->n_runs], plain->n))
             return kvp_pack_damaged;
-    if (plain->n == 0 || kvp_pack_bytes(plain, header->n_tokens) != header->bytes)
+    if (plain->n_runs == 0 || kvp_pack_bytes(plain, header->n_tokens) != header->bytes)
         return kvp_pack_damaged;
     return NULL;
 }
@@ -319,7 +319,7 @@ static const char *begin_runs(kvp_unpacking *u)
         read_runs(u);
     if (!u->checks)
         check_runs(u);
-    return u->checks || !u->failed ? NULL : kvp_pack_damaged;
+    return u->checks || wait_for(u, &u->n_right, u->plain.n_runs - 1) ? NULL : kvp_pack_damaged;
 }
 
 static const char *get_prefix(kvp_unpacking *u, bool all, kvp_pack_tokens *tokens)

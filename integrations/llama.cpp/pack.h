@@ -40,12 +40,12 @@ size_t kvp_pack_bytes(const kvp_plain *plain, size_t n_tokens);
 /* The most bytes that are kept of a run. */
 size_t kvp_pack_largest_run(const kvp_plain *plain);
 
-/* Writing. llama.cpp writes a state twice: the first time only its runs are found, which `plain` has
- * then. The second time each run is written where `kvp_packing_place` says, and the rest of the
+/* Writing. llama.cpp writes a state twice: the first time only its runs are found, which `plain`
+ * has then. The second time each run is written where `kvp_packing_place` says, and the rest of the
  * state to plain->bytes. */
 
-/* A run is written to the file, or checked, while the next one is made or read. More slots take more
- * memory and save no time. */
+/* At the same time, one run is read, one is checked and one is imported. While saving, one is made,
+ * one is written and one waits. */
 #define KVP_PACK_SLOTS 3u
 
 typedef struct kvp_packing {

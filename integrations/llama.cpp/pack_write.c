@@ -11,8 +11,8 @@
 /* Longer than any path that a system opens. */
 #define MAX_PATH 4200
 
-/* The disk begins to write a part of the file when it is there. Smaller parts cost more calls. Larger
- * ones leave more to write at the end. */
+/* The disk begins to write a part of the file when it is there. Smaller parts cost more calls.
+ * Larger ones leave more to write at the end. */
 #define EARLY_PART ((size_t)1 << 22)
 
 /* Smaller runs are written at once, because waking a thread takes as long. */

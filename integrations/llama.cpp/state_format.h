@@ -37,8 +37,8 @@ typedef struct kvp_state_run {
 _Static_assert(sizeof(kvp_state_run) == 8, "format.md");
 
 /* The begin of a packed state. Its runs follow, tokens, zeros up to a multiple of 8 bytes,
- * llama.cpp's state without its runs, and then the runs without their zeros. llama.cpp does not know
- * the magic. */
+ * llama.cpp's state without its runs, and then the runs without their zeros. llama.cpp does not
+ * know the magic. */
 #define KVP_PACK_MAGIC "\xffKVPACK1"
 
 typedef struct kvp_pack_header {
@@ -85,8 +85,8 @@ static inline uint64_t kvp_state_check(const kvp_state_header *header, const voi
                            sizeof(plain));
 }
 
-/* The number in `check` of a run with these lists. A record ends with its own checksum, so its bytes
- * are hashed once. */
+/* The number in `check` of a run with these lists. A record ends with its own checksum, so its
+ * bytes are hashed once. */
 static inline uint64_t kvp_pack_run_check(const uint8_t *run, size_t lists, size_t kept)
 {
     kvant_checksum sum;
