@@ -250,7 +250,7 @@ static bool wait_for(kvp_unpacking *u, const uint32_t *n, uint32_t run)
     return !failed;
 }
 
-/* Where a run lies that comes from this place of the source. */
+/* Returns the bytes of the run that begins at this place of the source. */
 static const uint8_t *run_at(const kvp_unpacking *u, uint32_t i, uint64_t place)
 {
     if (!u->early)

@@ -41,19 +41,21 @@ DISK_CACHES = (
 
 def state_disk(results):
     """GiB of a file of 32,768 tokens of an 8B shape, and seconds of saving it to a disk and of
-    restoring it from there, with the CPU time in them."""
+    restoring it from there, with the CPU time in them. `disk alone` moves a file of the same size
+    without using it."""
     f16, rows = state(results, "f16"), []
     for cache, name in DISK_CACHES:
         line = state(results, cache)
         cells = [f"{line.number('bytes') / 2**30:.2f}"]
-        for what in ("save", "restore"):
+        for what, disk in (("save", "disk_write_ms"), ("restore", "disk_read_ms")):
             wall = line.number(f"{what}_ms")
             cells += [f"{wall / 1e3:.1f}", f"{line.number(f'{what}_cpu_ms') / 1e3:.1f}"]
+            cells.append(f"{line.number(disk) / 1e3:.1f}" if line[disk] else "")
             cells.append(f"{f16.number(f'{what}_ms') / wall:.1f}")
         rows.append([name, *cells])
     heading = ["cache", "file, GiB"]
     for what in ("saving", "restoring"):
-        heading += [f"{what}, s", "of CPU", "times as fast as f16"]
+        heading += [f"{what}, s", "of CPU", "disk alone, s", "times as fast as f16"]
     return table(heading, *rows)
 
 
