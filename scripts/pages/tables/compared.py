@@ -220,37 +220,29 @@ def compared_answers(results):
     return table(heading, *rows)
 
 
-def _short(results, model):
-    """{setting: {tokens of a batch: its newest line}}; a preset's prompts come from FILE."""
-    found = {}
-    for line in results.lines(SHORT, {"model": model}):
-        found.setdefault(line["setting"], {}).setdefault(line["batch"], []).append(line)
-    for setting, batches in found.items():
-        for batch, lines in batches.items():
-            batches[batch] = results.take(lines)
-        if "512" not in batches:
-            of = {"program": "kvant", "cache": setting, "model": model, "length": 2048}
-            batches["512"] = results.maybe(FILE, of)
-    return found
+def compared_short_bits(results):
+    """True bits of kvant's presets in 2048 tokens, by `kvant inspect`."""
+    presets = ("quality", "balanced", "small", "tiny")
+    rows = []
+    for model, name in MODELS.items():
+        lines = [results.maybe(SHORT, {"model": model, "setting": preset}) for preset in presets]
+        if all(lines):
+            rows.append([name, *(f"{line.number('bits'):.2f}" for line in lines)])
+    return table(["model", *map(code, presets)], *rows)
 
 
 def compared_short(results):
-    """Smaller exact parts and matrices in 2048 tokens: bits and KLD by tokens of a batch."""
+    """Three and two exact pages in 2048 tokens: bits and KLD by tokens of a batch."""
     rows = []
-    for model, name in MODELS.items():
-        for setting, batches in _short(results, model).items():
-            preset, _, rest = setting.partition(", ")
-            cells = [name, code(preset) + (f", {rest}" if rest else "")]
-            bits = next(line for line in batches.values() if line).number("bits")
-            cells.append(f"{bits:.2f}")
-            for batch in ("512", "64", "8"):
-                line = batches.get(batch)
-                error = "" if line is None else f" ± {divergence(line.number('kld_se'))}"
-                cells.append("" if line is None else divergence(line.number("kld_mean")) + error)
-            rows.append((-bits, cells))
-        rows = sorted(rows, key=lambda row: (list(MODELS.values()).index(row[1][0]), row[0]))
-    heading = ["model", "cache", "bits", "KLD, batches of 512", "of 64", "of 8"]
-    return table(heading, *(cells for _, cells in rows))
+    for preset in ("small", "tiny"):
+        for pages in ("three pages", "two pages"):
+            setting = {"model": "SmolLM2-135M", "setting": f"{preset}, {pages}"}
+            lines = [results.newest(SHORT, {**setting, "batch": batch}) for batch in ("100", "8")]
+            errors = [[divergence(line.number(key)) for key in KLD] for line in lines]
+            cells = [" ± ".join(pair) for pair in errors]
+            bits = [f"{line.number('bits'):.2f}" for line in lines]
+            rows.append([f"{code(preset)}, {pages}", cells[0], bits[0], cells[1], bits[1]])
+    return table(["cache", "KLD, batches of 100", "bits", "KLD, batches of 8", "bits"], *rows)
 
 
 _IDEAS = {
