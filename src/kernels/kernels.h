@@ -277,7 +277,8 @@ static inline size_t kvant_lower_floats(uint32_t n)
 /* Replaces n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers by L^-T x (solve_upper), L^T x
  * (multiply_upper) or L^-1 x (solve_lower). L is a lower triangle (math/triangle.h) without a zero
  * on its diagonal, then KVANT_TRIANGLE_PADDING readable halves. A solution is exact for a matrix
- * within (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of magnitudes. */
+ * within (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of
+ * magnitudes. */
 #define KVANT_TRIANGLE_PADDING 16u
 #define KVANT_TRIANGLE_FN(name)                                                                    \
     void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
