@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "../base/attributes.h"
+
 /* One way to quantise a group: the scale and zero point to store, and the step from numbers to
  * codes. */
 typedef struct fit {
@@ -32,13 +34,13 @@ static fit fit_asymmetric(const kvant_uniform *u, float min, float max)
     return f;
 }
 
-/* The error after decoding: the sum of squared or of absolute differences. */
+/* The error after decoding: the sum of squared or of absolute differences. difference has room for
+ * 2 n numbers. */
 static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, const float *x,
-                      uint32_t n, const fit *f, const uint8_t *codes)
+                      uint32_t n, const fit *f, const uint8_t *codes, float *difference)
 {
-    float difference[KVANT_MAX_HEAD_DIM], sign[KVANT_MAX_HEAD_DIM],
-        scale = kvant_half_to_float(f->scale);
-    float offset = f->step.offset, zero = f->step.zero;
+    const float scale = kvant_half_to_float(f->scale);
+    float *sign = difference + n, offset = f->step.offset, zero = f->step.zero;
     for (uint32_t i = 0; i < n; i++)
         difference[i] = x[i] - (scale * ((float)codes[i] + offset) + zero);
     if (u->mode == KVANT_UNIFORM_HYBRID_PAPER)
@@ -51,12 +53,13 @@ static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, cons
 /* Replaces a symmetric fit where an asymmetric fit has the smaller error. A scale beyond fp16 makes
  * the error NaN, which never counts as smaller. Levels of one bit less can need such a scale. */
 static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n,
-                   float min, float max, fit *f, uint8_t *codes)
+                   float min, float max, fit *f, uint8_t *codes, float *scratch)
 {
     uint8_t other[KVANT_MAX_HEAD_DIM];
     fit asymmetric = fit_asymmetric(u, min, max);
     kernels->uniform_codes(x, n, &asymmetric.step, other);
-    if (!(error_of(u, kernels, x, n, &asymmetric, other) < error_of(u, kernels, x, n, f, codes)))
+    if (!(error_of(u, kernels, x, n, &asymmetric, other, scratch) <
+          error_of(u, kernels, x, n, f, codes, scratch)))
         return;
     *f = asymmetric;
     f->scale |= 0x8000u;
@@ -64,9 +67,9 @@ static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const f
 }
 
 /* Writes the codes of a group's n numbers; its scale and zero point go to meta[0] and
- * meta[zero_at]. */
+ * meta[zero_at]. scratch has room for 2 n numbers. */
 static void encode_group(const kvant_uniform *u, const kvant_kernels *kernels, const float *x,
-                         uint32_t n, uint8_t *codes, uint16_t *meta, size_t zero_at)
+                         uint32_t n, uint8_t *codes, uint16_t *meta, size_t zero_at, float *scratch)
 {
     float min, max;
     kernels->range(x, n, &min, &max);
@@ -74,7 +77,7 @@ static void encode_group(const kvant_uniform *u, const kvant_kernels *kernels, c
         u->mode == KVANT_UNIFORM_ASYM ? fit_asymmetric(u, min, max) : fit_symmetric(u, min, max);
     kernels->uniform_codes(x, n, &f.step, codes);
     if (kvant_uniform_is_hybrid(u))
-        choose(u, kernels, x, n, min, max, &f, codes);
+        choose(u, kernels, x, n, min, max, &f, codes, scratch);
     meta[0] = f.scale;
     if (u->mode != KVANT_UNIFORM_SYM)
         meta[zero_at] = f.zero;
@@ -90,11 +93,12 @@ static void encode_token(const kvant_codec *codec, const kvant_kernels *kernels,
                          uint32_t token, void *page)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
+    float scratch[2 * KVANT_MAX_HEAD_DIM];
     for (uint32_t first = 0; first < codec->info.head_dim; first = group_end(codec, first))
         encode_group(kvant_uniform_of(codec), kernels, y + first, group_end(codec, first) - first,
                      codes + first,
                      kvant_codec_metadata(codec, page) + kvant_uniform_index(codec, token, first),
-                     kvant_uniform_n_scales(codec));
+                     kvant_uniform_n_scales(codec), scratch);
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
@@ -114,16 +118,18 @@ static void encode_columns(const kvant_codec *codec, const kvant_kernels *kernel
     const kvant_uniform *u = kvant_uniform_of(codec);
     uint16_t *meta = kvant_codec_metadata(codec, page) + kvant_uniform_index(codec, token, first);
     uint8_t codes[KVANT_PAGE_TOKENS];
+    float scratch[2 * KVANT_PAGE_TOKENS];
     for (uint32_t j = 0; j < n; j++) {
         encode_group(u, kernels, block->numbers[j], u->group, codes, meta + j,
-                     kvant_uniform_n_scales(codec));
+                     kvant_uniform_n_scales(codec), scratch);
         for (uint32_t t = 0; t < u->group; t++)
             block->codes[t][first + j] = codes[t];
     }
 }
 
-static void encode_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
-                          uint32_t token, void *page)
+/* Not inlined: otherwise encode_token() would need the stack of this function, too. */
+static KVANT_NOINLINE void encode_tokens(const kvant_codec *codec, const kvant_kernels *kernels,
+                                         const float *y, uint32_t token, void *page)
 {
     columns block;
     uint32_t d = codec->info.head_dim, group = kvant_uniform_of(codec)->group;
