@@ -26,14 +26,25 @@ static KVANT_TRIANGLE_ROW_FN(NAME(triangle_row))
 /* Rows that share a load of z. The sums of more rows would not fit the registers. */
 #define TOGETHER 4u
 
+/* Numbers of the vectors that are solved together: 8 KiB, because stacks may be small. */
+#define SOLVED 2048u
+
+/* The memory of solve_lower. It is that function's own: memory of the functions that are parts of
+ * it would be there once for each call. */
+typedef struct lower_memory {
+    float z[SOLVED];
+    float steps[2 * KVANT_MAX_HEAD_DIM]; /* the triangle's steps, and then its diagonal */
+    float row[TOGETHER][SOLVED / LANES];
+} lower_memory;
+
 /* Solves rows first .. first + rows - 1. vectors and rows are constants at every call. */
 KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *triangle,
-                             const float *steps, uint32_t n, uint32_t first, float *z)
+                             uint32_t n, uint32_t first, lower_memory *memory)
 {
-    float row[TOGETHER][KVANT_MAX_HEAD_DIM];
+    float *z = memory->z, (*row)[SOLVED / LANES] = memory->row;
     vf sum[TOGETHER][2];
     unrolled_for (uint32_t k = 0; k < rows; k++) {
-        read_row(triangle, steps, n, first + k, row[k]);
+        read_row(triangle, memory->steps, n, first + k, row[k]);
         unrolled_for (uint32_t v = 0; v < vectors; v++)
             sum[k][v] = vf_load_unaligned(z + ((size_t)(first + k) * vectors + v) * LANES);
     }
@@ -52,25 +63,22 @@ KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *tr
         }
 }
 
-/* Numbers of the vectors that are solved together: 8 KiB, because stacks may be small. */
-#define SOLVED 2048u
-
 /* Solves at most vectors * LANES vectors. */
-KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, const float *steps,
-                             uint32_t n, uint32_t n_x, float *x)
+KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_t n, uint32_t n_x,
+                             float *x, lower_memory *memory)
 {
     const uint32_t width = vectors * LANES;
-    float z[SOLVED];
+    float *z = memory->z;
     uint32_t i = 0;
     for (uint32_t j = 0; j < n; j++)
         for (uint32_t r = 0; r < width; r++)
             z[j * width + r] = r < n_x ? x[(size_t)r * n + j] : 0;
     for (; i + TOGETHER <= n; i += TOGETHER)
-        lower_rows(vectors, TOGETHER, triangle, steps, n, i, z);
+        lower_rows(vectors, TOGETHER, triangle, n, i, memory);
     switch (n - i) {
-    case 3: lower_rows(vectors, 3, triangle, steps, n, i, z); break;
-    case 2: lower_rows(vectors, 2, triangle, steps, n, i, z); break;
-    case 1: lower_rows(vectors, 1, triangle, steps, n, i, z); break;
+    case 3: lower_rows(vectors, 3, triangle, n, i, memory); break;
+    case 2: lower_rows(vectors, 2, triangle, n, i, memory); break;
+    case 1: lower_rows(vectors, 1, triangle, n, i, memory); break;
     }
     for (uint32_t r = 0; r < n_x; r++)
         for (uint32_t j = 0; j < n; j++)
@@ -80,18 +88,18 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, const f
 static KVANT_TRIANGLE_FN(NAME(solve_lower))
 {
     const bool fits = n * LANES <= SOLVED, two = 2 * n * LANES <= SOLVED;
-    float steps[2 * KVANT_MAX_HEAD_DIM];
-    NAME(half_to_float)(triangle, steps, 2 * n);
+    lower_memory memory;
+    NAME(half_to_float)(triangle, memory.steps, 2 * n);
     if (!fits) /* a part has at most 128 channels, unless head_dim is odd */
         kvant_solve_lower_c(triangle, n, n_x, x);
     for (; fits && !two && n_x; x += (size_t)LANES * n, n_x -= n_x < LANES ? n_x : LANES)
-        lower_some(1, triangle, steps, n, n_x < LANES ? n_x : LANES, x);
+        lower_some(1, triangle, n, n_x < LANES ? n_x : LANES, x, &memory);
     if (!two)
         return;
     for (; n_x > LANES; x += (size_t)2 * LANES * n, n_x -= n_x < 2 * LANES ? n_x : 2 * LANES)
-        lower_some(2, triangle, steps, n, n_x < 2 * LANES ? n_x : 2 * LANES, x);
+        lower_some(2, triangle, n, n_x < 2 * LANES ? n_x : 2 * LANES, x, &memory);
     if (n_x)
-        lower_some(1, triangle, steps, n, n_x, x);
+        lower_some(1, triangle, n, n_x, x, &memory);
 }
 
 #undef TOGETHER
