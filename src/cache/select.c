@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "../base/attributes.h"
 #include "../base/parallel.h"
 
 static uint32_t sampled_queries(const kvant_learning *l, uint32_t head)
@@ -212,8 +213,9 @@ static void find_centre(const kvant_tensor *tensor, size_t at, double *centre)
                          (double)l->n_rows;
 }
 
-/* The least error that any factors per channel can give, about the centre. */
-static double least_cost(const kvant_tensor *tensor, uint32_t head)
+/* The least error that any factors per channel can give, about the centre. Not inlined, because its
+ * memory and its caller's together could exceed a small stack. */
+static KVANT_NOINLINE double least_cost(const kvant_tensor *tensor, uint32_t head)
 {
     const kvant_learning *l = tensor->learning;
     const size_t at = (size_t)head * tensor->head_dim;
