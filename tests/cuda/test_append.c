@@ -525,12 +525,9 @@ int main(int argc, char **argv)
     if (!begin_tests(argc, argv))
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_codebooks),
-        cmocka_unit_test(test_same_bytes),
-        cmocka_unit_test(test_many_rows),
-        cmocka_unit_test(test_any),
-        cmocka_unit_test(test_families),
-        cmocka_unit_test(test_keeps_neighbours),
+        cmocka_unit_test(test_two_codebooks), cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_many_rows),     cmocka_unit_test(test_any),
+        cmocka_unit_test(test_families),      cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,7 +16,7 @@ def draw(theme, results):
         found = {
             n: x[0].number("tps_system") / x[1].number("tps_system") for n, x in pairs.items() if x
         }
-        if found and cache != serving.RIVAL:
+        if len(found) > 1 and cache != serving.RIVAL:  # a line has two points
             lines[cache] = found
     used = sorted({n for found in lines.values() for n in found})
     most = max(max(found.values()) for found in lines.values())
