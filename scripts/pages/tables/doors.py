@@ -62,11 +62,16 @@ def _on_cpu(results, spec):
 
 
 def _on_gpu(results, spec):
-    """Times bf16 of cuDNN: its newest time over the codec's newest."""
-    line = results.maybe("cuda_attention.csv", {**SHAPE, "codec": spec}) or results.maybe(
-        "cuda_any.csv", {**SHAPE, "codec": spec, "query tokens": "1"}
-    )
-    rival = results.newest("cuda_attention.csv", {**SHAPE, "codec": "cudnn-bf16"})
+    """Times bf16 of cuDNN, in the same run where both were measured."""
+    ours, theirs = {**SHAPE, "codec": spec}, {**SHAPE, "codec": "cudnn-bf16"}
+    pair = results.pair("cuda_attention.csv", ours, theirs, ("machine", "commit", "command"))
+    if pair:
+        line, rival = pair
+    else:
+        line = results.maybe("cuda_attention.csv", ours) or results.maybe(
+            "cuda_any.csv", {**ours, "query tokens": "1"}
+        )
+        rival = results.newest("cuda_attention.csv", theirs)
     return _speed(rival.number("us") / line.number("us")) if line else ""
 
 
