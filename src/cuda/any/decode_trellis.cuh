@@ -11,7 +11,8 @@
 namespace kvant
 {
 
-/* Two windows at once, in the halves of a register. Codes: 4 bits in each half. Returns twice the numbers of the levels, which are the offsets of fp16 levels. */
+/* Two windows at once, in the halves of a register. Codes: 4 bits in each half. Returns twice the
+ * numbers of the levels, which are the offsets of fp16 levels. */
 KVANT_INLINE uint32_t places_of_levels(uint32_t windows, uint32_t codes)
 {
     /* bit k of z, shifted to bit k + 1: taps are bits of the window */

@@ -62,8 +62,8 @@ template <int T> __host__ __device__ constexpr uint32_t subset_of_place(uint32_t
     return subset_of_path((place << PLACE_STEPS | place) >> T & (2 * PLACES - 1));
 }
 
-/* The costs and the nearest levels of all cells. Costs are shifted above the origins. The words of a
- * cell are in the order of subsets 0 2 1 3 4 6 5 7, because the subsets of both paths to a place
+/* The costs and the nearest levels of all cells. Costs are shifted above the origins. The words of
+ * a cell are in the order of subsets 0 2 1 3 4 6 5 7, because the subsets of both paths to a place
  * differ by 2. `nearest` has 4 bits for each subset: the number of the nearest level, divided by
  * 8. */
 struct CellTable {

@@ -1,6 +1,6 @@
 /* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers. It uses a table of
- * levels (trellis_pairs.cuh, trellis_bytes.cuh), or decodes a row per warp where shared memory has no
- * room for the table. */
+ * levels (trellis_pairs.cuh, trellis_bytes.cuh), or decodes a row per warp where shared memory has
+ * no room for the table. */
 #pragma once
 
 #include "../pages/read_code.cuh"

@@ -1,6 +1,6 @@
 /* trellis_steps.cuh - the trellis (format.md, "Trellis codes"), the order in which a row's channels
- * are steps of the circle, and the subset of a step. It serves kernels that process one row at a time.
- * Attention needs both in the order of words (trellis.cuh). */
+ * are steps of the circle, and the subset of a step. It serves kernels that process a row at
+ * a time. Attention needs both in the order of words (trellis.cuh). */
 #pragma once
 
 #include "../params.h"
