@@ -38,8 +38,8 @@ typedef struct lower_memory {
 } lower_memory;
 
 /* Solves rows first .. first + rows - 1. vectors and rows are constants at every call. */
-KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *triangle,
-                             uint32_t n, uint32_t first, lower_memory *memory)
+KVANT_INLINE void lower_rows(uint32_t vectors, uint32_t rows, const uint16_t *triangle, uint32_t n,
+                             uint32_t first, lower_memory *memory)
 {
     float *z = memory->z, (*row)[SOLVED / LANES] = memory->row;
     vf sum[TOGETHER][2];
