@@ -39,6 +39,26 @@ def serving_first_token(results):
     return _by_load(results, "ttft_ms", lambda x: f"{x / 1e3:.2f}")
 
 
+def serving_http(results):
+    """`vllm bench serve` against `vllm serve`: tokens per second of all requests and the wait for a
+    first token, as times of bfloat16 in the same run; above 1 is faster."""
+    shapes = ((1, 8192), (16, 8192), (64, 8192), (64, 1024))
+    rows = []
+    for at_once, input in shapes:
+        stock = line(results, RIVAL, "http", at_once, input, "tps_system")
+        cells = [thousands(stock.number("tps_system"))]
+        for cache in ("fp8", "kvant", "fast"):
+            for column in ("tps_system", "ttft_ms"):
+                both = pair(results, cache, "http", at_once, input, column)
+                ratio = both and both[0].number(column) / both[1].number(column)
+                cells.append(both and times(ratio if column == "tps_system" else 1 / ratio))
+        rows.append([thousands(input), at_once, *cells])
+    heading = ["tokens of a prompt", "requests at once", NAMES[RIVAL]]
+    for cache in ("fp8", "kvant", "fast"):
+        heading += [NAMES[cache], f"first token, {NAMES[cache]}"]
+    return table(heading, *rows)
+
+
 def serving_goals(results):
     """Steps over filled contexts and the wait for one prompt, as times of bfloat16 in the same
     run; above 1 is faster. And the tokens that fit."""
