@@ -320,10 +320,10 @@ static void states_hold_shifted_keys(void **state)
 }
 
 /* With a preset, the system prompt and the newest token are fp16 in a context this short, and stay
- * fp16 where they move. In the first layer, keys and values depend only on a token and its position. A row is
- * rounded to fp16, by at most 2^-11 of its length. In llama.cpp that happens when it writes the row
- * and with each of at most 9 shifts. In kvant it happens when kvant writes the row and when it
- * makes a state. A quantised row errs by 4 % of its length. */
+ * fp16 where they move. In the first layer, keys and values depend only on a token and its position.
+ * A row is rounded to fp16, by at most 2^-11 of its length. In llama.cpp that happens when it writes
+ * the row and with each of at most 9 shifts. In kvant it happens when kvant writes the row and when
+ * it makes a state. A quantised row errs by 4 % of its length. */
 static void shifted_exact_tokens_are_exact(void **state)
 {
     const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };
