@@ -90,8 +90,7 @@ KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_
 /* Returns the rows that a cache with this scheme keeps as fp16, for kvant_tensor_params.exact.
  *
  *   first, newest   The first 64 and the newest 128 tokens of each sequence. If max_tokens / 16 is
- *                   below 192, there are fewer newest tokens. Up to 2,048 tokens there is one: its
- *                   block is exact.
+ *                   below 192, there are fewer newest tokens, but at least 64.
  *
  *   total           At most max_tokens / 16 tokens of all sequences together, but at least 128.
  *

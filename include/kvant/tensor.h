@@ -64,9 +64,9 @@ typedef struct kvant_exact_part {
     size_t size;     /* set by the caller to sizeof(kvant_exact_part) */
     uint32_t first;  /* of each sequence, a multiple of 64; 0: none, even if a codec has sinks */
     uint32_t newest; /* of each sequence: the tokens written last */
-    /* The exact tokens of all sequences together, at least first + newest. There is memory for as
-     * many blocks as this many tokens can lie in, which begin anywhere in a block. If sequences
-     * need more, the sequences that were not written for the longest time are sealed first. */
+    /* The exact tokens of all sequences together, at least first + newest. There is memory for this
+     * many tokens and for one block more. If sequences need more, the sequences that were not
+     * written for the longest time are sealed first. */
     uint32_t total;
     /* How many rows of one write stay exact until the next write, so that queries of the same batch
      * see them as fp16. There is memory for these rows, too, unless the tensor has

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../src/store/plan.h"
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
@@ -157,17 +156,17 @@ static uint32_t pages_of_specs(const kvp_kv_shape *shape, const kvp_settings *se
     return of_streams > n ? of_streams : n;
 }
 
-/* The newest tokens of a sequence may begin and end within a block, so they take a page more
- * (kvant_plan_blocks). The rows of a step begin in the last of these pages. */
+/* The newest tokens of a sequence may begin and end within a block, so they take a page more. The
+ * rows of a step begin in the last of these pages. */
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
     const uint32_t n_blocks = kvp_kv_blocks(shape);
-    uint32_t n = (uint32_t)kvant_plan_blocks(part.total) + kvp_pages_of(part.step);
+    uint32_t n = kvp_pages_of(part.total) + kvp_pages_of(part.step);
 
-    if (part.total == 0)
+    if (n == 0)
         return pages_of_specs(shape, settings);
-    n += part.total / (part.first + part.newest) - 1;
+    n += part.total / (part.first + part.newest);
     n = n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
     return n > n_blocks ? n_blocks : n;
 }

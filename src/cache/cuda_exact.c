@@ -72,14 +72,15 @@ static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_se
     return KVANT_OK;
 }
 
-/* If there are more sequences than pages, codecs with a trellis search, chunks or feedback get a
- * page for each sequence. */
+/* An exact part has one page more than its rows fill, because they begin anywhere in a block. If
+ * there are more sequences than pages, codecs with a trellis search, chunks or feedback get a page
+ * for each sequence. */
 static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part,
                                      bool any_searches)
 {
     const uint32_t n = any_searches ? cache->params.max_sequences + 1 : 0,
                    step = blocks_of(part->step),
-                   all = part->step ? (uint32_t)kvant_plan_blocks(part->total) + step : 0,
+                   all = part->step ? blocks_of(part->total) + 1 + step : 0,
                    pages = all > n ? all : n;
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
                                 .n_pages = pages < cache->n_blocks ? pages : cache->n_blocks,

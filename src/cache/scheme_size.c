@@ -12,14 +12,11 @@
 #define HEAD_DIM_STEP 8u
 
 /* The exact part of a sequence: its first 64 tokens, and its newest 64 to 128. More newest tokens
- * hardly lower the error. In the shortest contexts, where the first and the newest tokens of all
- * sequences have EXACT_LEAST tokens, a page takes half a bit per number. There the newest token is
- * exact, and with it the rows of its block. A step has 64 to 512 tokens more, because prompts come
- * in batches of at most 512. */
+ * hardly lower the error. A step has 64 to 512 tokens more, because prompts come in batches of at
+ * most 512. */
 #define EXACT_FIRST 64u
 #define EXACT_LEAST (EXACT_FIRST + 64u)
 #define EXACT_OWN (EXACT_FIRST + 128u)
-#define EXACT_SHORT (EXACT_FIRST + 1u)
 #define LEAST_STEP 64u
 #define MOST_STEP 512u
 
@@ -102,10 +99,7 @@ kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
     const uint64_t step = max_tokens / 8 / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
     if (info.preset || info.settings) {
         const uint64_t share = max_tokens / 16, most = share > EXACT_LEAST ? share : EXACT_LEAST;
-        const uint64_t own = most == EXACT_LEAST ? EXACT_SHORT
-                             : most < EXACT_OWN  ? most
-                                                 : EXACT_OWN,
-                       all = n_sequences * own;
+        const uint64_t own = most < EXACT_OWN ? most : EXACT_OWN, all = n_sequences * own;
         const uint64_t some = all < most ? all : most, total = some < INT32_MAX ? some : INT32_MAX;
         full = (kvant_exact_part){ sizeof full, EXACT_FIRST, (uint32_t)own - EXACT_FIRST,
                                    (uint32_t)total,

@@ -61,6 +61,12 @@ static kvant_status check_params(const kvant_tensor_params *p)
     return KVANT_OK;
 }
 
+/* How many blocks the newest rows of a sequence and the row that is being written can lie in. */
+static size_t window_blocks(uint32_t newest_rows)
+{
+    return ((size_t)newest_rows + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
+}
+
 static size_t blocks_of(size_t n_rows)
 {
     return n_rows / KVANT_PAGE_TOKENS + (n_rows % KVANT_PAGE_TOKENS != 0);
@@ -100,7 +106,7 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
     *pool = 0;
     if (info->block_tokens <= 1 && !info->recent_tokens)
         return true;
-    if (!kvant_mul_size(p->n_sequences, kvant_plan_blocks(info->recent_tokens), pool) ||
+    if (!kvant_mul_size(p->n_sequences, window_blocks(info->recent_tokens), pool) ||
         *pool > INT32_MAX / 2 - SPARE_BLOCKS)
         return false;
     *pool += SPARE_BLOCKS;
@@ -118,13 +124,14 @@ static size_t exact_rows(const kvant_tensor_params *p, const kvant_exact_part *e
     return p->steps && some > exact->total ? (size_t)some : exact->total;
 }
 
-/* Sizes one pool for the exact part of all sequences. It also has pages for the rows of a step,
- * unless these are shared. The windows and sinks that a codec asks for are added per sequence. */
+/* Sizes one pool for the exact part of all sequences. It has one block more than the rows fill,
+ * because they begin anywhere in a block, and pages for the rows of a step, unless these are
+ * shared. The windows and sinks that a codec asks for are added per sequence. */
 static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact,
                                     sizes *s)
 {
     const kvant_codec_info *info = &p->codecs[0]->info;
-    size_t pool = kvant_plan_blocks(exact_rows(p, exact)), windows, sinks = 0;
+    size_t pool = blocks_of(exact_rows(p, exact)) + 1, windows, sinks = 0;
     if (!windows_pool(p, info, &windows))
         return too_large();
     if (exact->first && info->sink_tokens > exact->first &&

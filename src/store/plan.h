@@ -25,12 +25,6 @@
 
 #define KVANT_PLAN_NO_PAGE (-1)
 
-/* The most blocks that n consecutive tokens lie in, which begin anywhere in a block; at least 1. */
-static inline size_t kvant_plan_blocks(size_t n_tokens)
-{
-    return (n_tokens + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
-}
-
 /* A GPU encodes 8 blocks in hardly more time than one. With more, the step that seals them takes
  * longer than other steps. */
 #define KVANT_PLAN_RUN 8u

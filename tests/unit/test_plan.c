@@ -524,19 +524,9 @@ static void replays_are_equal(void **unused)
     }
 }
 
-static void tokens_begin_anywhere_in_a_block(void **state)
-{
-    static const size_t blocks[][2] = { { 0, 1 },  { 1, 1 },   { 2, 2 },   { 65, 2 },
-                                        { 66, 3 }, { 128, 3 }, { 192, 4 }, { 193, 4 } };
-    (void)state;
-    for (size_t i = 0; i < COUNT(blocks); i++)
-        assert_int_equal(kvant_plan_blocks(blocks[i][0]), blocks[i][1]);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_begin_anywhere_in_a_block),
         cmocka_unit_test(ends_and_steps_are_exact_where_there_is_room),
         cmocka_unit_test(old_blocks_are_sealed_in_runs),
         cmocka_unit_test(idle_sequences_give_way),

@@ -183,9 +183,9 @@ static void exact_part(void **state)
     static const struct {
         uint64_t max_tokens;
         uint32_t n_sequences, newest, total, step;
-    } cases[] = { { 0, 1, 1, 65, 64 },
-                  { 64, 9, 1, 128, 64 },
-                  { 2048, 1, 1, 65, 256 },
+    } cases[] = { { 0, 1, 64, 128, 64 },
+                  { 64, 9, 64, 128, 64 },
+                  { 2048, 1, 64, 128, 256 },
                   { 2049 + 15, 1, 65, 129, 256 },
                   { 3071, 1, 127, 191, 320 },
                   { 3072, 1, 128, 192, 384 },
