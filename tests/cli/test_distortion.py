@@ -143,7 +143,7 @@ class Cells(unittest.TestCase):
 
     def test_what_no_paper_prints_has_no_source(self):
         of_papers = [cell for cell in self.cells if cell["source"]]
-        self.assertEqual((len(of_papers), len(self.cells)), (264, 301))
+        self.assertEqual((len(of_papers), len(self.cells)), (264, 295))
         for cell in self.cells:
             if cell["table"] in ("derived", "trellis"):
                 self.assertIsNone(cell["source"], cell)

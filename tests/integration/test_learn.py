@@ -125,17 +125,18 @@ class Learning(Probe):
             self.assertIn(f"kvant: {model.with_suffix('.kvcal')} is not used: {why}", said)
             self.assertIn(LEARNS, said)
 
-    def test_matrices_of_first_rows_are_the_same_on_a_gpu(self):
-        """The first layer's keys and queries are the same on both devices, and so are centres,
-        matrix and codes. A GPU's rows were fp16 before, which moves a number by up to 2^-12 of
-        itself. That is about 0.2 % of a step of 4 bits. So in a third of the rows, one of 192
-        numbers gets another code. The remaining numbers differ only by the order of sums. The last
-        token needs a page, for which the first 512 rows are sealed.
+    def test_first_rows_are_near_on_a_gpu(self):
+        """The first layer's keys and queries are the same on both devices. A GPU's rows were fp16
+        before, which moves a number by up to 2^-12 of itself, and sums have another order. So an
+        element of W between two of its 4-bit values may become the other one. Then all codes of a
+        head are chosen anew. Two codes of a number differ by the errors of both: at 4 bits each is
+        0.072 of a row, so together they are 0.10. The last token needs a page, for which the first
+        512 rows are sealed.
         """
         cpu, gpu = (self.first_keys(577, 1024, on_gpu, alone=1)[:512] for on_gpu in (False, True))
         differences = sorted(difference(*rows) for rows in zip(gpu, cpu))
         self.assertLess(differences[-1], 0.3)
-        self.assertLess(differences[256], 1e-3)
+        self.assertLess(differences[256], 0.1)
         self.assertGreater(differences[0], 0)
 
     def test_keys_that_nothing_is_learnt_from_are_kept(self):
