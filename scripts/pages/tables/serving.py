@@ -40,8 +40,8 @@ def serving_first_token(results):
 
 
 def serving_http(results):
-    """`vllm bench serve` against `vllm serve`: tokens per second of all requests and the wait for a
-    first token, as times of bfloat16 in the same run; above 1 is faster."""
+    """`vllm bench serve` against `vllm serve`, as times of bfloat16; above 1 is faster. Tokens per
+    second of all requests, and the wait for a first token."""
     shapes = ((1, 8192), (16, 8192), (64, 8192), (64, 1024))
     rows = []
     for at_once, input in shapes:
