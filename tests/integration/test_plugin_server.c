@@ -37,7 +37,7 @@ static int n_lives(void)
 
 /* Quality of the answers */
 
-/* Scored tokens of a slot. A slot alone has more, because few samples say nothing of their error. */
+/* Scored tokens of a slot. A slot alone has more: few samples say nothing of their own error. */
 static int n_scored(int n_slots)
 {
     return SAMPLE * (n_slots > 1 ? 2 : SAMPLES_ALONE);
