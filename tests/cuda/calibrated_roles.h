@@ -108,6 +108,19 @@ static inline kvant_cuda_pages gpu_pages(const role_cache *c, bool open)
     return (kvant_cuda_pages){ open ? c->gpu_open_pool : c->gpu_pool, HEADS * bytes, bytes };
 }
 
+/* Rows on the device, one behind another, with the calibration's numbers. */
+static inline kvant_cuda_rows gpu_rows_of(const role_cache *c, const void *rows, bool open)
+{
+    return (kvant_cuda_rows){ .codec = open ? c->gpu_open : c->gpu,
+                              .pages = gpu_pages(c, open),
+                              .rows = rows,
+                              .token_stride = HEADS * c->d,
+                              .head_stride = c->d,
+                              .center = c->center,
+                              .scale = c->scale,
+                              .key_transform = c->key_transform };
+}
+
 /* Rows that are distributed like the calibration's rows: channels of unequal size around a centre
  * that is not 0. */
 static inline float *make_rows(uint32_t d)
@@ -129,15 +142,7 @@ static inline void append_some(const role_cache *c, const float *rows, const int
                                            .n_kv_heads = HEADS,
                                            .slots = gpu_slots,
                                            .refused = gpu_refused };
-    *(c->role == KVANT_ROLE_K ? &args.k : &args.v) =
-        (kvant_cuda_rows){ .codec = open ? c->gpu_open : c->gpu,
-                           .pages = gpu_pages(c, open),
-                           .rows = gpu_rows,
-                           .token_stride = HEADS * c->d,
-                           .head_stride = c->d,
-                           .center = c->center,
-                           .scale = c->scale,
-                           .key_transform = c->key_transform };
+    *(c->role == KVANT_ROLE_K ? &args.k : &args.v) = gpu_rows_of(c, gpu_rows, open);
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), want);
     device_read(&refused, gpu_refused, sizeof refused);
     assert_int_equal(refused, want_refused);

@@ -158,6 +158,15 @@ kvant_cuda_pages cache_pages(const test_cache *cache, kvant_role role)
                                      cache->v_info.page_bytes };
 }
 
+kvant_cuda_rows cache_rows(const test_cache *cache, kvant_role role, const void *rows)
+{
+    return (kvant_cuda_rows){ .codec = role == KVANT_ROLE_K ? cache->gpu_k : cache->gpu_v,
+                              .pages = cache_pages(cache, role),
+                              .rows = rows,
+                              .token_stride = (size_t)cache->n_kv_heads * cache->head_dim,
+                              .head_stride = cache->head_dim };
+}
+
 void open_pool_new(test_open_pool *open, const test_cache *cache)
 {
     *open = (test_open_pool){ .n_kv_heads = cache->n_kv_heads,

@@ -67,6 +67,9 @@ void cache_close(test_cache *cache);
 void *cache_page(const test_cache *cache, kvant_role role, uint32_t block, uint32_t kv_head);
 kvant_cuda_pages cache_pages(const test_cache *cache, kvant_role role);
 
+/* Rows on the device for the pages of a role, one behind another, without centre and scale. */
+kvant_cuda_rows cache_rows(const test_cache *cache, kvant_role role, const void *rows);
+
 /* A pool of exact blocks with as many blocks as a cache; all bytes are ones. The K pages of all kv
  * heads come first, then the V pages. */
 typedef struct test_open_pool {

@@ -174,22 +174,12 @@ static void run_append(const append_case *c)
                                     .n_kv_heads = heads,
                                     .slots = gpu_slots,
                                     .refused = gpu_refused };
-    args.k = (kvant_cuda_rows){ cache.gpu_k,
-                                cache_pages(&cache, KVANT_ROLE_K),
-                                gpu_rows[0],
-                                heads * d,
-                                d,
-                                c->center ? gpu_center : NULL,
-                                c->center ? gpu_scale : NULL,
-                                NULL };
-    args.v = (kvant_cuda_rows){ cache.gpu_v,
-                                cache_pages(&cache, KVANT_ROLE_V),
-                                gpu_rows[1],
-                                heads * d,
-                                d,
-                                c->center ? gpu_center : NULL,
-                                c->center ? gpu_scale : NULL,
-                                NULL };
+    args.k = cache_rows(&cache, KVANT_ROLE_K, gpu_rows[0]);
+    args.v = cache_rows(&cache, KVANT_ROLE_V, gpu_rows[1]);
+    if (c->center) {
+        args.k.center = args.v.center = gpu_center;
+        args.k.scale = args.v.scale = gpu_scale;
+    }
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
     check_cuda(cudaDeviceSynchronize());
     device_read(&refused, gpu_refused, sizeof refused);
@@ -288,24 +278,15 @@ static void test_many_rows(void **unused)
 static void append_roles(const test_cache *cache, void *const rows[2], const void *slots,
                          uint32_t n_tokens, bool keys, bool values)
 {
-    const uint32_t d = cache->head_dim;
     kvant_cuda_append_args args = { .size = sizeof args,
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = n_tokens,
                                     .n_kv_heads = HEADS,
                                     .slots = slots };
     if (keys)
-        args.k = (kvant_cuda_rows){ .codec = cache->gpu_k,
-                                    .pages = cache_pages(cache, KVANT_ROLE_K),
-                                    .rows = rows[0],
-                                    .token_stride = HEADS * d,
-                                    .head_stride = d };
+        args.k = cache_rows(cache, KVANT_ROLE_K, rows[0]);
     if (values)
-        args.v = (kvant_cuda_rows){ .codec = cache->gpu_v,
-                                    .pages = cache_pages(cache, KVANT_ROLE_V),
-                                    .rows = rows[1],
-                                    .token_stride = HEADS * d,
-                                    .head_stride = d };
+        args.v = cache_rows(cache, KVANT_ROLE_V, rows[1]);
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
 }
 
@@ -464,9 +445,7 @@ static void test_keeps_neighbours(void **unused)
                                         .n_tokens = 2,
                                         .n_kv_heads = 1,
                                         .slots = gpu_slots };
-        args.v = (kvant_cuda_rows){
-            cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL, NULL, NULL
-        };
+        args.v = cache_rows(&cache, KVANT_ROLE_V, gpu_rows);
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false, 0 });
         cudaFree(gpu_rows);
@@ -505,9 +484,7 @@ static void test_refused_rows(void **unused)
                                             .n_kv_heads = 1,
                                             .slots = gpu_slots,
                                             .refused = gpu_refused };
-            args.k = (kvant_cuda_rows){
-                cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL, NULL, NULL
-            };
+            args.k = cache_rows(&cache, KVANT_ROLE_K, gpu_rows);
             assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
             device_read(&refused, gpu_refused, sizeof refused);
             assert_int_equal(refused, status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE

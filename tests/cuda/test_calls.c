@@ -30,16 +30,8 @@ static void test_captured(void **unused)
                                                  .n_tokens = 1,
                                                  .n_kv_heads = KV,
                                                  .slots = gpu_slot };
-        append.k = (kvant_cuda_rows){ .codec = f.cache.gpu_k,
-                                      .pages = cache_pages(&f.cache, KVANT_ROLE_K),
-                                      .rows = gpu_rows[0],
-                                      .token_stride = KV * D,
-                                      .head_stride = D };
-        append.v = (kvant_cuda_rows){ .codec = f.cache.gpu_v,
-                                      .pages = cache_pages(&f.cache, KVANT_ROLE_V),
-                                      .rows = gpu_rows[1],
-                                      .token_stride = KV * D,
-                                      .head_stride = D };
+        append.k = cache_rows(&f.cache, KVANT_ROLE_K, gpu_rows[0]);
+        append.v = cache_rows(&f.cache, KVANT_ROLE_V, gpu_rows[1]);
         const kvant_cuda_kernel_attention_args args = attention_args(&f);
         cudaStream_t stream;
         cudaGraph_t graph;
