@@ -250,26 +250,26 @@ static bool wait_for(kvp_unpacking *u, const uint32_t *n, uint32_t run)
     return !failed;
 }
 
+/* Returns the memory that a run is read to. */
+static uint8_t *memory_of(const kvp_unpacking *u, uint32_t i)
+{
+    return u->early ? u->slots + i % KVP_PACK_SLOTS * u->slot_bytes
+                    : u->plain.bytes + u->plain.runs[i].at;
+}
+
 /* Returns the bytes of the run that begins at this place of the source. */
 static const uint8_t *run_at(const kvp_unpacking *u, uint32_t i, uint64_t place)
 {
-    if (!u->early)
-        return u->plain.bytes + u->plain.runs[i].at;
-    return u->source.from != NULL ? u->source.from + place
-                                  : u->slots + i % KVP_PACK_SLOTS * u->slot_bytes;
+    return u->early && u->source.from != NULL ? u->source.from + place : memory_of(u, i);
 }
 
 static bool read_run(kvp_unpacking *u, uint32_t i, uint64_t place)
 {
-    uint8_t *to = u->plain.bytes + u->plain.runs[i].at;
-
     if (u->early && u->source.from != NULL)
         return true;
     if (u->early && i >= KVP_PACK_SLOTS && !wait_for(u, &u->n_free, i - KVP_PACK_SLOTS))
         return false;
-    if (u->early)
-        to = u->slots + i % KVP_PACK_SLOTS * u->slot_bytes;
-    return get(&u->source, place, to, (size_t)u->plain.runs[i].kept, NULL);
+    return get(&u->source, place, memory_of(u, i), (size_t)u->plain.runs[i].kept, NULL);
 }
 
 static void *read_runs(void *of)
