@@ -115,7 +115,7 @@ static void store(float offset)
     assert_int_equal(__real_kvant_tensor_write(f.kv.tensor, slots, CELLS, rows, HEAD, 1), KVANT_OK);
 }
 
-static void read(size_t cell, float row[HEAD])
+static void read_row(size_t cell, float row[HEAD])
 {
     const int64_t slot = kvp_kv_slot(&f.kv, (int64_t)cell);
 
@@ -174,15 +174,15 @@ static void other_rows_stay(void **state)
 
     (void)state;
     store(5.0f);
-    read(0, before);
-    read(FIRST, own);
+    read_row(0, before);
+    read_row(FIRST, own);
     refuses = false;
     save_and_restore();
     assert_int_equal(f.kv.invalid.n, 0);
-    read(0, row);
+    read_row(0, row);
     for (size_t i = 0; i < HEAD; i++)
         assert_float_equal(row[i], before[i], 2.0f); /* 16 levels of a range of 16: two steps */
-    read(FIRST, row);
+    read_row(FIRST, row);
     for (size_t i = 0; i < HEAD; i++)
         assert_true(row[i] < own[i] - 1.0f); /* 5 less, and two steps */
 }
