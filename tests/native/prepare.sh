@@ -37,10 +37,8 @@ if [ -n "$python" ]; then
         "$wheel"
 fi
 
-# These tests need the linker's --wrap, a mock of a GPU, libgomp, a shared library beside them, or
-# llama.cpp's headers.
-without="allocation_failure cache_allocation index_allocation learning_bytes cuda_loader"
-without="$without cuda_struct_sizes host_threads openmp unload eval_texts llama_params"
+# These tests need a mock of a GPU, libgomp, a shared library beside them, or llama.cpp's headers.
+without="cuda_loader cuda_struct_sizes openmp unload eval_texts llama_params"
 plugin=$root/integrations/llama.cpp
 os=posix ending='' more_words=-D_GNU_SOURCE
 case $cmake_system in
@@ -86,6 +84,8 @@ unit_tests() { # this one of two
     status=0 i=0
     for file in "$root"/tests/unit/test_*.c; do
         test=$(basename "$file" .c)
+        # These call functions that the linker's option --wrap makes. Not all linkers have it.
+        grep -q '__real_\|"refused.h"' "$file" && continue
         case " $without " in *" ${test#test_} "*) continue ;; esac
         i=$((i + 1))
         [ $((i % 2)) = "$1" ] || continue
