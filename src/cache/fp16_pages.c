@@ -413,8 +413,3 @@ bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t transform_i
     return kvant_open_acquire(tensor, block, 0, n_threads) >= 0 &&
            kvant_open_fill(tensor, block, transform_id, n_threads);
 }
-
-void kvant_open_mark_dirty(kvant_tensor *tensor, uint32_t block, uint64_t slots)
-{
-    tensor->open_pages[tensor->blocks[block].open_page].dirty |= slots;
-}

@@ -199,6 +199,7 @@ void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots)
         return;
     kvant_open_page *open = &tensor->open_pages[b->open_page];
     open->dirty = kvant_tensor_codec_info(tensor)->block_tokens > 1 ? kept : open->dirty & kept;
+    open->counted &= kept;
 }
 
 void kvant_block_adopt(kvant_tensor *tensor, uint32_t block, uint32_t sequence)

@@ -75,7 +75,7 @@ static int32_t position_of(const kvant_tensor *tensor, uint32_t block, uint64_t 
 
 static void enter(kvant_tensor *tensor, uint32_t block, int32_t page)
 {
-    tensor->open_pages[page] = (kvant_open_page){ block, 0 };
+    tensor->open_pages[page] = (kvant_open_page){ .block = block };
     tensor->blocks[block].open_page = page;
     tensor->blocks[block].state =
         kvant_is_sink(tensor, block) ? KVANT_BLOCK_SINK : KVANT_BLOCK_OPEN;
@@ -107,15 +107,51 @@ void kvant_open_leave(kvant_tensor *tensor, uint32_t block, bool emptied)
 
 /* Steps */
 
+/* How many counted rows the open blocks behind a block of the same sequence hold. */
+static uint64_t count_behind(const kvant_tensor *tensor, const kvant_block *block)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < tensor->n_open_pages; i++) {
+        const kvant_open_page *page = &tensor->open_pages[i];
+        const kvant_block *other = page->block < 0 ? block : &tensor->blocks[page->block];
+        if (other->sequence == block->sequence && other->index > block->index)
+            n += kvant_count_slots(page->counted);
+    }
+    return n;
+}
+
+/* The slots of a block whose rows the clock has counted. A write replaces the newest rows of a
+ * sequence after drafts were rejected, and these rows count once. If more rows came since the block
+ * was written than later blocks hold, another text has begun in its slots, and all rows count. */
+static uint64_t counted(const kvant_tensor *tensor, const kvant_block *block)
+{
+    if (block->open_page < 0)
+        return 0;
+    const kvant_open_page *page = &tensor->open_pages[block->open_page];
+    const uint64_t clock = tensor->clocks[block->sequence];
+    return clock <= page->clock + count_behind(tensor, block) ? page->counted : 0;
+}
+
 void kvant_open_count(kvant_tensor *tensor, kvant_run *run)
 {
     const kvant_block *block = &tensor->blocks[run->block];
-    const uint64_t pending = block->open_page < 0 ? 0 : tensor->open_pages[block->open_page].dirty;
     const bool moves = tensor->shifts && tensor->shifts->encodes;
-    if (!moves)
-        tensor->clocks[block->sequence] +=
-            block->open_page < 0 ? run->n : kvant_count_slots(run->mask & ~pending);
+    if (!moves) {
+        const uint64_t before = counted(tensor, block);
+        tensor->clocks[block->sequence] += kvant_count_slots(run->mask & ~before);
+        if (block->open_page >= 0)
+            tensor->open_pages[block->open_page].counted = before;
+    }
+    run->clock = tensor->clocks[block->sequence];
     run->position = moves ? -1 : position_of(tensor, run->block, 0);
+}
+
+void kvant_open_mark_dirty(kvant_tensor *tensor, const kvant_run *run)
+{
+    kvant_open_page *page = &tensor->open_pages[tensor->blocks[run->block].open_page];
+    page->dirty |= run->mask;
+    page->counted |= run->mask;
+    page->clock = run->clock;
 }
 
 /* The blocks of a sequence that its queries see, as far as the plan needs them: open blocks, and

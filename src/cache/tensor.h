@@ -48,6 +48,9 @@ typedef struct kvant_open_page {
     int64_t block; /* -1: free */
     /* A bit per slot: the row is newer than its code in the sealed page. */
     uint64_t dirty;
+    /* A bit per slot: the clock of the block's sequence has counted the row. `clock` is its value
+     * after the last write to the block. */
+    uint64_t counted, clock;
 } kvant_open_page;
 
 typedef struct kvant_centers kvant_centers;
@@ -91,6 +94,7 @@ typedef struct kvant_run {
     size_t first, n; /* rows */
     uint32_t block;
     uint64_t mask;    /* the slots that it writes, a bit each */
+    uint64_t clock;   /* of its sequence, after the run */
     int32_t position; /* of its last row, as the plan counts (steps.c) */
 } kvant_run;
 
@@ -356,8 +360,8 @@ bool kvant_open_fill(kvant_tensor *tensor, uint32_t block, uint32_t transform_id
  * a row would leave fp16's range. */
 bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t transform_id);
 
-/* Records a write to slots (a bit each) of an open block. */
-void kvant_open_mark_dirty(kvant_tensor *tensor, uint32_t block, uint64_t slots);
+/* Records that a run was written to an open block. */
+void kvant_open_mark_dirty(kvant_tensor *tensor, const kvant_run *run);
 
 /* Seals rows older than their sequence's window, for one tensor or for the keys and values of a
  * layer. With an exact part the window is counted in rows; otherwise complete blocks are sealed.

@@ -112,7 +112,7 @@ static void mark(const kvant_write_job *job, const kvant_run *r)
     tensor->any_written = true;
     block->written |= r->mask;
     if (block->open_page >= 0) {
-        kvant_open_mark_dirty(tensor, r->block, r->mask);
+        kvant_open_mark_dirty(tensor, r);
     } else {
         block->resident = true;
         block->state = KVANT_BLOCK_SEALED;

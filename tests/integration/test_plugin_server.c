@@ -217,14 +217,15 @@ static void removals(twins *t)
     }
 }
 
-/* Keys that move may be encoded once more: on a GPU those of a block that do not all move by the
- * same distance, on a CPU those beyond the shifts that a tensor keeps. Most blocks of this test
- * contain the end of a message. The test allows twice the divergence, as test_plugin_shift.c does.
- */
+/* Rows that were sealed when messages after them are removed stay sealed, so fewer of the first and
+ * newest tokens are exact than in a plain run. On a GPU, keys of a block that do not all move by
+ * the same distance are also encoded once more, and most blocks of this test contain the end of a
+ * message. The test allows twice the divergence there, as test_plugin_shift.c does. */
 static void messages_are_removed(void **state)
 {
     (void)state;
-    check("removed messages", removals, &(harness_options){ .spec = "", .n_ctx = 1024 }, 2);
+    check("removed messages", removals, &(harness_options){ .spec = "", .n_ctx = 1024 },
+          harness_on_gpu() ? 2 : 1.3);
 }
 
 /* 4 drafted tokens a step, of which 0 to 4 stay, and the token that the target adds. */

@@ -107,6 +107,28 @@ static void rejected_rows_make_no_row_older(void **state)
     drop(&f);
 }
 
+/* A text that is written to the slots of an earlier text has the same window as the first text,
+ * although some of the earlier rows are still exact. Each text is longer than its exact part. Blocks
+ * beyond the text hold earlier rows. */
+static void a_text_in_used_slots_has_the_same_window(void **state)
+{
+    static const uint32_t lengths[] = { 600, 374, 300, 900, 450 }, most[] = { 1, 9, 64, 512 };
+    (void)state;
+    for (uint64_t seed = 1; seed < 9; seed++) {
+        uint64_t rng = seed;
+        fixture f = make_exact("int-4", 1, 20, &usual);
+        for (size_t text = 0; text < COUNT(lengths); text++)
+            for (uint32_t n = 0, step; n < lengths[text]; n += step) {
+                step = 1 + (uint32_t)(test_random(&rng) % most[seed % COUNT(most)]);
+                step = step < lengths[text] - n ? step : lengths[text] - n;
+                write_range(&f, n, step, step, 1, &rng);
+                for (uint32_t block = 1; 64 * block + 64 <= n + step; block++)
+                    assert_int_equal(is_open(&f, block), 64 * block + 63 + 128 >= n);
+            }
+        drop(&f);
+    }
+}
+
 /* A row reads as it was written, or as the codec decodes it. When a sealed block becomes exact
  * again, its rows are rounded to fp16, by half a unit of 2^-10. */
 static void check_rows(const fixture *f, uint32_t first, uint32_t n)
@@ -409,6 +431,7 @@ int main(void)
         cmocka_unit_test(first_and_newest_rows_are_exact),
         cmocka_unit_test(steps_and_threads_do_not_change_bytes),
         cmocka_unit_test(rejected_rows_make_no_row_older),
+        cmocka_unit_test(a_text_in_used_slots_has_the_same_window),
         cmocka_unit_test(the_bound_of_all_sequences_holds),
         cmocka_unit_test(sizes),
         cmocka_unit_test(without_first_tokens_there_are_no_sinks),
