@@ -307,16 +307,10 @@ KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint3
 
 /* n is at most CHUNK_ROWS. */
 static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x,
-                     size_t x_stride, uint32_t n, bool more, int32_t *dots, size_t dots_stride)
-{
-    switch (n) {
-    case 1: multiply_rows(tile, columns, n_pairs, x, x_stride, 1, more, dots, dots_stride); return;
-    case 2: multiply_rows(tile, columns, n_pairs, x, x_stride, 2, more, dots, dots_stride); return;
-    case 3: multiply_rows(tile, columns, n_pairs, x, x_stride, 3, more, dots, dots_stride); return;
-    case 4: multiply_rows(tile, columns, n_pairs, x, x_stride, 4, more, dots, dots_stride); return;
-    case 5: multiply_rows(tile, columns, n_pairs, x, x_stride, 5, more, dots, dots_stride); return;
-    default: multiply_rows(tile, columns, n_pairs, x, x_stride, 6, more, dots, dots_stride); return;
-    }
+                     size_t x_stride, uint32_t n, bool more, int32_t *dots, size_t dots_stride){
+#define MULTIPLY(rows)                                                                             \
+    multiply_rows(tile, columns, n_pairs, x, x_stride, rows, more, dots, dots_stride)
+    KVANT_CALL_CONSTANT(n, 6, MULTIPLY)
 }
 
 KVANT_INLINE uint32_t at_most(uint32_t n, uint32_t most)

@@ -71,24 +71,13 @@ KVANT_INLINE void dot_bits(const dot_job *job, uint32_t bits, uint32_t n)
     uint32_t first = 0;
     for (; first + DOT_ROWS <= n; first += DOT_ROWS)
         dot_rows(job, bits, first, DOT_ROWS);
-    switch (n - first) {
-    case 3: dot_rows(job, bits, first, 3); return;
-    case 2: dot_rows(job, bits, first, 2); return;
-    case 1: dot_rows(job, bits, first, 1); return;
-    }
+#define LAST_DOT_ROWS(rows) dot_rows(job, bits, first, rows)
+    KVANT_CALL_CONSTANT(n - first, 3, LAST_DOT_ROWS)
 }
 
 static KVANT_CODE_DOTS_FN(NAME(code_dots))
 {
     dot_job job = { layout, page, values, factors, dots, dots_stride };
-    switch (layout->bits) {
-    case 1: dot_bits(&job, 1, n); return;
-    case 2: dot_bits(&job, 2, n); return;
-    case 3: dot_bits(&job, 3, n); return;
-    case 4: dot_bits(&job, 4, n); return;
-    case 5: dot_bits(&job, 5, n); return;
-    case 6: dot_bits(&job, 6, n); return;
-    case 7: dot_bits(&job, 7, n); return;
-    default: dot_bits(&job, 8, n); return;
-    }
+#define DOTS_OF_BITS(bits) dot_bits(&job, bits, n)
+    KVANT_CALL_CONSTANT(layout->bits, 8, DOTS_OF_BITS)
 }

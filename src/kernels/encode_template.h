@@ -121,11 +121,8 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     for (; n_y >= COMBINED;
          n_y -= COMBINED, weights += (size_t)COMBINED * k, y += (size_t)COMBINED * n)
         combine_some(COMBINED, rows, weights, k, n, y);
-    switch (n_y) {
-    case 3: combine_some(3, rows, weights, k, n, y); break;
-    case 2: combine_some(2, rows, weights, k, n, y); break;
-    case 1: combine_some(1, rows, weights, k, n, y); break;
-    }
+#define COMBINE_LAST(last) combine_some(last, rows, weights, k, n, y)
+    KVANT_CALL_CONSTANT(n_y, 3, COMBINE_LAST)
 }
 
 /* (a, b) -> (a + b, a - b) within a vector. a - b is a + -b, and additions commute, so the bits are

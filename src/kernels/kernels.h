@@ -16,6 +16,7 @@
 #include "../page/chunks.h"
 #include "../page/layout.h"
 #include "chunk_values.h"
+#include "constants.h"
 #include "directions.h"
 #include "feedback.h"
 #include "fixed_point.h"

@@ -58,13 +58,8 @@ static KVANT_MATMUL_FN(NAME(matmul))
         matmul_rows(MATMUL_ROWS, a + i * lda, lda, b, ldb, c + i * ldc, ldc, k, n);
     a += i * lda;
     c += i * ldc;
-    switch (m - i) {
-    case 5: matmul_rows(5, a, lda, b, ldb, c, ldc, k, n); return;
-    case 4: matmul_rows(4, a, lda, b, ldb, c, ldc, k, n); return;
-    case 3: matmul_rows(3, a, lda, b, ldb, c, ldc, k, n); return;
-    case 2: matmul_rows(2, a, lda, b, ldb, c, ldc, k, n); return;
-    case 1: matmul_rows(1, a, lda, b, ldb, c, ldc, k, n); return;
-    }
+#define LAST_ROWS(rows) matmul_rows(rows, a, lda, b, ldb, c, ldc, k, n)
+    KVANT_CALL_CONSTANT(m - i, 5, LAST_ROWS)
 }
 
 /* e^x = 2^n 2^r with |r| <= 1/2. A fused operation subtracts n, so only the rounding of log2 e

@@ -156,13 +156,8 @@ static void tile_piece(const pair_tile *tile, tile_range range, const int16_t *x
     uint32_t first = 0;
     for (; first + TILE_ROWS <= n; first += TILE_ROWS)
         tile_rows(tile, range, x, x_stride, first, TILE_ROWS, to);
-    switch (n - first) {
-    case 5: tile_rows(tile, range, x, x_stride, first, 5, to); return;
-    case 4: tile_rows(tile, range, x, x_stride, first, 4, to); return;
-    case 3: tile_rows(tile, range, x, x_stride, first, 3, to); return;
-    case 2: tile_rows(tile, range, x, x_stride, first, 2, to); return;
-    case 1: tile_rows(tile, range, x, x_stride, first, 1, to); return;
-    }
+#define LAST_TILE_ROWS(rows) tile_rows(tile, range, x, x_stride, first, rows, to)
+    KVANT_CALL_CONSTANT(n - first, 5, LAST_TILE_ROWS)
 }
 
 /* Makes the tile of a piece, whose first column tile is `piece`. */
@@ -172,17 +167,7 @@ static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_ta
 #define MAKE_TILE(bits)                                                                            \
     for (uint32_t i = range.first; i < range.end; i++)                                             \
     make_pairs(planes, bits, piece + i, tables, tile->at + 32 * (i / 4) + i % 4)
-    switch (bits) {
-    case 1: MAKE_TILE(1); return;
-    case 2: MAKE_TILE(2); return;
-    case 3: MAKE_TILE(3); return;
-    case 4: MAKE_TILE(4); return;
-    case 5: MAKE_TILE(5); return;
-    case 6: MAKE_TILE(6); return;
-    case 7: MAKE_TILE(7); return;
-    default: MAKE_TILE(8); return;
-    }
-#undef MAKE_TILE
+    KVANT_CALL_CONSTANT(bits, 8, MAKE_TILE)
 }
 
 /* Computes the sums of one row group. The sums of a group of fewer than 4 tiles lie in another

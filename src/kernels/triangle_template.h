@@ -75,11 +75,8 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_
             z[j * width + r] = r < n_x ? x[(size_t)r * n + j] : 0;
     for (; i + TOGETHER <= n; i += TOGETHER)
         lower_rows(vectors, TOGETHER, triangle, n, i, memory);
-    switch (n - i) {
-    case 3: lower_rows(vectors, 3, triangle, n, i, memory); break;
-    case 2: lower_rows(vectors, 2, triangle, n, i, memory); break;
-    case 1: lower_rows(vectors, 1, triangle, n, i, memory); break;
-    }
+#define LAST_LOWER_ROWS(rows) lower_rows(vectors, rows, triangle, n, i, memory)
+    KVANT_CALL_CONSTANT(n - i, 3, LAST_LOWER_ROWS)
     for (uint32_t r = 0; r < n_x; r++)
         for (uint32_t j = 0; j < n; j++)
             x[(size_t)r * n + j] = z[j * width + r];
@@ -172,11 +169,8 @@ static KVANT_TRIANGLE_FN(NAME(multiply_upper))
     NAME(half_to_float)(triangle, steps, 2 * n);
     for (; n_x >= COMBINED; n_x -= COMBINED, x += (size_t)COMBINED * n)
         upper_some(COMBINED, triangle, steps, n, x);
-    switch (n_x) {
-    case 3: upper_some(3, triangle, steps, n, x); break;
-    case 2: upper_some(2, triangle, steps, n, x); break;
-    case 1: upper_some(1, triangle, steps, n, x); break;
-    }
+#define LAST_UPPER(last) upper_some(last, triangle, steps, n, x)
+    KVANT_CALL_CONSTANT(n_x, 3, LAST_UPPER)
 }
 
 /* Updates some vectors of a column of sums; their number is a constant at every call. rows begins
@@ -202,11 +196,8 @@ static KVANT_ADD_OUTERS_FN(NAME(add_outers))
         uint32_t i = j / 16 * 16;
         for (; i + COMBINED * LANES <= stride; i += COMBINED * LANES, sums += COMBINED * LANES)
             outer_vectors(COMBINED, rows + j, rows + i, stride, n_rows, sums);
-        switch ((stride - i) / LANES) {
-        case 3: outer_vectors(3, rows + j, rows + i, stride, n_rows, sums); break;
-        case 2: outer_vectors(2, rows + j, rows + i, stride, n_rows, sums); break;
-        case 1: outer_vectors(1, rows + j, rows + i, stride, n_rows, sums); break;
-        }
+#define LAST_OUTERS(vectors) outer_vectors(vectors, rows + j, rows + i, stride, n_rows, sums)
+        KVANT_CALL_CONSTANT((stride - i) / LANES, 3, LAST_OUTERS)
         sums += stride - i;
     }
 }

@@ -3,16 +3,8 @@
 
 KVANT_INLINE void unpack_kind(const unpack_job *job, bool affine)
 {
-    switch (job->layout->bits) {
-    case 1: unpack_bits(job, 1, affine); return;
-    case 2: unpack_bits(job, 2, affine); return;
-    case 3: unpack_bits(job, 3, affine); return;
-    case 4: unpack_bits(job, 4, affine); return;
-    case 5: unpack_bits(job, 5, affine); return;
-    case 6: unpack_bits(job, 6, affine); return;
-    case 7: unpack_bits(job, 7, affine); return;
-    default: unpack_bits(job, 8, affine); return;
-    }
+#define UNPACK_BITS(bits) unpack_bits(job, bits, affine)
+    KVANT_CALL_CONSTANT(job->layout->bits, 8, UNPACK_BITS)
 }
 
 static KVANT_UNPACK_FN(NAME(unpack))

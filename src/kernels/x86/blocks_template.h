@@ -195,56 +195,34 @@ KVANT_INLINE void block_columns_tile(kvant_block_type type, const kvant_block_pa
     case KVANT_BLOCK_IQ4_NL: DO(KVANT_BLOCK_IQ4_NL); break;                                        \
     }
 
-#define SCORES_OF_ROWS(type)                                                                       \
-    switch (n - i) {                                                                               \
-    case 1:                                                                                        \
-        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
-                          1);                                                                      \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
-                          2);                                                                      \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
-                          3);                                                                      \
-        break;                                                                                     \
-    default:                                                                                       \
-        block_scores_rows(type, page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS,  \
-                          4);                                                                      \
-        break;                                                                                     \
-    }
+KVANT_INLINE void block_scores_some(const kvant_block_page *page, const float *q, size_t q_stride,
+                                    float *scores, uint32_t rows)
+{
+#define SCORES_OF_TYPE(type) block_scores_rows(type, page, q, q_stride, scores, rows)
+    EACH_BLOCK_TYPE(page->type, SCORES_OF_TYPE)
+}
 
 static KVANT_BLOCK_SCORES_FN(NAME(block_scores))
 {
+#define SCORES_OF_ROWS(rows)                                                                       \
+    block_scores_some(page, q + i * q_stride, q_stride, scores + i * KVANT_PAGE_TOKENS, rows)
     for (uint32_t i = 0; i < n; i += 4)
-        EACH_BLOCK_TYPE(page->type, SCORES_OF_ROWS)
+        KVANT_CALL_CONSTANT(n - i < 4 ? n - i : 4, 4, SCORES_OF_ROWS)
 }
 
-#define SUMS_OF_ROWS(type)                                                                         \
-    switch (n - i) {                                                                               \
-    case 1:                                                                                        \
-        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
-                        sums_stride, 1);                                                           \
-        break;                                                                                     \
-    case 2:                                                                                        \
-        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
-                        sums_stride, 2);                                                           \
-        break;                                                                                     \
-    case 3:                                                                                        \
-        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
-                        sums_stride, 3);                                                           \
-        break;                                                                                     \
-    default:                                                                                       \
-        block_sums_rows(type, page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride,             \
-                        sums_stride, 4);                                                           \
-        break;                                                                                     \
-    }
+KVANT_INLINE void block_sums_some(const kvant_block_page *page, const float *w, float *sums,
+                                  size_t stride, uint32_t rows)
+{
+#define SUMS_OF_TYPE(type) block_sums_rows(type, page, w, sums, stride, rows)
+    EACH_BLOCK_TYPE(page->type, SUMS_OF_TYPE)
+}
 
 static KVANT_BLOCK_SUMS_FN(NAME(block_sums))
 {
+#define SUMS_OF_ROWS(rows)                                                                         \
+    block_sums_some(page, w + i * KVANT_PAGE_TOKENS, sums + i * sums_stride, sums_stride, rows)
     for (uint32_t i = 0; i < n; i += 4)
-        EACH_BLOCK_TYPE(page->type, SUMS_OF_ROWS)
+        KVANT_CALL_CONSTANT(n - i < 4 ? n - i : 4, 4, SUMS_OF_ROWS)
 }
 
 #define ROWS_TILE(type) block_rows_tile(type, page, tile)
