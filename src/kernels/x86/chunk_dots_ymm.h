@@ -1,5 +1,5 @@
 /* chunk_dots_ymm.h - chunk_dots with 256-bit vectors: entries are loaded one by one, 64 bits each.
- * The including file defines everything else that chunk_dots_template.h asks for. */
+ * Included after code_dots_ymm.h. The including file defines everything else that chunk_dots_template.h asks for. */
 
 #define CHUNK_ROWS 6u
 #define CHUNK_VECTORS 2u
@@ -11,12 +11,9 @@ typedef struct length_table {
 
 KVANT_INLINE length_table load_lengths(const int16_t *lengths)
 {
-    __m128i a = _mm_loadu_si128((const __m128i *)lengths),
-            b = _mm_loadu_si128((const __m128i *)(lengths + 8));
-    __m128i bytes = _mm_set1_epi16(0xff);
-    __m128i low = _mm_packus_epi16(_mm_and_si128(a, bytes), _mm_and_si128(b, bytes));
-    __m128i high = _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
-    return (length_table){ _mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high) };
+    length_table table;
+    split_bytes(lengths, &table.low, &table.high);
+    return table;
 }
 
 KVANT_INLINE void vi_store_some(int32_t *p, vi v, uint32_t n)
@@ -31,19 +28,6 @@ KVANT_INLINE vi look_up_lengths(length_table table, vi v)
     vi low = _mm256_shuffle_epi8(table.low, _mm256_or_si256(v, _mm256_set1_epi16((short)0x8000)));
     return vi_or(low, _mm256_shuffle_epi8(table.high,
                                           vi_or(_mm256_slli_epi16(v, 8), _mm256_set1_epi16(0x80))));
-}
-
-KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
-{
-    const __m128i even = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
-    return _mm256_shuffle_epi8(
-        v, _mm256_broadcastsi128_si256(odd ? _mm_add_epi8(even, _mm_set1_epi8(2)) : even));
-}
-
-KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
-{
-    const vi first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    return _mm256_permutevar8x32_epi32(v, _mm256_add_epi32(first, vi_set((int)(2 * j))));
 }
 
 KVANT_INLINE __m128i two_entries(const int16_t *entries, uint32_t a, uint32_t b)

@@ -14,21 +14,6 @@ typedef vi length_table;
 #define vi_store_some(p, v, n)                                                                     \
     _mm512_mask_storeu_epi32(p, (__mmask16)((n) < 16 ? (1u << (n)) - 1 : 0xffff), v)
 
-KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
-{
-    return odd ? _mm512_shuffle_epi8(
-                     v, _mm512_broadcast_i32x4(
-                            _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)))
-               : _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(
-                                            0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13)));
-}
-
-KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
-{
-    const vi first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return _mm512_permutexvar_epi32(_mm512_add_epi32(first, _mm512_set1_epi32((int)(4 * j))), v);
-}
-
 #define gather_entries(entries, index)                                                             \
     _mm512_i32gather_epi64(index, (const long long *)(entries), 8)
 

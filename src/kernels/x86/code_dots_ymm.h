@@ -19,26 +19,25 @@ typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2][2];
 } dot_operand;
 
-/* Byte shuffles. Number i of four of two columns lies in the same 128 bits twice. */
-static const uint32_t column_pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
-
 /* Bytes of values, low and high, of both digits. */
 typedef struct dot_tables {
     vi low[2], high[2];
 } dot_tables;
 
+/* Low and high bytes of 16 values, twice each. */
+KVANT_INLINE void split_bytes(const int16_t *values, vi *low, vi *high)
+{
+    const __m128i a = _mm_loadu_si128((const __m128i *)values),
+                  b = _mm_loadu_si128((const __m128i *)(values + 8)), bytes = _mm_set1_epi16(0xff);
+    *low = vi_repeat(_mm_packus_epi16(_mm_and_si128(a, bytes), _mm_and_si128(b, bytes)));
+    *high = vi_repeat(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+}
+
 KVANT_INLINE dot_tables load_tables(const int16_t *values)
 {
     dot_tables tables;
-    __m128i low_bytes = _mm_set1_epi16(0xff);
-    for (uint32_t digit = 0; digit < 2; digit++, values += 16) {
-        __m128i a = _mm_loadu_si128((const __m128i *)values),
-                b = _mm_loadu_si128((const __m128i *)(values + 8));
-        tables.low[digit] = _mm256_broadcastsi128_si256(
-            _mm_packus_epi16(_mm_and_si128(a, low_bytes), _mm_and_si128(b, low_bytes)));
-        tables.high[digit] = _mm256_broadcastsi128_si256(
-            _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
-    }
+    for (uint32_t digit = 0; digit < 2; digit++)
+        split_bytes(values + 16 * digit, &tables.low[digit], &tables.high[digit]);
     return tables;
 }
 

@@ -18,9 +18,6 @@ typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2];
 } dot_operand;
 
-/* Bytes of number i of four of two columns, which lie side by side in 128 bits. */
-static const uint32_t column_pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
-
 typedef struct dot_tables {
     vi at[2];
 } dot_tables;

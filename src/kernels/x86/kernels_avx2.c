@@ -15,8 +15,6 @@
     _mm_storeu_si128((__m128i *)(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
 #define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
 #define vf_repeat_four(p) _mm256_broadcast_ps((const __m128 *)(p))
-#define vi_float_bits(x) _mm256_castps_si256(x)
-#define vf_from_bits(v) _mm256_castsi256_ps(v)
 #define add_pairs(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 #define vi_load_bytes(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
 #define vi_add_where_above(v, a, b, n)                                                             \
@@ -45,12 +43,6 @@ KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t st
 {
     vf x = _mm256_castps128_ps256(_mm_load_ps(p + (size_t)4 * index[0]));
     return _mm256_insertf128_ps(x, _mm_load_ps(p + (size_t)4 * index[step]), 1);
-}
-
-KVANT_INLINE vf vf_spread_quads(vf x, uint32_t j)
-{
-    const vi first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    return _mm256_permutevar8x32_ps(x, _mm256_add_epi32(first, _mm256_set1_epi32((int)(2 * j))));
 }
 
 KVANT_INLINE void vi_store_bytes(uint8_t *p, vi v)
@@ -115,18 +107,6 @@ KVANT_INLINE vi vi_load_lanes(const uint32_t *p)
 {
     vi v = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)p));
     return _mm256_inserti128_si256(v, _mm_load_si128((const __m128i *)(p + 16)), 1);
-}
-
-typedef struct value_table {
-    vf low, high;
-} value_table;
-
-/* values has at least 16 readable floats, whatever n is. */
-KVANT_INLINE value_table table_load(const float *values, uint32_t n)
-{
-    (void)n;
-    return values ? (value_table){ _mm256_loadu_ps(values), _mm256_loadu_ps(values + 8) }
-                  : (value_table){ vf_zero(), vf_zero() };
 }
 
 KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, vi codes, uint32_t n)

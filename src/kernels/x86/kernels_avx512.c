@@ -19,8 +19,6 @@
 #define vi_store(p, v) _mm512_storeu_si512(p, v)
 #define vi_store_words(p, v) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtepi32_epi16(v))
 #define vf_repeat_four(p) _mm512_broadcast_f32x4(_mm_load_ps(p))
-#define vi_float_bits(x) _mm512_castps_si512(x)
-#define vf_from_bits(v) _mm512_castsi512_ps(v)
 #define add_pairs(sum, a, b) _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
 #define vi_load_bytes(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define vi_store_bytes(p, v) _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(v))
@@ -46,12 +44,6 @@ KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t st
     x = _mm512_insertf32x4(x, _mm_load_ps(p + (size_t)4 * index[step]), 1);
     x = _mm512_insertf32x4(x, _mm_load_ps(p + (size_t)4 * index[2 * step]), 2);
     return _mm512_insertf32x4(x, _mm_load_ps(p + (size_t)4 * index[3 * step]), 3);
-}
-
-KVANT_INLINE vf vf_spread_quads(vf x, uint32_t j)
-{
-    const vi first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32((int)(4 * j))), x);
 }
 
 KVANT_INLINE vf vf_swap(vf x, uint32_t distance)
@@ -86,18 +78,6 @@ KVANT_INLINE vi vi_load_lanes(const uint32_t *p)
     v = _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 16)), 1);
     v = _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 32)), 2);
     return _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 48)), 3);
-}
-
-typedef struct value_table {
-    vf low, high;
-} value_table;
-
-/* values has at least 32 readable floats, whatever n is. */
-KVANT_INLINE value_table table_load(const float *values, uint32_t n)
-{
-    (void)n;
-    return values ? (value_table){ _mm512_loadu_ps(values), _mm512_loadu_ps(values + 16) }
-                  : (value_table){ vf_zero(), vf_zero() };
 }
 
 KVANT_INLINE vf table_look_up(const value_table *entries, const float *values, vi codes, uint32_t n)

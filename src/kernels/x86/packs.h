@@ -9,14 +9,8 @@
 #define pack_load(p) vi_load(p)
 #define pack_store(p, v) vi_store_aligned(p, v)
 #define pack_set(n) vi_set(n)
-#define pack_table(bytes) pack_repeat(_mm_loadu_si128((const __m128i *)(const void *)(bytes)))
+#define pack_table(bytes) vi_repeat(_mm_loadu_si128((const __m128i *)(const void *)(bytes)))
 #define pack_finish(a, b) vi_add(a, b)
-
-#if PACK_BYTES == 64
-#define pack_repeat(quarter) _mm512_broadcast_i32x4(quarter)
-#else
-#define pack_repeat(half) _mm256_broadcastsi128_si256(half)
-#endif
 
 /* Compilers take only literal numbers as immediate operands. */
 KVANT_INLINE vi pack_shift(vi v, uint32_t shift)

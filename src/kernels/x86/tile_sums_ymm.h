@@ -9,12 +9,6 @@
 #define TILE_ROWS 6u
 #define TILE_VECTORS 2u
 
-KVANT_INLINE vi vi_pair_words(vi v)
-{
-    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order));
-}
-
 /* The fields in the low nibbles: columns c below 8 have index 0, columns c + 8 have index 1. */
 typedef struct field_pairs {
     vi at[2];

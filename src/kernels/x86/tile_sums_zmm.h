@@ -9,12 +9,6 @@
 #define TILE_ROWS 6u
 #define TILE_VECTORS 4u
 
-KVANT_INLINE vi vi_pair_words(vi v)
-{
-    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
-}
-
 KVANT_INLINE void transpose_lanes(vi w[4])
 {
     vi a = _mm512_shuffle_i32x4(w[0], w[1], 0x44), b = _mm512_shuffle_i32x4(w[2], w[3], 0x44);

@@ -7,34 +7,27 @@
 
 #include "../unpack_job.h"
 
-/* The codes of one field. bits is a constant, so all shifts and masks are constants. */
+/* One field of a plane of p bits, moved up by `at` bits. All numbers are constants. */
+KVANT_INLINE vi plane_field(vi w, uint32_t p, uint32_t at, uint32_t field, uint32_t odd)
+{
+    const vi bits = vi_and(vi_shift_right(w, p * field + 16 * odd), vi_set((1 << p) - 1));
+    return at ? vi_shift_left(bits, at) : bits;
+}
+
+/* The codes of one field, from planes of 4 bits, then 2 bits, then 1 bit. bits is a constant. */
 KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t odd)
 {
-    uint32_t odd_bit = 16 * odd;
-    switch (bits) {
-    case 1: return vi_and(vi_shift_right(w[0], field + odd_bit), vi_set(1));
-    case 2: return vi_and(vi_shift_right(w[0], 2 * field + odd_bit), vi_set(3));
-    case 3:
-        return vi_or(vi_and(vi_shift_right(w[0], 2 * field + odd_bit), vi_set(3)),
-                     vi_shift_left(vi_and(vi_shift_right(w[1], field + odd_bit), vi_set(1)), 2));
-    case 4: return vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15));
-    case 5:
-        return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-                     vi_shift_left(vi_and(vi_shift_right(w[1], field + odd_bit), vi_set(1)), 4));
-    case 6:
-        return vi_or(
-            vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-            vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4));
-    case 7:
-        return vi_or(
-            vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-                  vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4)),
-            vi_shift_left(vi_and(vi_shift_right(w[2], field + odd_bit), vi_set(1)), 6));
-    default:
-        return vi_or(
-            vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
-            vi_shift_left(vi_and(vi_shift_right(w[1], 4 * field + odd_bit), vi_set(15)), 4));
-    }
+    const uint32_t fours = bits / 4, twos = bits / 2 % 2;
+    vi codes = vi_set(0);
+    if (fours > 0)
+        codes = plane_field(w[0], 4, 0, field, odd);
+    if (fours > 1)
+        codes = vi_or(codes, plane_field(w[1], 4, 4, field, odd));
+    if (twos)
+        codes = vi_or(codes, plane_field(w[fours], 2, 4 * fours, field, odd));
+    if (bits % 2)
+        codes = vi_or(codes, plane_field(w[fours + twos], 1, bits - 1, field, odd));
+    return codes;
 }
 
 /* Unpacks the share of 8 columns of one column tile: quad is the lane mod 4, which selects the pair

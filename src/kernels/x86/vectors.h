@@ -1,7 +1,8 @@
 /* vectors.h - operations that both widths have, under the templates' names. The including
  * vectors_ymm.h and vectors_zmm.h define MM(op), an instruction of the width, and MM_WHOLE(op), an
  * instruction on all bits. They also define vi_count, the type of a constant shift count in the
- * width's instructions. */
+ * width's instructions, vi_repeat(quarter), which repeats 128 bits, vi_float_bits(x),
+ * vf_from_bits(v) and vi_spread_quads(v, j). */
 #define vf_zero() MM(setzero_ps)()
 #define vf_set(x) MM(set1_ps)(x)
 #define vf_load(p) MM(load_ps)(p)
@@ -45,3 +46,32 @@
 #define vi_from_whole(x) MM(cvtps_epi32)(x)
 #define vi_load_float_bits(p) vi_float_bits(vf_load_unaligned(p))
 #define vi_store_float_bits(p, v) vf_store_unaligned(p, vf_from_bits(v))
+#define vf_spread_quads(x, j) vf_from_bits(vi_spread_quads(vi_float_bits(x), j))
+
+/* Byte shuffles. Number i of four of two columns lies side by side in 128 bits. */
+static const uint32_t column_pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
+
+KVANT_INLINE vi vi_pair_words(vi v)
+{
+    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    return MM(shuffle_epi8)(v, vi_repeat(order));
+}
+
+KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
+{
+    const __m128i even = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+    return MM(shuffle_epi8)(v, vi_repeat(odd ? _mm_add_epi8(even, _mm_set1_epi8(2)) : even));
+}
+
+/* Numbers in two registers, for table_look_up. */
+typedef struct value_table {
+    vf low, high;
+} value_table;
+
+/* values has at least 2 LANES readable floats, whatever n is. */
+KVANT_INLINE value_table table_load(const float *values, uint32_t n)
+{
+    (void)n;
+    return values ? (value_table){ vf_load_unaligned(values), vf_load_unaligned(values + LANES) }
+                  : (value_table){ vf_zero(), vf_zero() };
+}
