@@ -3,28 +3,13 @@
 #include <string.h>
 
 #include "../base/half.h"
+#include "code_at.h"
 #include "fixed_point.h"
-#include "kernels.h"
 
 /* The values of one column tile of a row group, row by row: row r of row tile k is at 16 k + r. */
 typedef struct value_tile {
     int16_t at[KVANT_PAGE_TOKENS][KVANT_TILE];
 } value_tile;
-
-static uint32_t code_of(const kvant_layout *layout, const uint32_t *words, uint32_t group,
-                        uint32_t ct, uint32_t at, uint32_t field, uint32_t odd)
-{
-    uint32_t code = 0, tiles = kvant_layout_group_tiles(layout, group);
-    for (uint32_t i = 0; i < layout->n_planes; i++) {
-        const kvant_plane *plane = &layout->planes[i];
-        size_t first =
-            (size_t)128 * group * plane->units + (size_t)32 * tiles * (ct / plane->tiles);
-        uint32_t bit = plane->bits * (4 * (ct % plane->tiles) + field) + 16 * odd;
-        code |= (words[plane->word_offset + first + at] >> bit & ((1u << plane->bits) - 1))
-                << plane->shift;
-    }
-    return code;
-}
 
 static void read_tile(const kvant_layout *layout, const void *page, const int16_t *values,
                       uint32_t group, uint32_t ct, value_tile *tile)
@@ -36,7 +21,7 @@ static void read_tile(const kvant_layout *layout, const void *page, const int16_
             for (uint32_t odd = 0; odd < 2; odd++) {
                 uint32_t lane = at / tiles, column = 2 * (lane % 4) + 8 * (field / 2) + odd;
                 uint32_t row = 16 * (at % tiles) + 8 * (field % 2) + lane / 4;
-                uint32_t code = code_of(layout, page, group, ct, at, field, odd);
+                uint32_t code = kvant_code_at(layout, page, group, ct, at, field, odd);
                 tile->at[row][column] =
                     (int16_t)(values[code % 16] + (layout->bits > 4 ? values[16 + code / 16] : 0));
             }

@@ -23,51 +23,44 @@ static KVANT_TO_HALF_FN(NAME(float_to_half))
     kvant_float_to_half_c(x + i, half + i, n - i);
 }
 
-static KVANT_DOT_FN(NAME(dot))
+/* The dot products of a and some rows of n numbers, whose additions do not depend on each other. */
+KVANT_INLINE void dot_some(uint32_t some, const float *a, const float *rows, uint32_t n,
+                           float *sums)
 {
-    float s[16];
-    vf sum[SUM_VECTORS];
+    float s[4][16];
+    vf sum[4][SUM_VECTORS];
     uint32_t i = 0;
-    for (uint32_t v = 0; v < SUM_VECTORS; v++)
-        sum[v] = vf_zero();
+    unrolled_for (uint32_t r = 0; r < some; r++)
+        unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
+            sum[r][v] = vf_zero();
     for (; i + 16 <= n; i += 16)
-        for (uint32_t v = 0; v < SUM_VECTORS; v++)
-            sum[v] = vf_add(sum[v], vf_mul(vf_load_unaligned(a + i + v * LANES),
-                                           vf_load_unaligned(b + i + v * LANES)));
-    for (uint32_t v = 0; v < SUM_VECTORS; v++)
-        vf_store_unaligned(s + v * LANES, sum[v]);
-    for (uint32_t j = 0; i < n; i++, j++)
-        s[j] += a[i] * b[i];
-    return kvant_sum16(s);
+        unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++) {
+            const vf x = vf_load_unaligned(a + i + v * LANES);
+            unrolled_for (uint32_t r = 0; r < some; r++)
+                sum[r][v] = vf_add(
+                    sum[r][v], vf_mul(x, vf_load_unaligned(rows + r * (size_t)n + i + v * LANES)));
+        }
+    unrolled_for (uint32_t r = 0; r < some; r++) {
+        unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
+            vf_store_unaligned(s[r] + v * LANES, sum[r][v]);
+        for (uint32_t j = 0; i + j < n; j++)
+            s[r][j] += a[i + j] * rows[r * (size_t)n + i + j];
+        sums[r] = kvant_sum16(s[r]);
+    }
 }
 
-/* Sums four rows at a time, because the additions of different rows do not depend on each other. */
+static KVANT_DOT_FN(NAME(dot))
+{
+    float sum;
+    dot_some(1, a, b, n, &sum);
+    return sum;
+}
+
 static KVANT_DOT_ROWS_FN(NAME(dot_rows))
 {
     uint32_t row = 0;
-    for (; row + 4 <= n_rows; row += 4) {
-        const float *b = rows + (size_t)row * n;
-        float s[4][16];
-        vf sum[4][SUM_VECTORS];
-        uint32_t i = 0;
-        unrolled_for (uint32_t r = 0; r < 4; r++)
-            unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
-                sum[r][v] = vf_zero();
-        for (; i + 16 <= n; i += 16)
-            unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++) {
-                const vf x = vf_load_unaligned(a + i + v * LANES);
-                unrolled_for (uint32_t r = 0; r < 4; r++)
-                    sum[r][v] = vf_add(
-                        sum[r][v], vf_mul(x, vf_load_unaligned(b + r * (size_t)n + i + v * LANES)));
-            }
-        unrolled_for (uint32_t r = 0; r < 4; r++) {
-            unrolled_for (uint32_t v = 0; v < SUM_VECTORS; v++)
-                vf_store_unaligned(s[r] + v * LANES, sum[r][v]);
-            for (uint32_t j = 0; i + j < n; j++)
-                s[r][j] += a[i + j] * b[r * (size_t)n + i + j];
-            sums[row + r] = kvant_sum16(s[r]);
-        }
-    }
+    for (; row + 4 <= n_rows; row += 4)
+        dot_some(4, a, rows + (size_t)row * n, n, sums + row);
     for (; row < n_rows; row++)
         sums[row] = NAME(dot)(a, rows + (size_t)row * n, n);
 }

@@ -54,7 +54,7 @@ KVANT_INLINE kvant_feedback_sums NAME(feedback_codes_of)(const kvant_feedback *f
     return sums;
 }
 
-static KVANT_FEEDBACK_CODES_FN(NAME(feedback_codes))
+KVANT_LOOP KVANT_FEEDBACK_CODES_FN(NAME(feedback_codes))
 {
     switch (bits) {
     case 2: *sums = NAME(feedback_codes_of)(feedback, z, thresholds, values, 2, codes); return;

@@ -437,6 +437,11 @@ typedef struct kvant_uniform_step {
     X(PACK_DOTS, pack_dots)                                                                        \
     X(PACK_KEYS, pack_keys)
 
+/* The linkage of kernels that all levels compile from the same loops (loops_c.c). */
+#ifndef KVANT_LOOP
+#define KVANT_LOOP static
+#endif
+
 /* kvant_<name>_fn is the type of a kernel; kvant_<name>_c is the reference. */
 #define KVANT_KERNEL_DECLARE(FN, name)                                                             \
     typedef KVANT_##FN##_FN(kvant_##name##_fn);                                                    \

@@ -2,22 +2,7 @@
 #include <math.h>
 
 #include "../base/half.h"
-#include "kernels.h"
-
-static uint32_t code_at(const kvant_layout *layout, const uint32_t *words, uint32_t group,
-                        uint32_t column_tile, uint32_t lane, uint32_t tile_in_group, uint32_t field,
-                        uint32_t odd)
-{
-    uint32_t code = 0, tiles = kvant_layout_group_tiles(layout, group);
-    for (uint32_t i = 0; i < layout->n_planes; i++) {
-        const kvant_plane *plane = &layout->planes[i];
-        size_t word = plane->word_offset + (size_t)128 * group * plane->units +
-                      (size_t)(32 * (column_tile / plane->tiles) + lane) * tiles + tile_in_group;
-        uint32_t bit = plane->bits * (4 * (column_tile % plane->tiles) + field) + 16 * odd;
-        code |= (words[word] >> bit & ((1u << plane->bits) - 1)) << plane->shift;
-    }
-    return code;
-}
+#include "code_at.h"
 
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values,
                           float offset, uint32_t group, float *tile)
@@ -32,7 +17,8 @@ void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const fl
                         uint32_t column = 16 * ct + 2 * (lane % 4) + 8 * (field / 2) + odd;
                         uint32_t position =
                             64 * group + 8 * tiles * (field % 2) + tiles * (lane / 4) + rt;
-                        uint32_t code = code_at(layout, page, group, ct, lane, rt, field, odd);
+                        uint32_t code =
+                            kvant_code_at(layout, page, group, ct, tiles * lane + rt, field, odd);
                         if (layout->role == KVANT_ROLE_V)
                             column = kvant_token_position(column);
                         tile[column * stride + position] =

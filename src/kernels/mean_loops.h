@@ -36,7 +36,7 @@ KVANT_INLINE void NAME(add_multiples)(double *restrict to, const double *restric
 
 /* Row i of the inverse is row i of the identity, less multiples of the rows before it; the factors
  * are row i of l. */
-static KVANT_LOWER_INVERSE_FN(NAME(lower_inverse))
+KVANT_LOOP KVANT_LOWER_INVERSE_FN(NAME(lower_inverse))
 {
     for (size_t i = 0; i < n; i++) {
         double *row = l + i * n;
@@ -330,7 +330,7 @@ static bool NAME(inner_root)(size_t n, double *a, double *b, double *room)
 
 /* The mean is a^-1 # b = U^-T (U^T b U)^(1/2) U^-1. The trace of a times the mean is the trace of
  * the root. */
-static KVANT_MEAN_FACTOR_FN(NAME(mean_factor))
+KVANT_LOOP KVANT_MEAN_FACTOR_FN(NAME(mean_factor))
 {
     double trace = 0;
     if (!NAME(inner_root)(n, a, b, room))

@@ -176,7 +176,7 @@ static void octahedral_store_norm(const kvant_triplet_book *book, uint32_t at, k
     }
 }
 
-static KVANT_TRIPLET_CODES_FN(NAME(triplet_codes))
+KVANT_LOOP KVANT_TRIPLET_CODES_FN(NAME(triplet_codes))
 {
     for (uint32_t at = 0; at < n; at += OCTAHEDRAL_LANES) {
         octahedral_direction p;

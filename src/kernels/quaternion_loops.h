@@ -37,7 +37,7 @@ static void NAME(closest_cosets_loop)(const float *restrict x, size_t stride,
     }
 }
 
-static KVANT_CLOSEST_COSETS_FN(NAME(closest_cosets))
+KVANT_LOOP KVANT_CLOSEST_COSETS_FN(NAME(closest_cosets))
 {
     float best[QUATERNION_LANES] = { 0 };
     for (uint32_t j = 0; j < QUATERNION_LANES; j++)
@@ -63,7 +63,7 @@ static void NAME(largest_products_loop)(const float *restrict x, size_t stride,
     }
 }
 
-static KVANT_LARGEST_PRODUCTS_FN(NAME(largest_products))
+KVANT_LOOP KVANT_LARGEST_PRODUCTS_FN(NAME(largest_products))
 {
     float best[QUATERNION_LANES];
     for (uint32_t j = 0; j < QUATERNION_LANES; j++) {

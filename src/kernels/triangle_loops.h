@@ -6,7 +6,7 @@
 #include "../base/attributes.h"
 #include "kernels.h"
 
-static KVANT_TRIANGLE_FN(NAME(solve_upper))
+KVANT_LOOP KVANT_TRIANGLE_FN(NAME(solve_upper))
 {
     float row[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = n; i-- > 0;) {
