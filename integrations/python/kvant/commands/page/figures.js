@@ -13,13 +13,16 @@ const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => `var(--c${i})`);
 const DASHES = ["6 3", "2 2", "8 3 2 3", "1 3", "10 4", "4 2 1 2", "3 6"];
 
 /* Elements, always from text and never from markup: names come from files. */
-function element(name, attributes = {}, ...children) {
-    const made = document.createElement(name);
+function complete(made, attributes, children) {
     for (const [key, value] of Object.entries(attributes))
         if (value !== null && value !== undefined) made.setAttribute(key, value);
     made.append(...children.filter((child) => child !== null && child !== undefined));
     return made;
 }
+const element = (name, attributes = {}, ...children) =>
+    complete(document.createElement(name), attributes, children);
+const svgElement = (name, attributes, ...children) =>
+    complete(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const show = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : value ?? "–");
@@ -156,18 +159,11 @@ function lookOf(name, names) {
 function lineLegend(names) {
     return element("ul", { class: "legend" }, ...names.map((name) => {
         const look = lookOf(name, names);
-        const item = element("li");
-        const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-        key.setAttribute("aria-hidden", "true");
-        key.setAttribute("viewBox", "0 0 26 14");
-        const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-        for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5 }))
-            line.setAttribute(k, v);
+        const line = svgElement("line", { x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5,
+            "stroke-dasharray": look.dash });
         line.style.stroke = look.colour;
-        if (look.dash) line.setAttribute("stroke-dasharray", look.dash);
-        key.append(line);
-        item.append(key, name);
-        return item;
+        const key = svgElement("svg", { "aria-hidden": "true", viewBox: "0 0 26 14" }, line);
+        return element("li", {}, key, name);
     }));
 }
 
@@ -196,12 +192,10 @@ function endLabels(svg, rows, names) {
     ends.forEach((end, i) => { if (i > 0) end.y = Math.max(end.y, ends[i - 1].y + 13); });
     const beyond = ends.length > 0 ? Math.max(0, ends[ends.length - 1].y - y.range[0]) : 0;
     for (const end of ends) {
-        const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-        for (const [k, v] of Object.entries({ x: end.x + 8, y: end.y - beyond, dy: "0.32em",
-            "font-size": 11, "text-anchor": "start", class: "end" }))
-            text.setAttribute(k, v);
+        const text = svgElement("text", { x: end.x + 8, y: end.y - beyond, dy: "0.32em",
+            "font-size": 11, "text-anchor": "start", class: "end" },
+        end.name.replace(/^(llama\.cpp|preset|settings) /, "").slice(0, 24));
         text.style.fill = lookOf(end.name, names).colour;
-        text.textContent = end.name.replace(/^(llama\.cpp|preset|settings) /, "").slice(0, 24);
         svg.append(text);
     }
     return svg;
@@ -249,13 +243,9 @@ function pointLabels(svg, shown, best, size) {
 }
 
 function pointLabel(name, x, y, size, weight) {
-    const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
-    const all = { x, y, dy: "0.32em", "text-anchor": "start", class: "point", fill: "var(--ink)",
-        stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke", "font-size": size,
-        "font-weight": weight };
-    for (const [key, value] of Object.entries(all)) text.setAttribute(key, value);
-    text.textContent = name;
-    return text;
+    return svgElement("text", { x, y, dy: "0.32em", "text-anchor": "start", class: "point",
+        fill: "var(--ink)", stroke: "var(--paper)", "stroke-width": 3, "paint-order": "stroke",
+        "font-size": size, "font-weight": weight }, name);
 }
 
 function lineFigure(label, rows, axes, columns) {
