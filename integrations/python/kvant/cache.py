@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence, TypeVar
 from . import checks
 from . import structs as s
 from .attend import problem
-from .library import MAX_HEAD_DIM, Error, Owned, c_text, invoke, library
+from .library import MAX_HEAD_DIM, Error, Owned, c_text, facts, invoke, library
 from .places import Gpu, Host
 from .rope import Rope
 from .scheme import Scheme
@@ -105,11 +105,8 @@ class Cache(Owned):
         self.n_heads = checks.count(n_heads, "n_heads")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
-        self.v_head_dim = (
-            head_dim
-            if v_head_dim is None
-            else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
-        )
+        v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        self.v_head_dim = checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
         self.device = device
         self.scale = self.head_dim**-0.5 if not scale else checks.number(scale, "scale")
         self.logit_softcap = checks.number(logit_softcap, "logit_softcap")
@@ -446,11 +443,11 @@ class Cache(Owned):
     @property
     def info(self) -> CacheInfo:
         """Blocks, memory and specs as they are now."""
-        found = s.CacheInfo.new()
         with self._lock:
             self._open()
-            invoke("cache info", "kvant_cache_get_info", self._handle, found)
-        return CacheInfo(**found.plain())
+            return CacheInfo(
+                **facts("cache info", "kvant_cache_get_info", s.CacheInfo, self._handle)
+            )
 
     @property
     def bytes(self) -> int:

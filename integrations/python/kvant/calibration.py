@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
-from .library import Owned, c_text, invoke, library
+from .library import Owned, c_text, facts, invoke, library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,9 +78,8 @@ class Calibration(Owned):
         return calibration
 
     def _read_info(self) -> None:
-        info = s.CalibrationInfo.new()
-        invoke("calibration info", "kvant_calibration_get_info", self._handle, info)
-        plain = info.plain()
+        name = "kvant_calibration_get_info"
+        plain = facts("calibration info", name, s.CalibrationInfo, self._handle)
         clusters = tuple(plain["clusters"][: plain.pop("n_codebooks")])
         self.info = CalibrationInfo(**plain | {"clusters": clusters})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, Owned, c_text, check, invoke, library
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, Owned, c_text, check, facts, invoke, library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,9 +41,7 @@ def codecs() -> list[CodecFamily]:
     """All families, in the order in which `kvant codecs` lists them."""
     families = []
     for index in range(library().kvant_codec_family_count()):
-        family = s.CodecFamily.new()
-        invoke("codec family", "kvant_codec_family_get", index, family)
-        plain = family.plain()
+        plain = facts("codec family", "kvant_codec_family_get", s.CodecFamily, index)
         families.append(CodecFamily(**plain | {"variants": tuple(plain["variants"].split())}))
     return families
 
@@ -147,11 +145,9 @@ class Codec(Owned):
         return codec
 
     def _read_info(self) -> None:
-        info = s.CodecInfo.new()
-        invoke("codec info", "kvant_codec_get_info", self._handle, info)
-        self.__dict__.update(info.plain())
-        self.role = "kv"[info.role]
-        self.center, self.norm = _CENTERS[info.center], _CENTERS[info.norm]
+        plain = facts("codec info", "kvant_codec_get_info", s.CodecInfo, self._handle)
+        plain["role"] = "kv"[plain["role"]]
+        self.__dict__.update(plain | {name: _CENTERS[plain[name]] for name in ("center", "norm")})
 
     def __repr__(self) -> str:
         return f"kvant.Codec({self.spec!r}, {self.head_dim}, {self.role!r})"

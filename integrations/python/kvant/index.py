@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from . import arrays, checks
 from . import structs as s
-from .library import Owned, c_text, check, invoke, library
+from .library import Owned, c_text, check, facts, invoke, library
 
 if TYPE_CHECKING:
     import numpy as np
@@ -262,9 +262,7 @@ class Index(Owned):
 
     @property
     def info(self) -> IndexInfo:
-        info = s.IndexInfo.new()
-        invoke("index info", "kvant_index_get_info", self._handle, info)
-        plain = info.plain()
+        plain = facts("index info", "kvant_index_get_info", s.IndexInfo, self._handle)
         plain["metric"] = METRICS[plain["metric"]]
         plain |= {name: bool(plain[name]) for name in ("has_center", "has_ids", "is_view")}
         return IndexInfo(**plain)

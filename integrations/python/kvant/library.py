@@ -307,6 +307,13 @@ def invoke(what: str, name: str, *arguments: Any) -> None:
         raise _error(what, status, library().kvant_error_message() if says else b"")
 
 
+def facts(what: str, name: str, struct: Any, *arguments: Any) -> dict[str, Any]:
+    """The fields of a struct that a function fills, which is its last argument (Struct.plain)."""
+    found = struct.new()
+    invoke(what, name, *arguments, found)
+    return found.plain()
+
+
 def c_text(value: Any, what: str) -> bytes | None:
     """A string or a path as C takes it; None stays None."""
     if value is None:

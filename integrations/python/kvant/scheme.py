@@ -9,7 +9,7 @@ import os
 from . import checks
 from . import structs as s
 from .codec import Codec, ExactPart, step_bytes, tensor_bytes
-from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, Owned, c_text, invoke
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, Owned, c_text, facts, invoke
 
 
 class Scheme(Owned):
@@ -56,11 +56,8 @@ class Scheme(Owned):
         self.n_layers = checks.count(n_layers, "n_layers")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
-        self.v_head_dim = (
-            self.head_dim
-            if v_head_dim is None
-            else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
-        )
+        v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        self.v_head_dim = checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration}
         texts |= {"protect_codec": protect_codec, "model": model}
         made = s.SchemeParams.new(
@@ -70,12 +67,10 @@ class Scheme(Owned):
             like=checks.handle(like, "like", "kvant_scheme_free"),
         )
         invoke("scheme", "kvant_scheme_create", made, self._handle)
-        info = s.SchemeInfo.new()
-        invoke("scheme info", "kvant_scheme_get_info", self._handle, info)
-        for name, value in info.plain().items():
-            if name not in ("settings", "calibration"):
-                setattr(self, name, value)
-        self.calibrated = info.calibration is not None
+        found = facts("scheme info", "kvant_scheme_get_info", s.SchemeInfo, self._handle)
+        del found["settings"]
+        self.calibrated = found.pop("calibration") is not None
+        self.__dict__.update(found)
 
     def codecs(self, layer: int, role: str) -> list[Codec]:
         """The codecs of a layer, one per kv head. They keep the scheme alive."""

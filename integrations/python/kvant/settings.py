@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 from . import checks
 from . import structs as s
 from .calibration import Calibration
-from .library import MAX_HEAD_DIM, Owned, c_text, invoke, library
+from .library import MAX_HEAD_DIM, Owned, c_text, facts, invoke, library
 
 
 class Preset(NamedTuple):
@@ -99,9 +99,8 @@ class Settings(Owned):
         return settings
 
     def _read_info(self) -> None:
-        info = s.SettingsInfo.new()
-        invoke("settings info", "kvant_settings_get_info", self._handle, info)
-        self.info = SettingsInfo(**info.plain())
+        found = facts("settings info", "kvant_settings_get_info", s.SettingsInfo, self._handle)
+        self.info = SettingsInfo(**found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a settings file; path never holds half of one."""

@@ -10,7 +10,7 @@ from . import arrays, checks
 from . import structs as s
 from .arrays import np
 from .codec import Codec, ExactPart, tensor_params
-from .library import PAGE_TOKENS, Owned, invoke, library
+from .library import PAGE_TOKENS, Owned, facts, invoke, library
 from .places import Host
 from .rope import Rope
 
@@ -110,9 +110,7 @@ class Tensor(Owned):
     @property
     def info(self) -> TensorInfo:
         """Sizes and memory as they are now."""
-        found = s.TensorInfo.new()
-        invoke("tensor info", "kvant_tensor_get_info", self._handle, found)
-        plain = found.plain()
+        plain = facts("tensor info", "kvant_tensor_get_info", s.TensorInfo, self._handle)
         return TensorInfo(**plain | {"role": "kv"[plain["role"]]})
 
     def block(self, block: int, kv_head: int = 0) -> Block:

@@ -24,13 +24,13 @@ def _command_line(words):
     return [os.environ.get("KVANT_COMMAND", "kvant"), *(["--cpu", level] if level else []), *words]
 
 
-def _event(line):
-    """The object in a line of --json's progress, or None for another line."""
+def _parsed(text, kind):
+    """The value that JSON has, if it is of this type; else None."""
     try:
-        event = json.loads(line) if line.startswith(b"{") else None
+        value = json.loads(text)
     except ValueError:
         return None
-    return event if isinstance(event, dict) else None
+    return value if isinstance(value, kind) else None
 
 
 _passed_on = set()  # the commands of a report print the same messages, which are shown once
@@ -54,7 +54,7 @@ def _follow(messages, progress, share, what):
     """Adds the child's progress and shows its other messages. Returns how much was added."""
     told = 0.0
     for line in messages:
-        event = _event(line)
+        event = _parsed(line, dict)  # a line of --json's progress
         if event is None:
             _pass_on(line, progress)
         elif (
@@ -66,14 +66,6 @@ def _follow(messages, progress, share, what):
             progress.add(now - told, event.get("what", "") if what is None else what)
             told = now
     return told
-
-
-def _rows(text):
-    try:
-        rows = json.loads(text)
-    except ValueError:
-        return None
-    return rows if isinstance(rows, list) else None
 
 
 def run(words, progress=None, share=0.0, what=None):
@@ -99,7 +91,7 @@ def run(words, progress=None, share=0.0, what=None):
             told = _follow(process.stderr, progress, share, what)
             process.wait()
         output.seek(0)
-        rows = _rows(output.read())
+        rows = _parsed(output.read(), list)
     if process.returncode == cli.OK and progress is not None:
         progress.add(share - told, what or "")
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode

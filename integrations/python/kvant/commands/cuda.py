@@ -86,6 +86,14 @@ class Gpu:
     stream, which the driver orders with the copies of upload and download."""
 
     STREAM = c.c_void_p(2)  # CU_STREAM_PER_THREAD
+    ARGUMENTS = {  # of functions that take addresses and sizes
+        "cuMemAlloc_v2": [c.c_void_p, c.c_size_t],
+        "cuMemFree_v2": [c.c_uint64],
+        "cuMemsetD8Async": [c.c_uint64, c.c_ubyte, c.c_size_t, c.c_void_p],
+        "cuMemcpyDtoDAsync_v2": [c.c_uint64, c.c_uint64, c.c_size_t, c.c_void_p],
+        "cuMemcpyHtoD_v2": [c.c_uint64, c.c_void_p, c.c_size_t],
+        "cuMemcpyDtoH_v2": [c.c_void_p, c.c_uint64, c.c_size_t],
+    }
     L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 
     def __init__(self, ordinal):
@@ -93,6 +101,8 @@ class Gpu:
             self._driver = c.CDLL(system.CUDA_DRIVER)
         except OSError as error:
             cli.fail(f"no NVIDIA driver: {error}")
+        for name, types in self.ARGUMENTS.items():
+            getattr(self._driver, name).argtypes = types
         device, count, number, context = c.c_int(), c.c_int(), c.c_int(), c.c_void_p()
         self.call("cuInit", 0)
         self.call("cuDeviceGetCount", c.byref(count))
@@ -132,46 +142,24 @@ class Gpu:
     def allocate(self, n_bytes):
         """The address of new device memory, aligned to 256 bytes and not initialised."""
         address = c.c_uint64()
-        self.call("cuMemAlloc_v2", c.byref(address), c.c_size_t(n_bytes))
+        self.call("cuMemAlloc_v2", c.byref(address), n_bytes)
         return address.value
 
     def release(self, address):
-        self.call("cuMemFree_v2", c.c_uint64(address))
+        self.call("cuMemFree_v2", address)
 
     def fill(self, address, byte, n_bytes):
-        self.call(
-            "cuMemsetD8Async",
-            c.c_uint64(address),
-            c.c_ubyte(byte),
-            c.c_size_t(n_bytes),
-            self.STREAM,
-        )
+        self.call("cuMemsetD8Async", address, byte, n_bytes, self.STREAM)
 
     def copy(self, to, source, n_bytes):
-        self.call(
-            "cuMemcpyDtoDAsync_v2",
-            c.c_uint64(to),
-            c.c_uint64(source),
-            c.c_size_t(n_bytes),
-            self.STREAM,
-        )
+        self.call("cuMemcpyDtoDAsync_v2", to, source, n_bytes, self.STREAM)
 
     def upload(self, address, array):
         array = np.ascontiguousarray(array)
-        self.call(
-            "cuMemcpyHtoD_v2",
-            c.c_uint64(address),
-            c.c_void_p(array.ctypes.data),
-            c.c_size_t(array.nbytes),
-        )
+        self.call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
 
     def download(self, array, address):
-        self.call(
-            "cuMemcpyDtoH_v2",
-            c.c_void_p(array.ctypes.data),
-            c.c_uint64(address),
-            c.c_size_t(array.nbytes),
-        )
+        self.call("cuMemcpyDtoH_v2", array.ctypes.data, address, array.nbytes)
         return array
 
     def record(self, enqueue):

@@ -15,36 +15,13 @@ from . import distortion_covering
 
 HEAD_DIM = 128
 
-# Keys, queries and seeds, as in the papers. The quick ones draw less, but keep enough seeds for a
-# standard error to mean something.
-FULL = {
-    "info": (0, 0, 1),  # nothing is drawn: sizes
-    "fidelity": (1024, 16, 64),  # OCTOPUS Table 1 and TurboQuant's theorems
-    "split": (8192, 16, 4),  # OCTOPUS Table 4
-    "rounding": (4096, 64, 5),  # OCTOPUS Table 5
-    "needle": (2048, 1, 128),  # OCTOPUS section 4.1
-    "codebook": (1024, 0, 8),  # levels of a scalar codebook, read off decoded rows of known scale
-    "covering": (65536, 0, 16),  # directions of quaternions
-    "info64": (0, 0, 1),  # sizes at head_dim 64
-}
-QUICK = {
-    "info": (0, 0, 1),
-    "fidelity": (512, 16, 16),
-    "split": (128, 16, 8),
-    "rounding": (128, 64, 8),
-    "needle": (2048, 1, 16),
-    "codebook": (256, 0, 8),
-    "covering": (8192, 0, 8),
-    "info64": (0, 0, 1),
-}
-
 
 class Normal:
     """Normal numbers, the same for every codec of a setup and seed. NumPy promises that the stream
     of RandomState never changes."""
 
     def __init__(self, setup, seed):
-        self._random = np.random.RandomState([list(FULL).index(setup), seed])
+        self._random = np.random.RandomState([list(SETUPS).index(setup), seed])
 
     def rows(self, n, width=HEAD_DIM):
         return self._random.standard_normal((n, width)).astype(np.float32)
@@ -57,7 +34,8 @@ class Probe:
 
     def __init__(self, spec, setup, quick):
         self.spec, self.setup = spec, setup
-        self.keys, self.queries, self.seeds = (QUICK if quick else FULL)[setup]
+        self._measure, *draws = SETUPS[setup]
+        self.keys, self.queries, self.seeds = draws[quick]
         self.head_dim = 64 if setup == "info64" else HEAD_DIM
         self.series, self.problem, self.done = {}, None, False
 
@@ -74,7 +52,7 @@ class Probe:
                 if not keep_going():
                     return
                 codec = Codec(self.spec.partition(" / ")[0], self.head_dim, "k", seed=seed)
-                of_seeds.append(MEASURES[self.setup](codec, Normal(self.setup, seed), self))
+                of_seeds.append(self._measure(codec, Normal(self.setup, seed), self))
                 measured(self.keys)
         except Error as error:
             self.problem = error.reason
@@ -150,13 +128,15 @@ def sizes(codec, _normal, probe):
     }
 
 
-MEASURES = {
-    "info": sizes,
-    "info64": sizes,
-    "fidelity": fidelity,
-    "split": fidelity,
-    "rounding": fidelity,
-    "needle": needle,
-    "codebook": codebook,
-    "covering": covering,
+# What is measured; keys, queries and seeds, as in the papers; the quick ones. These draw less, but
+# keep enough seeds for a standard error to mean something.
+SETUPS = {
+    "info": (sizes, (0, 0, 1), (0, 0, 1)),  # nothing is drawn
+    "fidelity": (fidelity, (1024, 16, 64), (512, 16, 16)),  # OCTOPUS Table 1, TurboQuant's theorems
+    "split": (fidelity, (8192, 16, 4), (128, 16, 8)),  # OCTOPUS Table 4
+    "rounding": (fidelity, (4096, 64, 5), (128, 64, 8)),  # OCTOPUS Table 5
+    "needle": (needle, (2048, 1, 128), (2048, 1, 16)),  # OCTOPUS section 4.1
+    "codebook": (codebook, (1024, 0, 8), (256, 0, 8)),  # levels, off rows of known scale
+    "covering": (covering, (65536, 0, 16), (8192, 0, 8)),  # directions of quaternions
+    "info64": (sizes, (0, 0, 1), (0, 0, 1)),  # at head_dim 64
 }

@@ -143,32 +143,18 @@ class KvantLayer(CacheLayerMixin):
             else None
         )
 
-    @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
-        """The keys, decoded again at each access, [batch, kv heads, tokens, head_dim]; None before
-        the first tokens."""
-        return self._rows(0)
-
-    @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
-        return self._rows(1)
-
-    @keys.setter
-    def keys(self, rows: Tensor | None) -> None:
-        self._set(rows)
-
-    @values.setter
-    def values(self, rows: Tensor | None) -> None:
-        self._set(rows)
-
-    @staticmethod
-    def _set(rows: Tensor | None) -> None:
+    def _set(self, rows: Tensor | None) -> None:
         if rows is not None:  # CacheLayerMixin's __init__ sets None
             raise AttributeError(
                 "a KvantCache's keys and values can be read, not assigned: crop, reorder_cache "
                 "and batch_select_indices "
                 "take tokens and sequences away; to evict others use DynamicCache"
             )
+
+    # Decoded again at each access, [batch, kv heads, tokens, head_dim]; None before the first
+    # tokens.
+    keys = property(lambda self: self._rows(0), _set)  # type: ignore[assignment]
+    values = property(lambda self: self._rows(1), _set)  # type: ignore[assignment]
 
     def offload(self) -> None:
         raise RuntimeError(
