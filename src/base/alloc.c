@@ -33,6 +33,21 @@ void kvant_free(void *memory)
     kvant_os_free(memory);
 }
 
+void *kvant_arrays_new(kvant_arrays *arrays, size_t count, size_t size)
+{
+    void *memory = arrays->n < KVANT_MOST_ARRAYS ? kvant_alloc(count, size) : NULL;
+    if (memory)
+        arrays->at[arrays->n++] = memory;
+    arrays->failed |= !memory;
+    return memory;
+}
+
+void kvant_arrays_free(kvant_arrays *arrays)
+{
+    while (arrays->n > 0)
+        kvant_free(arrays->at[--arrays->n]);
+}
+
 /* AddressSanitizer detects accesses beyond the memory that its allocator returned, but not beyond a
  * mapping. */
 #if defined(__SANITIZE_ADDRESS__)

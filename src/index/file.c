@@ -225,17 +225,25 @@ static const void *section(const uint8_t *bytes, const layout *l, int i)
     return l->bytes[i] ? bytes + l->start[i] : NULL;
 }
 
+static void set_arrays(kvant_index *index, const void *const arrays[N_SECTIONS])
+{
+    index->center = arrays[CENTER];
+    index->projection = arrays[PROJECTION];
+    index->centroids = arrays[CENTROIDS];
+    index->ids = arrays[IDS];
+    index->factors = arrays[FACTORS];
+    index->offsets = arrays[OFFSETS];
+    index->codes = arrays[CODES];
+    index->rows = arrays[ROWS];
+    index->row_factors = arrays[ROW_FACTORS];
+}
+
 static void point_into(kvant_index *index, const uint8_t *bytes, const layout *l)
 {
-    index->center = section(bytes, l, CENTER);
-    index->projection = section(bytes, l, PROJECTION);
-    index->centroids = section(bytes, l, CENTROIDS);
-    index->ids = section(bytes, l, IDS);
-    index->factors = section(bytes, l, FACTORS);
-    index->offsets = section(bytes, l, OFFSETS);
-    index->codes = section(bytes, l, CODES);
-    index->rows = section(bytes, l, ROWS);
-    index->row_factors = section(bytes, l, ROW_FACTORS);
+    const void *sections[N_SECTIONS];
+    for (int i = 0; i < N_SECTIONS; i++)
+        sections[i] = section(bytes, l, i);
+    set_arrays(index, sections);
 }
 
 static bool enter_id(kvant_index *index, size_t slot)
@@ -334,32 +342,21 @@ kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **ind
 static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
 {
     layout l;
-    void *copies[N_SECTIONS] = { NULL };
-    bool ok = true;
+    kvant_arrays copies = { .n = 0 };
+    const void *sections[N_SECTIONS] = { NULL };
     head_of(index, &l);
-    for (int i = CENTER; i < N_SECTIONS; i++)
+    for (int i = CENTER; i < N_SECTIONS && !copies.failed; i++)
         if (l.bytes[i] && i != LISTS) {
             /* The array of ids has as many elements as the one of factors. */
             const size_t room = i == IDS ? 2 * l.bytes[FACTORS] : l.bytes[i];
-            copies[i] = kvant_alloc(room, 1);
-            ok = ok && copies[i];
-            if (copies[i])
-                memcpy(copies[i], bytes + l.start[i], l.bytes[i]);
+            void *copy = kvant_arrays_new(&copies, room, 1);
+            sections[i] = copy ? memcpy(copy, bytes + l.start[i], l.bytes[i]) : NULL;
         }
-    if (!ok) {
-        for (int i = 0; i < N_SECTIONS; i++)
-            kvant_free(copies[i]);
+    if (copies.failed) {
+        kvant_arrays_free(&copies);
         return KVANT_ERR_MEMORY;
     }
-    index->center = copies[CENTER];
-    index->projection = copies[PROJECTION];
-    index->centroids = copies[CENTROIDS];
-    index->ids = copies[IDS];
-    index->factors = copies[FACTORS];
-    index->offsets = copies[OFFSETS];
-    index->codes = copies[CODES];
-    index->rows = copies[ROWS];
-    index->row_factors = copies[ROW_FACTORS];
+    set_arrays(index, sections);
     index->capacity = kvant_index_packs(index) * KVANT_PACK_VECTORS;
     index->mapped = NULL;
     return KVANT_OK;

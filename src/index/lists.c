@@ -237,21 +237,15 @@ kvant_status kvant_lists_add(kvant_index *index, const float *rows, size_t strid
                    .rows = rows,
                    .stride = stride,
                    .n = n };
-    a.list_of = kvant_alloc(n + 1, sizeof *a.list_of);
-    a.slots = kvant_alloc(n + 1, sizeof *a.slots);
-    a.order = kvant_alloc(n + 1, sizeof *a.order);
-    a.starts = kvant_alloc((size_t)index->n_lists + 2, sizeof *a.starts);
-    a.scratch = kvant_alloc(threads * kvant_index_scratch(index), sizeof *a.scratch);
-    a.codes = kvant_alloc(threads, kvant_index_code_room(index));
-    kvant_status status = KVANT_ERR_MEMORY;
-    if (a.list_of && a.slots && a.order && a.starts && a.scratch && a.codes)
-        status = place_rows(&a, ids, threads);
-    kvant_free(a.list_of);
-    kvant_free(a.slots);
-    kvant_free(a.order);
-    kvant_free(a.starts);
-    kvant_free(a.scratch);
-    kvant_free(a.codes);
+    kvant_arrays arrays = { .n = 0 };
+    a.list_of = kvant_arrays_new(&arrays, n + 1, sizeof *a.list_of);
+    a.slots = kvant_arrays_new(&arrays, n + 1, sizeof *a.slots);
+    a.order = kvant_arrays_new(&arrays, n + 1, sizeof *a.order);
+    a.starts = kvant_arrays_new(&arrays, (size_t)index->n_lists + 2, sizeof *a.starts);
+    a.scratch = kvant_arrays_new(&arrays, threads * kvant_index_scratch(index), sizeof *a.scratch);
+    a.codes = kvant_arrays_new(&arrays, threads, kvant_index_code_room(index));
+    const kvant_status status = arrays.failed ? KVANT_ERR_MEMORY : place_rows(&a, ids, threads);
+    kvant_arrays_free(&arrays);
     return status;
 }
 

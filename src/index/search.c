@@ -305,65 +305,38 @@ static void plan(search *s)
 
 static bool allocate(search *s)
 {
+    kvant_arrays *a = &s->arrays;
     const size_t n = s->query->n;
     size_t per_query, all;
     if (!kvant_mul_size(s->n_ranges, s->k ? s->k : 1, &per_query) ||
         !kvant_mul_size(per_query, n, &all) ||
         !kvant_mul_size(tile_bytes(s), s->n_tiles, &per_query))
         return false;
-    s->x = kvant_alloc(per_query, 1);
-    s->sums = kvant_alloc(n, sizeof *s->sums);
-    s->scales = kvant_alloc(n, sizeof *s->scales);
-    s->weights = kvant_alloc(n, sizeof *s->weights);
-    s->steps = kvant_alloc(n, sizeof *s->steps);
-    s->constants = kvant_alloc(n, sizeof *s->constants);
-    s->found = kvant_alloc(all, sizeof *s->found);
-    s->n_found = kvant_alloc(n * s->n_ranges, sizeof *s->n_found);
-    s->scratch = kvant_alloc(s->n_threads * kvant_index_scratch(s->index), sizeof *s->scratch);
+    s->x = kvant_arrays_new(a, per_query, 1);
+    s->sums = kvant_arrays_new(a, n, sizeof *s->sums);
+    s->scales = kvant_arrays_new(a, n, sizeof *s->scales);
+    s->weights = kvant_arrays_new(a, n, sizeof *s->weights);
+    s->steps = kvant_arrays_new(a, n, sizeof *s->steps);
+    s->constants = kvant_arrays_new(a, n, sizeof *s->constants);
+    s->found = kvant_arrays_new(a, all, sizeof *s->found);
+    s->n_found = kvant_arrays_new(a, n * s->n_ranges, sizeof *s->n_found);
+    s->scratch =
+        kvant_arrays_new(a, s->n_threads * kvant_index_scratch(s->index), sizeof *s->scratch);
     if (s->index->n_lists) {
-        s->centred = kvant_alloc(n, s->index->dim * sizeof *s->centred);
-        s->probed = kvant_alloc(s->n_tiles, s->index->n_lists * sizeof *s->probed);
-        s->gathered = kvant_alloc((size_t)s->n_threads * s->group, tile_bytes(s));
-        if (!s->centred || !s->probed || !s->gathered)
-            return false;
+        s->centred = kvant_arrays_new(a, n, s->index->dim * sizeof *s->centred);
+        s->probed = kvant_arrays_new(a, s->n_tiles, s->index->n_lists * sizeof *s->probed);
+        s->gathered = kvant_arrays_new(a, (size_t)s->n_threads * s->group, tile_bytes(s));
     }
     if (s->n_probe < s->index->n_lists) {
-        s->nearest = kvant_alloc(s->n_threads, s->n_probe * sizeof *s->nearest);
-        s->chosen = kvant_alloc(s->n_threads, s->n_probe * sizeof *s->chosen);
-        if (!s->nearest || !s->chosen)
-            return false;
+        s->nearest = kvant_arrays_new(a, s->n_threads, s->n_probe * sizeof *s->nearest);
+        s->chosen = kvant_arrays_new(a, s->n_threads, s->n_probe * sizeof *s->chosen);
     }
-    if (kvant_book_is_decoded(&s->index->book)) {
-        s->levels = kvant_alloc(s->n_threads, level_bytes(s));
-        if (!s->levels)
-            return false;
-    }
-    s->dots = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->dots);
-    s->keys = kvant_alloc((size_t)s->n_threads * TILE * KVANT_PACK_VECTORS, sizeof *s->keys);
-    return s->x && s->sums && s->scales && s->weights && s->steps && s->constants && s->found &&
-           s->n_found && s->scratch && s->dots && s->keys;
-}
-
-static void release(search *s)
-{
-    kvant_free(s->passes);
-    kvant_free(s->x);
-    kvant_free(s->sums);
-    kvant_free(s->scales);
-    kvant_free(s->weights);
-    kvant_free(s->steps);
-    kvant_free(s->constants);
-    kvant_free(s->found);
-    kvant_free(s->n_found);
-    kvant_free(s->scratch);
-    kvant_free(s->centred);
-    kvant_free(s->probed);
-    kvant_free(s->nearest);
-    kvant_free(s->chosen);
-    kvant_free(s->gathered);
-    kvant_free(s->levels);
-    kvant_free(s->dots);
-    kvant_free(s->keys);
+    if (kvant_book_is_decoded(&s->index->book))
+        s->levels = kvant_arrays_new(a, s->n_threads, level_bytes(s));
+    const size_t products = (size_t)s->n_threads * TILE * KVANT_PACK_VECTORS;
+    s->dots = kvant_arrays_new(a, products, sizeof *s->dots);
+    s->keys = kvant_arrays_new(a, products, sizeof *s->keys);
+    return !a->failed;
 }
 
 static kvant_status check_query(const kvant_index *index, const kvant_index_query *given,
@@ -463,6 +436,7 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     if (status == KVANT_OK)
         kvant_parallel_for(q.n, threads_for(&s, (double)q.n * s.k * (q.rerank ? index->dim : 16)),
                            kvant_search_finish_query, &r);
-    release(&s);
+    kvant_free(s.passes);
+    kvant_arrays_free(&s.arrays);
     return kvant_index_report_error(status);
 }

@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "../base/alloc.h"
 #include "index_internal.h"
 
 #define TILE 32u /* queries that are multiplied together; 12 KB at 384 dimensions */
@@ -35,6 +36,7 @@ typedef struct search {
     uint8_t *levels;     /* per thread: a decoded pack, and scratch */
     int32_t *dots;       /* per thread, TILE x 32 */
     float *keys;         /* per thread, TILE x 32 */
+    kvant_arrays arrays; /* all of these but passes */
     atomic_bool refused; /* a query is not finite, or too long */
 } search;
 

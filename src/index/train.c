@@ -111,28 +111,17 @@ static kvant_status find_lists(kvant_index *index, const training *t, const floa
     return status;
 }
 
-static bool allocate(training *t, bool project)
+static bool allocate(training *t, bool project, kvant_arrays *a)
 {
     const size_t square = project ? (size_t)t->dim * t->dim : 1;
-    t->row = kvant_alloc(t->dim, sizeof *t->row);
-    t->mean = kvant_alloc(t->dim, sizeof *t->mean);
-    t->difference = kvant_alloc(t->dim, sizeof *t->difference);
-    t->values = kvant_alloc(t->dim, sizeof *t->values);
-    t->order = kvant_alloc(t->dim, sizeof *t->order);
-    t->moments = kvant_alloc(square, sizeof *t->moments);
-    t->vectors = kvant_alloc(square, sizeof *t->vectors);
-    return t->row && t->mean && t->difference && t->values && t->order && t->moments && t->vectors;
-}
-
-static void release(training *t)
-{
-    kvant_free(t->row);
-    kvant_free(t->mean);
-    kvant_free(t->difference);
-    kvant_free(t->values);
-    kvant_free(t->order);
-    kvant_free(t->moments);
-    kvant_free(t->vectors);
+    t->row = kvant_arrays_new(a, t->dim, sizeof *t->row);
+    t->mean = kvant_arrays_new(a, t->dim, sizeof *t->mean);
+    t->difference = kvant_arrays_new(a, t->dim, sizeof *t->difference);
+    t->values = kvant_arrays_new(a, t->dim, sizeof *t->values);
+    t->order = kvant_arrays_new(a, t->dim, sizeof *t->order);
+    t->moments = kvant_arrays_new(a, square, sizeof *t->moments);
+    t->vectors = kvant_arrays_new(a, square, sizeof *t->vectors);
+    return !a->failed;
 }
 
 static void replace(const float **array, float *by)
@@ -159,16 +148,17 @@ kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t str
     training t = {
         .rows = rows, .stride = stride, .n = n, .dim = index->dim, .kept = index->code_dim
     };
+    kvant_arrays arrays = { .n = 0 };
     float *center = kvant_alloc(index->dim, sizeof *center);
     float *projection =
         kvant_alloc(project ? (size_t)index->dim * index->code_dim : 1, sizeof *projection);
     kvant_status status =
-        allocate(&t, project) && center && projection ? KVANT_OK : KVANT_ERR_MEMORY;
+        allocate(&t, project, &arrays) && center && projection ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK)
         find_mean(index, &t, center);
     if (status == KVANT_OK && project)
         status = find_projection(index, &t, center, projection);
-    release(&t);
+    kvant_arrays_free(&arrays);
     if (status != KVANT_OK || !project) {
         kvant_free(projection);
         projection = NULL;
