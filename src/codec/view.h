@@ -58,13 +58,9 @@ typedef struct kvant_chunk_view {
     kvant_chunk_kind kind;
     uint32_t n_chunks, index_bits, length_bits;
     uint32_t outliers; /* chunks per token that a page stores apart */
-    float inverse_sqrt_dim;
-    uint32_t unbiased;
-    /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries.
-     * Tables have 256 numbers (direction) and 128 (length); thresholds behind the last level are
-     * the largest float. */
-    uint32_t rounding, zero_padding; /* zero_padding: of a last triplet that lacks channels */
-    const float *direction, *direction_thresholds, *length, *length_thresholds;
+    /* Triplets: index_bits / 2 bits per coordinate. Tables have 256 numbers (direction) and 128
+     * (length). */
+    const float *direction, *length;
     /* the others */
     const float *codewords;    /* 2^index_bits x 4 */
     const double *secondaries; /* quaternions: n_secondaries x 4 */

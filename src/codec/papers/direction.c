@@ -386,7 +386,6 @@ static void set_view(kvant_codec *codec)
                                                .index_bits = direction->index_bits,
                                                .length_bits = direction->radius_bits,
                                                .outliers = direction->slots + direction->pool.slots,
-                                               .unbiased = direction->unbiased,
                                                .codewords = direction->codewords };
 }
 

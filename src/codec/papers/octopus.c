@@ -208,14 +208,8 @@ static kvant_status offer_codes(kvant_codec *codec)
                                                .n_chunks = book->n_triplets,
                                                .index_bits = 2 * t->direction_bits,
                                                .length_bits = t->norm_bits,
-                                               .inverse_sqrt_dim = book->inverse_sqrt_dim,
-                                               .unbiased = book->unbiased,
-                                               .rounding = (uint32_t)t->rounding,
-                                               .zero_padding = book->zero_padding,
                                                .direction = t->direction,
-                                               .direction_thresholds = t->direction_thresholds,
-                                               .length = t->norm,
-                                               .length_thresholds = t->norm_thresholds };
+                                               .length = t->norm };
     return kvant_codec_offer_triplets(codec, &o->layout, t->direction_bits, t->direction, t->norm);
 }
 
