@@ -16,7 +16,7 @@ from kvant import attend, checks, library, places, system
 
 from . import benchmarks, cli
 from .attention_ggml import STOCK_TYPES, Ggml, GgmlSubject
-from .benchmarks import Column
+from .table import Column
 
 USUAL = ["int-4", "bdr-4", "turboquant-4", "octopus-4", "hqmq-s96r4"]
 USUAL_STOCK = ["f16", "q8_0", "q4_0"]

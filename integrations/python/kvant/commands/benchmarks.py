@@ -9,7 +9,6 @@ reads) and close(). A subject measures time itself, because a GPU has a separate
 import math
 import re
 import statistics
-from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -28,13 +27,6 @@ CODEC_OPTIONS = """\
 
 class Stopped(Exception):
     """Ctrl-C: the command prints all complete results."""
-
-
-class Column(NamedTuple):
-    key: str
-    heading: Optional[str]  # in the table; None leaves the column out there
-    digits: Optional[int] = None  # None: text
-    factor: float = 1  # of the number in the table; 100: a share that is shown in percent
 
 
 def add_codec(pairs, name, spec):
@@ -107,24 +99,19 @@ def stepper(progress):
     return step
 
 
-def _shown(column, value):
-    if column.digits is None:
-        return "-" if value is None else value
-    text = table.fixed(None if value is None else value * column.factor, column.digits)
-    return text + " %" if column.factor == 100 and text != "-" else text
-
-
 def show(columns, rows, json):
     """rows: lists of values in the order of the columns; None and NaN are absent."""
+    keys = [column.key for column in columns]
+    named = [dict(zip(keys, row)) for row in rows]
     if json:
-        cleaned = [
-            [None if isinstance(x, float) and math.isnan(x) else x for x in row] for row in rows
-        ]
-        cli.print_json([dict(zip([column.key for column in columns], row)) for row in cleaned])
-        return
-    shown = [i for i, column in enumerate(columns) if column.heading]
-    headings = [columns[i].heading for i in shown]
-    lines = [[_shown(columns[i], row[i]) for i in shown] for row in rows]
-    table.print_table(
-        headings, lines, [columns[i].heading for i in shown if columns[i].digits is None]
-    )
+        cli.print_json(
+            [
+                {
+                    key: None if isinstance(x, float) and math.isnan(x) else x
+                    for key, x in row.items()
+                }
+                for row in named
+            ]
+        )
+    else:
+        table.print_columns(columns, named)

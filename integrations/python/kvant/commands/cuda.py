@@ -19,7 +19,7 @@ from kvant import library, system
 from kvant import structs as s
 
 from . import benchmarks, cli
-from .benchmarks import Column
+from .table import Column
 
 USUAL = (
     "int-4 bdr-4 turboquant-4 turboquant-3 turboquant-2 int-2 kivi-2 innerq-small octopus-4 "

@@ -17,7 +17,7 @@ import threading
 
 from .. import system
 from . import cli
-from .table import fixed, print_table
+from .table import Column, fixed, print_columns, print_table
 
 COMMAND = cli.Command(
     name="bench distortion",
@@ -288,25 +288,17 @@ def of_spec(probe):
     }
 
 
-# Key, heading, digits.
-NUMBERS_OF_SPEC = (
-    ("bits", "bits", 3),
-    ("relative", "D", 5),
-    ("relative_se", "+-", 5),
-    ("rescaled", "D, best scale", 5),
-    ("cos", "cos", 5),
-    ("slope", "slope", 4),
-    ("ip_square", "ip error", 4),
+COLUMNS_OF_SPEC = (
+    Column("spec", "spec"),
+    Column("bits", "bits", 3),
+    Column("relative", "D", 5),
+    Column("relative_se", "+-", 5),
+    Column("rescaled", "D, best scale", 5),
+    Column("cos", "cos", 5),
+    Column("slope", "slope", 4),
+    Column("ip_square", "ip error", 4),
+    Column("note", "note"),
 )
-
-
-def print_specs(rows):
-    headings = ["spec", *(heading for _, heading, _ in NUMBERS_OF_SPEC), "note"]
-    lines = []
-    for row in rows:
-        numbers = [fixed(row[key], digits) for key, _, digits in NUMBERS_OF_SPEC]
-        lines.append([row["spec"], *numbers, row["note"] or "-"])
-    print_table(headings, lines, ("spec", "note"))
 
 
 def errors_of_specs(specs, probe_of, quick, json):
@@ -317,7 +309,7 @@ def errors_of_specs(specs, probe_of, quick, json):
     if json:
         cli.print_json(rows)
     else:
-        print_specs(rows)
+        print_columns(COLUMNS_OF_SPEC, rows)
     if not complete:
         return cli.INTERRUPTED
     return cli.RUNTIME if any(probe.problem for probe in probes) else cli.OK

@@ -9,7 +9,7 @@ import kvant
 from kvant import library
 
 from . import benchmarks, cli, specs
-from .benchmarks import Column
+from .table import Column
 
 USUAL = (
     "int-4 bdr-4 turboquant-4 turboquant-3 trellis-4 octopus-4:round=scalar octopus-4 hqmq-s96r4 "

@@ -1,6 +1,14 @@
 """Tables of results on stdout."""
 
 import math
+from typing import NamedTuple, Optional
+
+
+class Column(NamedTuple):
+    key: str
+    heading: Optional[str]  # in the table; None leaves the column out there
+    digits: Optional[int] = None  # None: text
+    factor: float = 1  # of the number in the table; 100: a share that is shown in percent
 
 
 def fixed(value, digits):
@@ -20,3 +28,18 @@ def print_table(headings, lines, text_columns):
             for h, w, n in zip(headings, line, widths)
         )
         print("  ".join(words).rstrip())
+
+
+def _shown(column, value):
+    if column.digits is None:
+        return value or "-"
+    text = fixed(None if value is None else value * column.factor, column.digits)
+    return text + " %" if column.factor == 100 and text != "-" else text
+
+
+def print_columns(columns, rows):
+    """Prints the columns of rows, which are dictionaries."""
+    shown = [column for column in columns if column.heading]
+    lines = [[_shown(column, row[column.key]) for column in shown] for row in rows]
+    texts = {column.heading for column in shown if column.digits is None}
+    print_table([column.heading for column in shown], lines, texts)

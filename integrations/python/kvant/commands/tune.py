@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 from . import child, cli, specs
-from .table import fixed, print_table
+from .table import Column, print_columns
 from .tune_options import Options
 
 QUERY_STEP = 8  # errors are computed on every 8th query
@@ -348,6 +348,29 @@ def setting_rows(tune):
         }
 
 
+LOCATION_COLUMNS = (
+    Column("layer", "layer", 0),
+    Column("role", "role"),
+    Column("spec", "codec"),
+    Column("site_bits", "bits", 2),
+    Column("cost", "cost", 5),
+    Column("error", "error", 5),
+    Column("probe_kld", "probed", 5),
+    Column("probe_se", "+-", 5),
+    Column("probe_error", "its error", 5),
+)
+SETTING_COLUMNS = (
+    Column("setting", "setting"),
+    Column("k", "K"),
+    Column("v", "V"),
+    Column("bits", "bits", 3),
+    Column("kv_bytes", "KV MiB", 2, 1 / (1 << 20)),
+    Column("predicted", "predicted", 5),
+    Column("kld_mean", "KLD mean", 5),
+    Column("kld_se", "+-", 5),
+)
+
+
 def print_rows(tune):
     """Prints both kinds of lines in one array; fields that do not apply are null."""
     settings, locations = list(setting_rows(tune)), list(location_rows(tune))
@@ -355,52 +378,9 @@ def print_rows(tune):
         nothing = dict.fromkeys([*settings[0], *locations[0]])
         cli.print_json([{**nothing, **row} for row in [*settings, *locations]])
         return
-    print_columns(
-        locations,
-        [
-            ("layer", "layer", 0),
-            ("role", "role", None),
-            ("spec", "codec", None),
-            ("site_bits", "bits", 2),
-            ("cost", "cost", 5),
-            ("error", "error", 5),
-            ("probe_kld", "probed", 5),
-            ("probe_se", "+-", 5),
-            ("probe_error", "its error", 5),
-        ],
-    )
+    print_columns(LOCATION_COLUMNS, locations)
     print()
-    for row in settings:
-        row["kv_bytes"] /= 1 << 20
-    print_columns(
-        settings,
-        [
-            ("setting", "setting", None),
-            ("k", "K", None),
-            ("v", "V", None),
-            ("bits", "bits", 3),
-            ("kv_bytes", "KV MiB", 2),
-            ("predicted", "predicted", 5),
-            ("kld_mean", "KLD mean", 5),
-            ("kld_se", "+-", 5),
-        ],
-    )
-
-
-def print_columns(rows, columns):
-    """columns: key, heading and digits, None for text."""
-    lines = [
-        [
-            row[key] or "-" if digits is None else fixed(row[key], digits)
-            for key, _, digits in columns
-        ]
-        for row in rows
-    ]
-    print_table(
-        [heading for _, heading, _ in columns],
-        lines,
-        {heading for _, heading, digits in columns if digits is None},
-    )
+    print_columns(SETTING_COLUMNS, settings)
 
 
 def main(words):

@@ -15,6 +15,7 @@ layers with a sliding window, and 0 in layers without one. Its metadata:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class Shape(NamedTuple):
     window: int  # keys that a query sees at most; 0: all before it
 
 
-class Capture:
+class Capture(contextlib.AbstractContextManager):
     """n_layers is the highest layer in the file, plus one; layers[L] is a Shape. It is a context
     manager, too."""
 
@@ -50,9 +51,6 @@ class Capture:
         except Damaged as error:
             self.close()
             raise Damaged(f"{path}: {error}") from None
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

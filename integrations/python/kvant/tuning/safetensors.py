@@ -6,6 +6,7 @@ refuses a file whose tensors overlap, leave holes or do not have the bytes of th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Entry(NamedTuple):
     offset: int  # behind the header
 
 
-class File:
+class File(contextlib.AbstractContextManager):
     """A file's header, checked; tensors are read when a caller asks for them. It is a context
     manager, too."""
 
@@ -45,9 +46,6 @@ class File:
         except Damaged as error:
             self.close()
             raise Damaged(f"{self._path}: {error}") from None
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()
