@@ -10,6 +10,7 @@
 #include "command.h"
 #include "exec_scan.h"
 #include "plugin.h"
+#include "progress.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,6 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef SYS_pidfd_open
@@ -52,13 +52,6 @@ typedef struct watch {
     int64_t opened;    /* when a model was seen that has been open since; 0: none is */
 } watch;
 
-static int64_t milliseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static void read_reports(watch *w)
 {
     char text[16];
@@ -80,7 +73,7 @@ static bool look(watch *w)
     w->seen.mapped = w->seen.mapped || now.mapped;
     if (now.model[0] != 0)
         memcpy(w->seen.model, now.model, sizeof now.model);
-    w->opened = now.model[0] == 0 ? 0 : w->opened != 0 ? w->opened : milliseconds();
+    w->opened = now.model[0] == 0 ? 0 : w->opened != 0 ? w->opened : monotonic_milliseconds();
     return now.alive;
 }
 
@@ -127,13 +120,13 @@ static void finish(watch *w)
 
 static int next_look(int64_t since)
 {
-    const int64_t wait = (milliseconds() - since) / 10;
+    const int64_t wait = (monotonic_milliseconds() - since) / 10;
     return (int)(wait < FIRST_LOOK_MS ? FIRST_LOOK_MS : wait > LAST_LOOK_MS ? LAST_LOOK_MS : wait);
 }
 
 static void follow(watch *w)
 {
-    const int64_t since = milliseconds();
+    const int64_t since = monotonic_milliseconds();
     struct pollfd ready[] = { { .fd = w->program, .events = POLLIN },
                               { .fd = w->reports, .events = POLLIN } };
     for (;;) {
@@ -149,7 +142,7 @@ static void follow(watch *w)
         }
         if (n == 0)
             look(w);
-        if (is_missing(w) && w->opened != 0 && milliseconds() - w->opened >= OPEN_MS) {
+        if (is_missing(w) && w->opened != 0 && monotonic_milliseconds() - w->opened >= OPEN_MS) {
             say_why(w);
             return;
         }
@@ -173,7 +166,7 @@ static int open_reports(char *word, size_t bytes)
 {
     struct sockaddr_un at = { .sun_family = AF_UNIX };
     const int n = snprintf(word, bytes, PLUGIN_ENV_WATCH "=kvant-%ld-%llx", (long)getpid(),
-                           (unsigned long long)milliseconds());
+                           (unsigned long long)monotonic_milliseconds());
     const char *name = word + strlen(PLUGIN_ENV_WATCH "=");
     const int in = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     memcpy(at.sun_path + 1, name, strlen(name)); /* the first byte, 0, keeps it out of folders */

@@ -6,6 +6,8 @@
 #endif
 #include "os.h"
 
+#include "progress.h"
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -20,7 +22,6 @@
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #if defined(__linux__)
@@ -154,21 +155,14 @@ static void become_quiet(char *const *words, char *const *variables, int n, int 
     _exit(127);
 }
 
-static int64_t milliseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* Reads to the end or until text, which has room for a 0 behind it, is full. False: too late. */
 static bool read_all(int in, int seconds, char *text, size_t bytes)
 {
-    const int64_t end = milliseconds() + seconds * 1000;
+    const int64_t end = monotonic_milliseconds() + seconds * 1000;
     size_t n = 0;
     ssize_t got = 1;
     while (n < bytes && got > 0) {
-        const int64_t left = end - milliseconds();
+        const int64_t left = end - monotonic_milliseconds();
         struct pollfd ready = { .fd = in, .events = POLLIN };
         if (left <= 0 || poll(&ready, 1, (int)left) <= 0)
             return false;

@@ -23,6 +23,11 @@ double monotonic_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+int64_t monotonic_milliseconds(void)
+{
+    return (int64_t)(1000 * monotonic_seconds());
+}
+
 bool progress_use_json(void *wanted, const char *value)
 {
     (void)value;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef struct progress {
     double total, done;
@@ -11,8 +12,9 @@ typedef struct progress {
     bool terminal, json, visible;
 } progress;
 
-/* Seconds of a clock that never jumps. */
+/* A clock that never jumps. */
 double monotonic_seconds(void);
+int64_t monotonic_milliseconds(void);
 
 /* From now on, the whole process prints progress as JSON objects, unless stderr is a terminal,
  * where a person reads it:
