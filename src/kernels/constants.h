@@ -24,8 +24,9 @@
     case 7: CALL(7); break;                                                                        \
     case 8: CALL(8); break;
 
-/* CALL(n) for an n from 1 to most, which is a literal. Calls nothing for 0. */
-#define KVANT_CALL_CONSTANT(n, most, CALL)                                                         \
+/* CALL(n) for an n from 1 to most, which is a literal or a macro of one. Calls nothing for 0. */
+#define KVANT_CALL_CONSTANT(n, most, CALL) KVANT_CALL_LITERAL(n, most, CALL)
+#define KVANT_CALL_LITERAL(n, most, CALL)                                                          \
     switch (n) {                                                                                   \
         KVANT_CASES_##most(CALL)                                                                   \
     }

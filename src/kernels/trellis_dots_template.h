@@ -371,16 +371,8 @@ static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int
         for (uint32_t i = 0; i < rows; i++)
             spread_levels(bits, n_operands, x + (first + i) * x_stride, &operands[i]);
         int32_t *out = dots + first * dots_stride;
-        switch (rows) {
-        case 1: dot_levels(job, n_operands, operands, 1, out, dots_stride); break;
-        case 2: dot_levels(job, n_operands, operands, 2, out, dots_stride); break;
-#if LEVEL_ROWS > 2
-        case 3: dot_levels(job, n_operands, operands, 3, out, dots_stride); break;
-#endif
-#if LEVEL_ROWS > 3
-        default: dot_levels(job, n_operands, operands, 4, out, dots_stride); break;
-#endif
-        }
+#define DOT_LEVELS(rows) dot_levels(job, n_operands, operands, rows, out, dots_stride)
+        KVANT_CALL_CONSTANT(rows, LEVEL_ROWS, DOT_LEVELS)
     }
 }
 

@@ -32,7 +32,7 @@ KVANT_INLINE uint32_t below_mask(const uint16x8_t a[4], const uint16x8_t b[4])
 
 #include "../trellis_template.h"
 
-#define LEVEL_ROWS 4u /* 16 sums */
+#define LEVEL_ROWS 4 /* 16 sums */
 #define each_operand for
 #define vw_shift_left(v, n) vshlq_u32(v, vdupq_n_s32((int32_t)(n)))
 #define vw_shift_right(v, n) vshlq_u32(v, vdupq_n_s32(-(int32_t)(n)))

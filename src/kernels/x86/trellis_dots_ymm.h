@@ -2,7 +2,7 @@
  * code_dots_ymm.h, with its definitions. */
 /* Vectors x that are multiplied together. Their 12 sums, 2 vectors of levels and a mask fit the 16
  * registers. */
-#define LEVEL_ROWS 3u
+#define LEVEL_ROWS 3
 #define each_operand for
 #define vw_shift_left(v, n) _mm256_slli_epi32(v, (int)(n))
 #define vw_shift_right(v, n) _mm256_srli_epi32(v, (int)(n))

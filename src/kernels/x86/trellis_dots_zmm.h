@@ -2,7 +2,7 @@
  * code_dots_zmm.h. */
 #include "fold_zmm.h"
 
-#define LEVEL_ROWS 4u /* vectors x that are multiplied together: 16 sums */
+#define LEVEL_ROWS 4 /* vectors x that are multiplied together: 16 sums */
 #ifdef __AVX512VNNI__
 #define each_operand _Pragma("GCC unroll 4") for
 #else
