@@ -31,10 +31,10 @@ static void take(const search *s, kvant_top *top, size_t pack, uint32_t mask, co
     }
 }
 
-/* The slots of a pack that are in use and pass the filters, a bit each. */
-static uint32_t wanted_slots(const search *s, size_t pack)
+/* The slots of a pack that are in use and pass the filters, a bit each. left: the vectors from this
+ * pack on, of the index or of a list. */
+static uint32_t wanted_slots(const search *s, size_t pack, size_t left)
 {
-    const size_t left = s->index->n - pack * KVANT_PACK_VECTORS;
     const uint32_t used = left < 32 ? (1u << left) - 1 : UINT32_MAX;
     return s->passes ? s->passes[pack] & used : used;
 }
@@ -131,7 +131,7 @@ static void scan(void *context, size_t unit, uint32_t worker)
     for (uint32_t i = 0; i < g.n; i++)
         thresholds[i] = -INFINITY;
     for (size_t pack = first; pack < end; pack++) {
-        const uint32_t wanted = wanted_slots(s, pack);
+        const uint32_t wanted = wanted_slots(s, pack, s->index->n - pack * KVANT_PACK_VECTORS);
         const uint8_t *codes = wanted ? open_pack(s, pack, &r) : NULL;
         for (size_t tile = g.first; wanted && tile < g.end; tile++) {
             const size_t at = (tile - g.first) * TILE;
@@ -244,8 +244,7 @@ static void scan_list(const search *s, group *g, uint32_t number, const room *r)
     const uint32_t n = gather(s, g, number, r->gathered, sets);
     for (size_t i = 0; i * KVANT_PACK_VECTORS < list->n; i++) {
         const size_t left = list->n - i * KVANT_PACK_VECTORS, pack = list->packs[i];
-        const uint32_t used = left < 32 ? (1u << left) - 1 : UINT32_MAX;
-        const uint32_t wanted = s->passes ? s->passes[pack] & used : used;
+        const uint32_t wanted = wanted_slots(s, pack, left);
         const uint8_t *codes = wanted ? open_pack(s, pack, r) : NULL;
         for (uint32_t set = 0; wanted && set < n; set++)
             scan_list_pack(s, pack, codes, wanted, r->gathered + set * tile_bytes(s), &sets[set],

@@ -1,5 +1,6 @@
 /* chunk_dots_ymm.h - chunk_dots with 256-bit vectors: entries are loaded one by one, 64 bits each.
- * Included after code_dots_ymm.h. The including file defines everything else that chunk_dots_template.h asks for. */
+ * Included after code_dots_ymm.h. The including file defines everything else that
+ * chunk_dots_template.h asks for. */
 
 #define CHUNK_ROWS 6u
 #define CHUNK_VECTORS 2u

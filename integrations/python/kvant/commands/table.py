@@ -38,7 +38,7 @@ def _shown(column, value):
 
 
 def print_columns(columns, rows):
-    """Prints the columns of rows, which are dictionaries."""
+    """Prints a table. Each row is a dictionary with a value for each column."""
     shown = [column for column in columns if column.heading]
     lines = [[_shown(column, row[column.key]) for column in shown] for row in rows]
     texts = {column.heading for column in shown if column.digits is None}
