@@ -128,8 +128,8 @@ def sizes(codec, _normal, probe):
     }
 
 
-# For each setup: the measure, the keys, queries and seeds of the papers, and those of a quick run,
-# which draws less but keeps enough seeds for a standard error to mean something.
+# For each setup: the measure; keys, queries and seeds as in the papers; the same for a quick run.
+# A quick run draws less, but keeps enough seeds for a standard error to mean something.
 SETUPS = {
     "info": (sizes, (0, 0, 1), (0, 0, 1)),  # nothing is drawn
     "fidelity": (fidelity, (1024, 16, 64), (512, 16, 16)),  # OCTOPUS Table 1, TurboQuant's theorems
