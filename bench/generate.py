@@ -12,6 +12,7 @@ of f16 is the reference."""
 
 import argparse
 import array
+import concurrent.futures
 import json
 import math
 import pathlib
@@ -75,32 +76,22 @@ def read_tensors(path):
     return found
 
 
-def score(options, cache, answers, folder):
-    """For each answer the f16 cache's negative log-likelihoods, and the cache's divergences."""
-    files, values = [], folder / "values.safetensors"
-    for number, answer in enumerate(answers):
-        file = folder / f"{number}.txt"
-        # kvant eval wants texts of two contexts and scores the first one here.
-        file.write_text(answer + "\n" + options.text.read_text()[: 16 * options.scored])
-        files += ["-f", file]
+def score(options, cache, answer):
+    """The f16 cache's negative log-likelihoods of an answer, and the cache's divergences."""
     kind, _, preset = cache.rpartition(":")
     which = ["--preset", preset] if kind == "kvant" else ["--stock", cache]
-    words = [options.kvant, "eval", "-m", options.model, *files, "-c", options.scored]
-    words += ["--chunks", 1, "--from", PROMPT, "-b", 64, "-t", options.threads]
-    words += [*which, "--values", values, "--json"]
-    words = [str(word) for word in words]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"generate: {cache}: {done.stderr[-500:]}")
-    found = read_tensors(values)
-    return rows(found["nll.0"], len(answers)), rows(
-        found.get("kld.1", found["kld.0"]), len(answers)
-    )
-
-
-def rows(numbers, count):
-    length = len(numbers) // count
-    return [numbers[i * length : (i + 1) * length] for i in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        file, values = pathlib.Path(folder, "answer.txt"), pathlib.Path(folder, "values")
+        # kvant eval wants a text of two contexts and scores the first one here.
+        file.write_text(answer + "\n" + options.text.read_text()[: 16 * options.scored])
+        words = [options.kvant, "eval", "-m", options.model, "-f", file, "-c", options.scored]
+        words += ["--chunks", 1, "--from", PROMPT, "-b", 64, "-t", options.threads]
+        words += [*which, "--values", values, "--json"]
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"generate: {cache}: {done.stderr[-500:]}")
+        found = read_tensors(values)
+    return found["nll.0"], found.get("kld.1", found["kld.0"])
 
 
 def mean(numbers):
@@ -118,8 +109,12 @@ def loops(answer):
     return answer.count(answer[-LOOP:]) >= 3
 
 
-def line(options, cache, answers, folder):
-    nll, kld = score(options, cache, answers, folder)
+def line(options, cache, begun):
+    """A line of the CSV. Several answers are made and scored at a time."""
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        answers = list(pool.map(lambda prompt: generate(options, cache, prompt), begun))
+        scores = list(pool.map(lambda answer: score(options, cache, answer), answers))
+    nll, kld = zip(*scores)
     logs = [mean(row) for row in nll]
     low, high = interval(logs)
     quarters = [[row[i * len(row) // 4 : (i + 1) * len(row) // 4] for row in kld] for i in range(4)]
@@ -162,7 +157,8 @@ def parse_arguments():
     parser.add_argument(
         "--scored", type=int, default=0, help="tokens with the prompt (default: 80 more than 15/16)"
     )
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of an answer")
+    parser.add_argument("--jobs", type=int, default=2, help="answers at a time")
     parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
     parser.add_argument(
         "--programs", type=pathlib.Path, required=True, help="folder of scripts/fetch.py programs"
@@ -179,9 +175,7 @@ def main():
     options = parse_arguments()
     begun = prompts(options.text.read_text(), options.prompts)
     for cache in options.caches.split(","):
-        answers = [generate(options, cache, prompt) for prompt in begun]
-        with tempfile.TemporaryDirectory() as folder:
-            found = line(options, cache, answers, pathlib.Path(folder))
+        found = line(options, cache, begun)
         append(options.output, [{name: str(value) for name, value in found.items()}])
         print(found, flush=True)
 

@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from programs import ROOT, BuildError  # noqa: E402
 from quality import Run  # noqa: E402
 from speed import SpeedError, measure  # noqa: E402
-from systems import SYSTEMS  # noqa: E402
+from systems import SYSTEMS, needs_gpu  # noqa: E402
 
 
 def fetch_model(name):
@@ -45,7 +45,10 @@ def parse_arguments():
     parser.add_argument(
         "--caches", default="", help="names with semicolons, measured in this order (default: all)"
     )
-    parser.add_argument("--again", action="store_true", help="measure what the CSV has, too")
+    parser.add_argument(
+        "--again", default="", help="programs whose lines in the CSV are measured again"
+    )
+    parser.add_argument("--gpu", action="store_true", help="programs that need CUDA, instead")
     parser.add_argument("--threads", type=int, default=cpus)
     parser.add_argument("--jobs", type=int, default=cpus, help="of builds")
     parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
@@ -74,7 +77,9 @@ def choose(options):
     found = [
         system
         for system in SYSTEMS
-        if (not programs or system.program in programs) and (not caches or system.cache in caches)
+        if (not programs or system.program in programs)
+        and (not caches or system.cache in caches)
+        and needs_gpu(system) == options.gpu
     ]
     return sorted(found, key=lambda system: caches.index(system.cache)) if caches else found
 

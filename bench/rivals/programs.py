@@ -1,5 +1,5 @@
 """Fetches and builds the programs of systems.py, and says with which words one starts them. Sources
-are fetched by git at their pinned commits and built unmodified, for the CPU alone.
+are fetched by git at their pinned commits and built unmodified.
 
 RIVALS_GIT_BASE: a folder of bare repositories that replaces the public addresses, for machines
 without a network. Their objects are read where they lie."""
@@ -28,6 +28,8 @@ OPTIONS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
 )
+# All pairs of types, which includes the caches that only the fork has.
+CUDA = ("-DGGML_CUDA=ON", "-DGGML_CUDA_FA_ALL_QUANTS=ON")
 
 
 class BuildError(Exception):
@@ -102,8 +104,9 @@ def link_programs(name, source, made, log):
         run(["c++", *words], log)
 
 
-def compile_program(source, made, log, jobs):
-    run(["cmake", "-S", source, "-B", made.parent, *OPTIONS, *without_amx()], log)
+def compile_program(source, made, log, jobs, gpu):
+    options = [*OPTIONS, *without_amx(), *(CUDA if gpu else ())]
+    run(["cmake", "-S", source, "-B", made.parent, *options], log)
     run(["cmake", "--build", made.parent, f"-j{jobs}", "--target", *TARGETS], log)
 
 
@@ -123,7 +126,7 @@ def build(name, work, jobs):
         if wheel:
             link_programs(name, source, made, log)
         else:
-            compile_program(source, made, log, jobs)
+            compile_program(source, made, log, jobs, PROGRAMS[name].gpu)
     except FetchError as error:
         raise BuildError(str(error))
     return made
@@ -150,5 +153,5 @@ def version(name):
 def start(system, binary, kvant):
     """The words that start a binary with the system's cache."""
     if system.program == "kvant":
-        return [kvant, "exec", "--preset", system.cache, "--", binary]
+        return [kvant, "exec", *system.words, "--", binary]
     return [binary, *system.words]

@@ -6,8 +6,8 @@ import re
 import subprocess
 
 from programs import folder, start, version
-from record import append, context, read_rows
-from systems import HOSTS, LOUD, QUIRKS
+from record import append, context, first_line, read_rows
+from systems import HOSTS, LOUD, QUIRKS, needs_gpu
 
 NUMBER = r"(-?[\d.]+(?:e[-+]?\d+)?)"
 FOUND = {
@@ -19,7 +19,8 @@ FOUND = {
 }
 # llama.cpp prints a line for each of the model's caches; windows have their own.
 CACHE_MIB = r"(?:llama_kv_cache: size|KV self size) *= *([\d.]+) MiB"
-KVANT_BITS = r"KV cache \S+: ([\d.]+) bits per number"
+GPU_NAME = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+KVANT_BITS = r"KV cache .+: ([\d.]+) bits per number"
 
 
 def model_name(path):
@@ -97,6 +98,7 @@ class Run:
             *("--chunks", options.chunks, "-fa", "on", *threads, *words),
             *LOUD.get(HOSTS.get(system.program, system.program), ()),
             *QUIRKS.get((system.program, self.name), ()),
+            *(("-ngl", 99) if needs_gpu(system) else ()),
         ]
         command = [str(word) for word in command]
         # ik_llama.cpp writes a log into the current folder.
@@ -104,7 +106,8 @@ class Run:
             command, cwd=options.work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         text = done.stdout.decode("utf-8", "replace")
-        name = f"{system.program}-{system.cache}-{self.name}-{self.length}.log".replace(" ", "_")
+        name = f"{system.program}-{system.cache}-{self.name}-{self.length}.log"
+        name = name.replace(" ", "_").replace("/", "_")
         (options.work / name).write_text(text)
         if done.returncode != 0:
             raise LogError(f"exit status {done.returncode}; {name} says why")
@@ -123,13 +126,17 @@ class Run:
         numbers = parse(system, text, f16_mib)
         scored = {"from": self.length // 2, "to": self.length - 2}
         row = {**self.key(system), **scored, **numbers, **context(words)}
+        if needs_gpu(system):
+            row["machine"] = first_line(*GPU_NAME)
         append(self.options.output, [{name: str(value) for name, value in row.items()}])
         print(f"{self.name} {self.length} {system.program} {system.cache}: {numbers}", flush=True)
 
     def all(self, chosen, systems):
-        """Measures the systems that the CSV lacks, or all with --again, a program at a time."""
-        again = self.options.again
-        waiting = [s for s in chosen if s.cache != "f16" and (again or not self.is_done(s))]
+        """Measures what the CSV lacks and the programs of --again, a program at a time."""
+        again = self.options.again.split()
+        waiting = [
+            s for s in chosen if s.cache != "f16" and (s.program in again or not self.is_done(s))
+        ]
         for program in dict.fromkeys(HOSTS.get(s.program, s.program) for s in waiting):
             base = None
             try:

@@ -1,5 +1,5 @@
-"""The programs that kvant is compared with, each at a pinned commit, and their caches that run on a
-CPU. It does not know how they are built (programs.py) or measured (quality.py, speed.py).
+"""The programs that kvant is compared with, each at a pinned commit, and their caches. It does not
+know how they are built (programs.py) or measured (quality.py, speed.py).
 
 llama.cpp's own programs come from scripts/fetch.py and are not built here."""
 
@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 class Program(NamedTuple):
     """A fork of llama.cpp. wheel is a package of PyPI, its version and its SHA-256. The package has
-    the fork's libraries, built at this commit. Only the programs are compiled here."""
+    the fork's libraries, built at this commit. Only the programs are compiled here. A program with
+    gpu is built with CUDA, because its caches need it, and is measured with --gpu only."""
 
     address: str
     commit: str
     wheel: tuple = ()
+    gpu: bool = False
 
 
 class System(NamedTuple):
@@ -38,6 +40,11 @@ PROGRAMS = {
         "https://github.com/TheTom/llama-cpp-turboquant",
         "69d8e4be47243e83b3d0d71e932bc7aa61c644dc",
     ),
+    "buun-llama-cpp": Program(
+        "https://github.com/spiritbuun/buun-llama-cpp",
+        "1c478819233f28b90be647040cac1ca7f4ee1c9c",
+        gpu=True,
+    ),
 }
 
 # llama.cpp's programs print the size of the cache only when they are asked to.
@@ -56,9 +63,22 @@ def both(program, kind, *words, name=None):
     return System(program, name or kind, ("-ctk", kind, "-ctv", kind, *words))
 
 
+def trellis(keys, values, what, option):
+    """kvant's trellis codec with something that is learned from the first keys."""
+    words = ("-k", f"trellis-{keys}:{option}", "-v", f"trellis-{values}")
+    return System("kvant", f"trellis-{keys}/trellis-{values}, {what}", words)
+
+
 SYSTEMS = [
     *(both("llama.cpp", kind) for kind in ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")),
-    *(System("kvant", preset) for preset in ("quality", "balanced", "small", "tiny")),
+    *(
+        System("kvant", preset, ("--preset", preset))
+        for preset in ("quality", "balanced", "small", "tiny")
+    ),
+    # Codecs by name keep the first 64 tokens exact and no newest ones, so they need fewer bits than
+    # presets in short contexts.
+    *(trellis(*bits, "W", "transform=first") for bits in ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))),
+    *(trellis(*bits, "centre", "center=first") for bits in ((3, 3), (3, 2), (2, 2))),
     *(both("ik_llama.cpp", kind) for kind in ("f16", "q8_0", "q6_0", "q4_0")),
     # This commit aborts when values are q8_KV, too.
     System("ik_llama.cpp", "q8_KV, values q8_0", ("-ctk", "q8_KV", "-ctv", "q8_0")),
@@ -67,4 +87,12 @@ SYSTEMS = [
         both("llama-cpp-turboquant", kind)
         for kind in ("f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2")
     ),
+    *(
+        both("buun-llama-cpp", kind)
+        for kind in ("f16", "turbo4", "turbo3", "turbo2", "turbo3_tcq", "turbo2_tcq")
+    ),
 ]
+
+
+def needs_gpu(system):
+    return system.program in PROGRAMS and PROGRAMS[system.program].gpu

@@ -28,6 +28,9 @@ llama_kv_cache: size =    2.50 MiB (  1024 cells,  15 layers), K (q4_0):   1.25 
 """
 FORK = "llama_init_from_model: KV self size  =   45.00 MiB, K (f16):   22.50 MiB"
 KVANT = "kvant: KV cache balanced: 6.56 bits per number, 30 of 30 layers, 18.5 MiB for 2048 tokens"
+NAMED = (
+    "kvant: KV cache trellis-4:transform=first / trellis-3: 4.34 bits per number, 24 of 24 layers"
+)
 
 
 class Quality(unittest.TestCase):
@@ -42,6 +45,7 @@ class Quality(unittest.TestCase):
 
     def test_kvant_says_its_bits(self):
         self.assertEqual(parse(System("kvant", "balanced"), KVANT + NUMBERS, 45.0)["bits"], 6.56)
+        self.assertEqual(parse(System("kvant", "named"), NAMED + NUMBERS, 45.0)["bits"], 4.34)
 
     def test_a_log_without_a_number_is_refused(self):
         for text in (NUMBERS, LLAMA, LLAMA + NUMBERS.replace("Same top", "top")):

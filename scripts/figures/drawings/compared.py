@@ -11,6 +11,7 @@ COLORS = {
     "ik_llama.cpp": "b",
     "llama-cpp-turboquant": "d",
     "transformers": "e",
+    "buun-llama-cpp": "c",
 }
 KLDS, BITS = (0.001, 0.01, 0.1, 1, 10), (2, 4, 6, 8, 10)
 
@@ -25,6 +26,15 @@ def _points(results, model):
         yield program, line.number("bits"), line.number("kld_mean")
 
 
+def _steps(points):
+    """The points that lose less than all points with fewer bits."""
+    least = float("inf")
+    for x, kld in sorted(points):
+        if kld < least:
+            least = kld
+            yield x, kld
+
+
 def _panel(canvas, results, model, top):
     up = Scale((0.001, 20), (top + PANEL, top), log=True)
     across = Scale((1.5, 11), (LEFT, RIGHT))
@@ -36,11 +46,11 @@ def _panel(canvas, results, model, top):
         canvas.text(across(tick), top + PANEL + 22, str(tick), "soft", "middle")
     points, names = sorted(_points(results, model)), list(COLORS)
     for program in COLORS:
-        line = [(across(bits), up(kld)) for name, bits, kld in points if name == program]
+        line = [(bits, kld) for name, bits, kld in points if name == program]
         if program == "kvant":
-            canvas.path(line, "ours", 2)
-        for x, y in line:
-            canvas.mark(names.index(program), x, y, COLORS[program])
+            canvas.path([(across(bits), up(kld)) for bits, kld in _steps(line)], "ours", 2)
+        for bits, kld in line:
+            canvas.mark(names.index(program), across(bits), up(kld), COLORS[program])
 
 
 def draw(theme, results):
