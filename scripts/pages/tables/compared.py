@@ -11,7 +11,11 @@ from text import code, divergence, table, times
 FILE, SPEED, ANSWERS = "rivals.csv", "rivals_speed.csv", "generate.csv"
 SHORT, IDEAS, PREDICTED = "rivals_short.csv", "rivals_ideas.csv", "rivals_predicted.csv"
 KLD = ("kld_mean", "kld_se")
-MODELS = {**SMALL, "Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B"}
+MODELS = {
+    **SMALL,
+    "Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B",
+    "Gemma-3-270M-20k": "Gemma-3-270M, fewer tokens",
+}
 LENGTHS = (2048, 8192)
 BUDGETS = (8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5)
 LEADER_BUDGETS = (8.5, 6.5, 4.5, 3.5, 2.5)
@@ -74,9 +78,7 @@ def _best(lines, budget):
 def _cells(line):
     if line is None:
         return ["", ""]
-    name = (
-        code(line["cache"]) if line["program"] == "kvant" else _name(line["program"], line["cache"])
-    )
+    name = _name(line["program"], line["cache"]).removeprefix("kvant ")
     return [name, divergence(line.number("kld_mean"))]
 
 
@@ -218,17 +220,6 @@ def compared_answers(results):
     heading = ["cache", "perplexity of the answers", "95 % interval", "KLD", "95 % interval"]
     heading += ["KLD, first quarter", "KLD, last quarter", "answers that loop"]
     return table(heading, *rows)
-
-
-def compared_short_bits(results):
-    """True bits of kvant's presets in 2048 tokens, by `kvant inspect`."""
-    presets = ("quality", "balanced", "small", "tiny")
-    rows = []
-    for model, name in MODELS.items():
-        lines = [results.maybe(SHORT, {"model": model, "setting": preset}) for preset in presets]
-        if all(lines):
-            rows.append([name, *(f"{line.number('bits'):.2f}" for line in lines)])
-    return table(["model", *map(code, presets)], *rows)
 
 
 def compared_short(results):
