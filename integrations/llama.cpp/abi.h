@@ -11,8 +11,7 @@
  *   API 3   ggml 0.26 and 0.27     adds alloc_buffer_n and get_alloc_size_n
  * Enumerations are 4 bytes wide on every supported compiler and are declared as int32_t.
  */
-#ifndef KVP_ABI_H
-#define KVP_ABI_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -252,5 +251,3 @@ typedef struct abi_init_params {
     void *mem_buffer;
     bool no_alloc;
 } abi_init_params;
-
-#endif /* KVP_ABI_H */

@@ -1,6 +1,5 @@
 /* attributes.h - the only file of the plug-in with compiler extensions. */
-#ifndef KVP_ATTRIBUTES_H
-#define KVP_ATTRIBUTES_H
+#pragma once
 
 #if !defined(__GNUC__)
 #error "the llama.cpp plug-in needs GCC or Clang: it asks for its caller's address"
@@ -24,5 +23,3 @@
 #else
 #define KVP_RELAX() ((void)0)
 #endif
-
-#endif /* KVP_ATTRIBUTES_H */

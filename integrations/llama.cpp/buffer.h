@@ -6,8 +6,7 @@
  * nothing. `kvp_buffer_kv_memory` measures resident memory, and adds learned matrices and the
  * working memory of learning.
  */
-#ifndef KVP_BUFFER_H
-#define KVP_BUFFER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -88,5 +87,3 @@ size_t kvp_buffer_kv_memory(size_t *reserved);
 bool kvp_buffer_kv_size(bool on_gpu, kvp_kv_size *size);
 /* The plug-in's kvant_kv_size_at: the same when each sequence has `tokens` tokens (kv_fill.h). */
 bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place);
-
-#endif /* KVP_BUFFER_H */

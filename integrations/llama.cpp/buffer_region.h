@@ -4,8 +4,7 @@
  * up their memory (kvp_buffer_kv_memory and kvp_buffer_kv_size of buffer.h). It does not know
  * ggml's tables of functions, nor how large a tensor is: buffer.c does.
  */
-#ifndef KVP_BUFFER_REGION_H
-#define KVP_BUFFER_REGION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ bool kvp_region_add(kvp_region *region, kvp_kv *kv);
 
 /* Whether the bytes lie in the region and in no other tensor's. */
 bool kvp_region_is_free(const kvp_region *region, const char *at, size_t bytes);
-
-#endif /* KVP_BUFFER_REGION_H */

@@ -4,8 +4,7 @@
  * without saying for which tensors. This file remembers the tensors that were asked for, and tells
  * caches of keys and values from everything else. It allocates nothing.
  */
-#ifndef KVP_BUFFER_REQUESTS_H
-#define KVP_BUFFER_REQUESTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,5 +48,3 @@ kvp_buffer_kind kvp_requests_finish(size_t *plain);
 /* Begins the record again, at the start and at the end of each llama.cpp context. When llama.cpp
  * plans (--fit), it asks for sizes of caches that it never allocates. */
 void kvp_requests_reset(void);
-
-#endif /* KVP_BUFFER_REQUESTS_H */

@@ -5,8 +5,7 @@
  * FLASH_ATTN_EXT nodes alone. The cache stays in host memory, in llama.cpp's own bytes; all other
  * nodes stay with the CPU back end.
  */
-#ifndef KVP_DEVICE_H
-#define KVP_DEVICE_H
+#pragma once
 
 #include "abi.h"
 #include "ops.h"
@@ -32,5 +31,3 @@ void kvp_compute_free(kvp_compute *compute);
 void kvp_compute_set_n_threads(kvp_compute *compute, int n_threads);
 int32_t kvp_compute_cache_graph(kvp_compute *compute, abi_graph *graph);
 bool kvp_cache_supports(const abi_tensor *op);
-
-#endif /* KVP_DEVICE_H */

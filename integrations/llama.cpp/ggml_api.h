@@ -7,8 +7,7 @@
  * call, and in its dependencies. The plug-in works with any version whose tables are as in abi.h,
  * which ggml_tables.c finds out. KVANT_STRICT_GGML=1 accepts only versions that all tests run with.
  */
-#ifndef KVP_GGML_API_H
-#define KVP_GGML_API_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -123,5 +122,3 @@ bool kvp_ggml_load(const void *caller);
 /* Prints a line for a version that is newer than the tried versions; with KVANT_VERBOSE=1 for any
  * version. */
 void kvp_ggml_report(void);
-
-#endif /* KVP_GGML_API_H */

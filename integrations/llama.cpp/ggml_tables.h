@@ -1,6 +1,5 @@
 /* ggml_tables.h - whether the ggml that loads the plug-in keeps its tables where abi.h has them. */
-#ifndef KVP_GGML_TABLES_H
-#define KVP_GGML_TABLES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,5 +10,3 @@
  * that shows with abi.h. Sets api->api, api->op and api->n_rows. Needs api's required functions.
  * False after writing the row that differs to err. */
 bool kvp_ggml_tables_match(void *library, kvp_ggml *api, char *err, size_t errlen);
-
-#endif /* KVP_GGML_TABLES_H */

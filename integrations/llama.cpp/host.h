@@ -3,8 +3,7 @@
  * these functions for Linux and macOS, host_windows.c for Windows, host_linux_imports.c those on
  * imports, and host_hints.c the hints. No other file of the plug-in includes a header of a system
  * or asks which system it is (tests/docs/test_os.py). */
-#ifndef KVP_HOST_H
-#define KVP_HOST_H
+#pragma once
 
 #include "../../src/base/os.h"
 
@@ -94,5 +93,3 @@ void kvp_host_lower_priority(void);
 
 /* Sends a line to the program that listens under this name; lost when none does. */
 void kvp_host_send(const char *name, const char *line);
-
-#endif /* KVP_HOST_H */

@@ -15,8 +15,7 @@
  * quota.
  *
  * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. */
-#ifndef KVP_HOST_THREADS_H
-#define KVP_HOST_THREADS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -70,5 +69,3 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n);
 void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *user), void *user);
 
 void kvp_host_threads_release(kvp_host_threads *threads);
-
-#endif /* KVP_HOST_THREADS_H */

@@ -7,8 +7,7 @@
  * Nobody reads the row that the cell held before. The next row that is stored makes the cell valid.
  *
  * This file owns the marks of a tensor's cells and the lines that are printed for refusals. */
-#ifndef KVP_INVALID_H
-#define KVP_INVALID_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,5 +51,3 @@ void kvp_invalid_report(const kvp_refusal *refusal);
 
 /* Says that a graph is about to be computed. */
 void kvp_invalid_graph_begins(void);
-
-#endif /* KVP_INVALID_H */

@@ -2,8 +2,7 @@
  *
  * `kvant inspect` prints these sizes for a quarter, a half and all of a context. The size with all
  * cells written is the size of kv_size.h. */
-#ifndef KVP_KV_FILL_H
-#define KVP_KV_FILL_H
+#pragma once
 
 #include "kv_size.h"
 
@@ -14,5 +13,3 @@
  * false. Also returns false when a context in the computer's memory has computed something, because
  * the question would make its tensors forget how RoPE rotates their keys. */
 typedef bool kvp_kv_size_at_fn(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place);
-
-#endif /* KVP_KV_FILL_H */

@@ -1,7 +1,6 @@
 /* kv_layers.h - the state that the tensors of one llama context share. kv_bind.c keeps it, and
  * kv_report.c prints it. No other file looks into it. */
-#ifndef KVP_KV_LAYERS_H
-#define KVP_KV_LAYERS_H
+#pragma once
 
 #include "kv_tensor.h"
 #include "layer_kinds.h"
@@ -36,5 +35,3 @@ struct kvp_layers {
 /* Prints, once per context when all of its tensors are bound, the line about their size and
  * content. */
 void kvp_layers_report(struct kvp_layers *layers);
-
-#endif /* KVP_KV_LAYERS_H */

@@ -3,8 +3,7 @@
  * The line at the start, `kvant inspect` and `kvant eval` all print these sums, so that a size has
  * one meaning everywhere. The struct is also the plug-in's interface to `kvant` (kvant_kv_size). It
  * is not the memory that a cache takes now, which kvp_buffer_kv_memory (buffer.h) measures. */
-#ifndef KVP_KV_SIZE_H
-#define KVP_KV_SIZE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +31,3 @@ static inline double kvp_kv_size_bits(const kvp_kv_size *size)
 {
     return 8 * size->bytes / (size->numbers[0] + size->numbers[1]);
 }
-
-#endif /* KVP_KV_SIZE_H */

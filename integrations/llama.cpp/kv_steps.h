@@ -4,8 +4,7 @@
  * On a CPU llama.cpp computes the layers of a step one after another. It attends to the rows of a
  * layer before it stores the rows of the next layer. A buffer has the tensors of one cache. The
  * cache of a sliding window is another buffer, with other shared pages. */
-#ifndef KVP_KV_STEPS_H
-#define KVP_KV_STEPS_H
+#pragma once
 
 #include "kv_tensor.h"
 
@@ -28,5 +27,3 @@ void kvp_steps_join(kvp_steps *steps, kvp_kv *kv);
 bool kvp_steps_map(kvp_kv *kv);
 
 void kvp_steps_free(kvp_steps *steps);
-
-#endif /* KVP_KV_STEPS_H */

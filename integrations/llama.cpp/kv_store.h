@@ -2,8 +2,7 @@
  *
  * The cell of a row that a codec refuses becomes invalid (invalid.h). The remaining rows are stored
  * as if the refused rows were not in the batch, and kvant learns nothing from the refused rows. */
-#ifndef KVP_KV_STORE_H
-#define KVP_KV_STORE_H
+#pragma once
 
 #include "kv_tensor.h"
 
@@ -24,5 +23,3 @@ kvant_status kvp_kv_store(const kvp_batch *batch);
 
 /* Makes the cells invalid for a reason that no row has. */
 void kvp_kv_lose(const kvp_batch *batch, kvant_status why);
-
-#endif /* KVP_KV_STORE_H */

@@ -12,8 +12,7 @@
  *
  * Not thread-safe: one context uses its tensors from one thread at a time, as llama.cpp does.
  */
-#ifndef KVP_KV_TENSOR_H
-#define KVP_KV_TENSOR_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -369,5 +368,3 @@ void kvp_kv_clear(kvp_kv *kv);
 /* Copies one stream's compressed bytes. False when the tensors' formats differ; then the caller
  * copies rows. */
 bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream);
-
-#endif /* KVP_KV_TENSOR_H */

@@ -4,8 +4,7 @@
  * It counts layers and writes the lines about them. It does not decide which layers are compressed.
  * kv_bind.c owns one per context.
  */
-#ifndef KVP_LAYER_KINDS_H
-#define KVP_LAYER_KINDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ void kvp_layer_kinds_add_state(kvp_layer_kinds *kinds, uint32_t layer);
 /* Prints a line like "12 of 48 layers have a KV cache and are compressed; 36 keep recurrent state,
  * ..." if layers do so. n_layers: the model's number of layers. */
 void kvp_layer_kinds_report(const kvp_layer_kinds *kinds, uint32_t n_layers);
-
-#endif /* KVP_LAYER_KINDS_H */

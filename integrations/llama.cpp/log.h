@@ -4,8 +4,7 @@
  * Errors and warnings always appear. Lines of kvp_info appear unless KVANT_QUIET=1, notes only with
  * KVANT_VERBOSE=1. `kvant exec` wants to know what becomes of the plug-in: `kvp_report` tells it.
  */
-#ifndef KVP_LOG_H
-#define KVP_LOG_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -19,5 +18,3 @@ void kvp_note(const char *format, ...) KVP_PRINTF(1, 2);
 /* Sends "loaded", "refused" or "context" to the process that KVANT_WATCH names. Does nothing when
  * no process listens. */
 void kvp_report(const char *event);
-
-#endif /* KVP_LOG_H */

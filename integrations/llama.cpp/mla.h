@@ -5,8 +5,7 @@
  * kv heads of its tensor. So the RoPE channels may have a codec of their own. ops_attention.c
  * computes attention.
  */
-#ifndef KVP_MLA_H
-#define KVP_MLA_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ size_t kvp_mla_most_bytes(const kvp_settings *settings, const kvant_scheme_locat
 
 /* "; MLA: latents trellis-4, RoPE channels int-8", for the line at the start. */
 void kvp_mla_describe(const kvp_settings *settings, char *text, size_t size);
-
-#endif /* KVP_MLA_H */

@@ -1,7 +1,6 @@
 /* model_file.h - finds the model that a process runs, which is the one whose file it has mapped
  * into memory, and reads that file's metadata. */
-#ifndef KVP_MODEL_FILE_H
-#define KVP_MODEL_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,5 +20,3 @@ typedef struct kvp_model_layers {
 } kvp_model_layers;
 
 kvp_model_layers kvp_count_model_layers(const char *path);
-
-#endif /* KVP_MODEL_FILE_H */

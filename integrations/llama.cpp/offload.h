@@ -5,8 +5,7 @@
  * llama.cpp wants on the device are kvant's, in the computer's memory, and kvant computes the
  * operations on them on the CPU. So llama.cpp's options for the device work as without kvant.
  */
-#ifndef KVP_OFFLOAD_H
-#define KVP_OFFLOAD_H
+#pragma once
 
 #include <stddef.h>
 
@@ -15,5 +14,3 @@
 /* Takes over every GPU of the process that is neither kvant's own nor on another computer. Returns
  * their number. Once, after the device KVANT is set up. */
 size_t kvp_offload_setup(void);
-
-#endif /* KVP_OFFLOAD_H */

@@ -1,7 +1,6 @@
 /* offload_graph.h - back ends of offload.h. Each is the device's own, with a few functions
  * replaced. */
-#ifndef KVP_OFFLOAD_GRAPH_H
-#define KVP_OFFLOAD_GRAPH_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -13,5 +12,3 @@ abi_backend *kvp_offload_backend(abi_device *device,
                                  const char *params);
 
 void kvp_offload_set_n_threads(abi_backend *backend, int n_threads);
-
-#endif /* KVP_OFFLOAD_GRAPH_H */

@@ -9,8 +9,7 @@
  *
  * The environment variables GOMP_SPINCOUNT and OMP_WAIT_POLICY switch this off, because they say
  * how long threads spin. */
-#ifndef KVP_OPENMP_H
-#define KVP_OPENMP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ bool kvp_openmp_is_watched(void);
  * wait for a core lately, and adds or removes the team that does nothing. set_n_threads is
  * ggml_backend_cpu_set_n_threads. */
 void kvp_openmp_watch(void (*set_n_threads)(abi_backend *cpu, int n));
-
-#endif /* KVP_OPENMP_H */

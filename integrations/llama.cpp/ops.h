@@ -5,8 +5,7 @@
  * first. An attention node shows head_dim, so kvp_attention_supported also binds the tensors that
  * it sees.
  */
-#ifndef KVP_OPS_H
-#define KVP_OPS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -70,5 +69,3 @@ bool kvp_plans_keys_only(const abi_tensor *node);
 
 /* Notes a node that writes to a cache of llama.cpp's own. */
 void kvp_note_other_cache(const abi_tensor *node);
-
-#endif /* KVP_OPS_H */

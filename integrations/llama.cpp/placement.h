@@ -12,8 +12,7 @@
  * All tensors of one cache share a placement, and each of them asks it about each batch. A batch
  * with the same cells as the preceding batch is the same batch, and moves nothing. Not
  * thread-safe. */
-#ifndef KVP_PLACEMENT_H
-#define KVP_PLACEMENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -94,5 +93,3 @@ void kvp_placement_gather(const kvp_placement *placement, const kvp_mask *mask, 
 /* Whether slot i of the table is cell i everywhere. Then masks are in its order already. */
 bool kvp_placement_in_order(const kvp_placement *placement, const int32_t *table,
                             uint32_t n_blocks);
-
-#endif /* KVP_PLACEMENT_H */

@@ -4,8 +4,7 @@
  * Some keys have no RoPE in this sense. These are keys that are not exactly the result of a ROPE
  * node (no RoPE, concatenated keys, another operation behind it). Keys with several positions per
  * token (M-RoPE, vision) have none, either. Their transforms are learned without a RoPE. */
-#ifndef KVP_ROPE_H
-#define KVP_ROPE_H
+#pragma once
 
 #include <kvant/codec.h>
 #include <kvant/tensor.h>
@@ -43,5 +42,3 @@ const int32_t *kvp_rope_read_positions(const kvp_compute *compute, const abi_ten
 /* The same for new keys whose tensor learns from positions, else NULL. The first call for a tensor
  * also passes the RoPE to it. */
 const int32_t *kvp_rope_positions(const kvp_compute *compute, kvp_kv *kv, const abi_tensor *rows);
-
-#endif /* KVP_ROPE_H */

@@ -37,8 +37,7 @@
  * once per context, when llama.cpp creates the context's back ends. So one process may create
  * contexts with different settings.
  */
-#ifndef KVP_SETTINGS_H
-#define KVP_SETTINGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -82,5 +81,3 @@ bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *e
 
 /* Applies KVANT_CPU to the whole process. Called once, when the plug-in is loaded. */
 bool kvp_settings_set_cpu_level(char *err, size_t errlen);
-
-#endif /* KVP_SETTINGS_H */

@@ -34,8 +34,7 @@
  *   z  all cells were cleared
  *   x  the cache was freed; its number does not come again
  */
-#ifndef KVP_TRACE_H
-#define KVP_TRACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -74,5 +73,3 @@ void kvp_trace_shift(const kvp_kv *kv, const int32_t *by, size_t n);
 /* Records that a buffer (kvp_kv's cache) is cleared or freed. */
 void kvp_trace_clear(const void *cache);
 void kvp_trace_close(const void *cache);
-
-#endif /* KVP_TRACE_H */

@@ -1,7 +1,6 @@
 /* cache.h - a cache in GPU memory and its tensors: rows, sealed pages, exact pages, and cells whose
  * rows were refused. All tensors of a buffer form one cache. */
-#ifndef KVP_GPU_CACHE_H
-#define KVP_GPU_CACHE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -395,5 +394,3 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const 
                            cu_stream stream);
 int64_t *kvp_gpu_marks_cells(const kvp_gpu_cache *cache);
 bool kvp_gpu_marks_any(const kvp_gpu_cache *cache);
-
-#endif

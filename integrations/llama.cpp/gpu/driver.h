@@ -3,8 +3,7 @@
  *
  * Memory, streams, events and graphs belong to the driver, so any CUDA runtime that llama.cpp was
  * built with will do. Kernels are libkvant_cuda's (kvant/cuda.h). */
-#ifndef KVP_CUDA_DRIVER_H
-#define KVP_CUDA_DRIVER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -108,5 +107,3 @@ bool kvp_driver_load(char *err, size_t errlen);
 
 /* True for 0; otherwise says what failed. */
 bool kvp_cu_ok(int result, const char *what);
-
-#endif /* KVP_CUDA_DRIVER_H */

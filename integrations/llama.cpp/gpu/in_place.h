@@ -13,8 +13,7 @@
  * share the page table, which also says where the rows of a layer in place will be stored. Caches
  * of several streams are never in place, because views of further streams lie at nominal strides,
  * outside of this memory. */
-#ifndef KVP_CUDA_IN_PLACE_H
-#define KVP_CUDA_IN_PLACE_H
+#pragma once
 
 #include "gpu.h"
 
@@ -120,5 +119,3 @@ bool kvp_gpu_hand_over(kvp_gpu_cache *cache);
 /* Frees the memory that a hand-over needed, and reports rows that kernels refused. The GPU must
  * have done its work. */
 void kvp_gpu_hand_over_end(kvp_gpu_cache *cache);
-
-#endif /* KVP_CUDA_IN_PLACE_H */

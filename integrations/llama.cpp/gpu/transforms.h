@@ -1,7 +1,6 @@
 /* transforms.h - transforms of a cache's rows on a GPU: how centres, scales and key transforms are
  * learned, which blocks use which, and how keys move to other positions. It does not own pages. */
-#ifndef KVP_GPU_TRANSFORMS_H
-#define KVP_GPU_TRANSFORMS_H
+#pragma once
 
 #include "types.h"
 
@@ -291,5 +290,3 @@ void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codec
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key
  * transforms. The tensor has no rows. */
 void kvp_gpu_unlearn(kvp_gpu_cells *cells);
-
-#endif

@@ -1,7 +1,6 @@
 /* types.h - types and constants that all headers of the GPU device need: memory, a batch's cells
  * and positions, and the bounds of a cache. */
-#ifndef KVP_GPU_TYPES_H
-#define KVP_GPU_TYPES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -70,5 +69,3 @@ static inline bool kvp_gpu_is_short_step(const kvp_gpu_step *step)
 {
     return step->n <= KVP_SHORT_STEP_TOKENS;
 }
-
-#endif
