@@ -12,11 +12,12 @@
 
 enum { SEEN = 0, HIDDEN = 0xfc00 }; /* fp16 numbers of a mask: 0 and -infinity */
 
-/* Compares pieces of constant length, which the compiler vectorises. A prompt's mask has tens of
- * megabytes. */
+/* Numbers that are compared at once, as many as a block has tokens. The compiler vectorises a loop
+ * of constant length. A prompt's mask has megabytes, and the GPU waits while it is read. */
+enum { PIECE = KVANT_PAGE_TOKENS };
+
 static bool all_are(const uint16_t *mask, size_t n, uint16_t value)
 {
-    enum { PIECE = 512 };
     size_t i = 0;
 
     for (; i + PIECE <= n; i += PIECE) {
@@ -33,7 +34,6 @@ static bool all_are(const uint16_t *mask, size_t n, uint16_t value)
 
 static size_t count_seen(const uint16_t *mask, size_t n)
 {
-    enum { PIECE = 512 };
     size_t i = 0;
 
     while (i + PIECE <= n && all_are(mask + i, PIECE, SEEN))
@@ -44,17 +44,20 @@ static size_t count_seen(const uint16_t *mask, size_t n)
 }
 
 /* The number of cells that the last of these rows sees, if each row sees one cell more than the row
- * before it and no other; otherwise 0. */
+ * before it and no other; otherwise 0. Such a row is a seen cell and then the row before it. The
+ * library's memcmp reads faster than a loop here. */
 static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
 {
     const size_t first = count_seen(mask, n_cells);
 
-    if (first == 0 || first + n_rows - 1 > n_cells)
+    if (first == 0 || first + n_rows - 1 > n_cells ||
+        !all_are(mask + first, n_cells - first, HIDDEN))
         return 0;
-    for (size_t row = 0; row < n_rows; row++, mask += n_cells)
-        if (!all_are(mask, first + row, SEEN) ||
-            !all_are(mask + first + row, n_cells - first - row, HIDDEN))
+    for (size_t row = 1; row < n_rows; row++) {
+        const uint16_t *own = mask + row * n_cells;
+        if (own[0] != SEEN || memcmp(own + 1, own - n_cells, (n_cells - 1) * sizeof(*own)) != 0)
             return 0;
+    }
     return (int32_t)(first + n_rows - 1);
 }
 
