@@ -108,8 +108,8 @@ static void rejected_rows_make_no_row_older(void **state)
 }
 
 /* A text that is written to the slots of an earlier text has the same window as the first text,
- * although some of the earlier rows are still exact. Each text is longer than its exact part. Blocks
- * beyond the text hold earlier rows. */
+ * although some of the earlier rows are still exact. Each text is longer than its exact part.
+ * Blocks beyond the text hold earlier rows. */
 static void a_text_in_used_slots_has_the_same_window(void **state)
 {
     static const uint32_t lengths[] = { 600, 374, 300, 900, 450 }, most[] = { 1, 9, 64, 512 };
