@@ -168,6 +168,9 @@ typedef struct kvant_cuda_kernel_attention_args {
     /* F16 or BF16: the type of out. F32, which is 0: out has the type of q. So queries that went
      * through a matrix, which are F32, need no copy of out to the model's type */
     kvant_cuda_type out_type;
+    /* not 0: the first KVANT_CUDA_COUNTER_BYTES of the workspace hold anything. The call clears
+     * them if its kernels use them */
+    uint32_t clear_counters;
 } kvant_cuda_kernel_attention_args;
 
 /* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES

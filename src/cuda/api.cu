@@ -138,6 +138,15 @@ bool accepts_more(const Roles &roles, const AppendArgs &common)
            choose_launch(roles.at, roles.n, common) == launch_append_short;
 }
 
+/* Whether the launch of the keys subtracts the centres of their blocks. */
+bool accepts_centers(const Roles &roles, const AppendArgs &common)
+{
+    return roles.at[0].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL &&
+           (accepts_more(roles, common) ||
+            (one_launch(roles, common) &&
+             choose_launch(roles.at, roles.n, common) == launch_append_open));
+}
+
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
                           kvant_cuda_stream stream)
 {
@@ -342,8 +351,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *args,
     if (args->queries.q && !apart)
         common.queries = queries_of(args->queries);
     kvant_status status = KVANT_OK;
-    if (args->k_block_centers.start && more &&
-        roles.at[0].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
+    if (args->k_block_centers.start && accepts_centers(roles, common))
         common.block_centers = args->k_block_centers, common.center_slots = args->center_slots;
     else if (args->k_block_centers.start)
         status = center_keys(*args, roles.at[0], stream);

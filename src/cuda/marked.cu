@@ -1,6 +1,8 @@
 /* marked.cu - NaN for query tokens that see a token whose row was refused (kvant/cuda.h). */
 #include "checks.h"
+#include "launch.h"
 #include "params.h"
+#include "ptx.cuh"
 #include "table.h"
 
 #include <cuda_bf16.h>
@@ -31,6 +33,7 @@ KVANT_INLINE void mark(const kvant_cuda_spread &in, uint32_t query)
 __global__ void __launch_bounds__(THREADS)
     fill_marked_kernel(const __grid_constant__ kvant_cuda_marked_args args)
 {
+    wait_for_prior();
     if (args.marks[0] == 0)
         return;
     const int query = (int)blockIdx.x, b = (int)blockIdx.y;
@@ -69,7 +72,9 @@ kvant_status kvant_cuda_table_fill_marked(const kvant_cuda_marked_args *args,
         return KVANT_ERR_ARGUMENT;
     if (args->batch == 0)
         return KVANT_OK;
-    kvant::fill_marked_kernel<<<dim3(args->query_tokens, args->batch), kvant::THREADS, 0,
-                                static_cast<cudaStream_t>(stream)>>>(*args);
-    return kvant::from_cuda(cudaGetLastError());
+    kvant_cuda_marked_args p = *args;
+    void *parameters[] = { &p };
+    return kvant::from_cuda(kvant::launch_early((const void *)kvant::fill_marked_kernel,
+                                                dim3(p.query_tokens, p.batch), kvant::THREADS,
+                                                parameters, 0, static_cast<cudaStream_t>(stream)));
 }

@@ -120,12 +120,14 @@ void run_problem(const attention_case *c, const attention_problem *p)
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     check_cuda(cudaStreamCreate(&stream));
+    args.clear_counters = 1;
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     assert_int_equal(kvant_cuda_kernel_attention(&args, stream), KVANT_OK);
     check_cuda(cudaStreamEndCapture(stream, &graph));
     check_cuda(cudaGraphInstantiate(&exec, graph, 0));
     for (int i = 0; i < 3; i++) {
         check_cuda(cudaMemsetAsync(f.gpu_out, 0xff, f.out_bytes, stream));
+        check_cuda(cudaMemsetAsync(f.workspace, 0xff, KVANT_CUDA_COUNTER_BYTES, stream));
         check_cuda(cudaGraphLaunch(exec, stream));
         check_cuda(cudaStreamSynchronize(stream));
         device_read(again, f.gpu_out, f.out_bytes);

@@ -82,6 +82,7 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
         .v_scale = v->query_scale,
         .workspace = b->scratch.at,
         .workspace_bytes = b->scratch.bytes,
+        .clear_counters = b->scratch.used_before,
         .query_tokens = (uint32_t)q->ne[1],
         .causal = b->attended[attended].plain && q->ne[1] > 1,
         .q_token_stride = q->nb[1] / sizeof(float),
@@ -334,18 +335,17 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
 {
     const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
     const uintptr_t behind = align((uintptr_t)node->data + kvp_api.nbytes(node));
-    const size_t counters = own < KVANT_CUDA_COUNTER_BYTES ? own : KVANT_CUDA_COUNTER_BYTES;
 
     if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
         b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked,
-                                               (float *)(behind + align(own + unpacked)) };
-        return kvp_cu_ok(kvp_cu.fill((cu_address)behind, 0, counters, b->gpu->stream),
-                         "clearing memory");
+                                               (float *)(behind + align(own + unpacked)), true };
+        return true;
     }
     if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||
         (k->has_block_centers && !kvp_gpu_grow(b->gpu, &b->offsets, offset_bytes(node), false)))
         return false;
-    b->scratch = (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes, b->offsets.at };
+    b->scratch =
+        (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes, b->offsets.at, false };
     return true;
 }
 

@@ -58,8 +58,7 @@
  * transform once (transform=first), and rows that were sealed before have none. Positions from 2048
  * on have further key transforms. Each block of keys with a key transform has its own centre. With
  * a softcap keys have no centre. */
-#ifndef KVP_CUDA_GPU_H
-#define KVP_CUDA_GPU_H
+#pragma once
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -172,7 +171,8 @@ struct kvp_gpu_backend {
     struct kvp_gpu_scratch { /* for the current attention node */
         void *at;
         size_t bytes;
-        float *offsets; /* products of queries and centres, for keys whose centres rotate */
+        float *offsets;   /* products of queries and centres, for keys whose centres rotate */
+        bool used_before; /* by other nodes, so its counters are not zero */
     } scratch;
     kvp_compute compute; /* for the operation that the CPU computes: the context shift */
     /* A node that computes nothing and changes before each graph. It keeps ggml-cuda from capturing
@@ -368,5 +368,3 @@ bool kvp_gpu_look_at(kvp_gpu_backend *b, const abi_graph *graph);
 bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits);
 
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
-
-#endif /* KVP_CUDA_GPU_H */

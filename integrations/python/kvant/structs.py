@@ -356,5 +356,5 @@ class CudaKernelAttentionArgs(CudaAttentionArgs):
     _fields_ = fields("""
         u32 table_ready; ptr new_cells; i64 new_first new_stride; u32 n_matrices; ptr matrices;
         size q_matrix_stride; u8 q_ids[24]; ptr page_offsets; CudaPlainQueries plain_queries;
-        int out_type
+        int out_type; u32 clear_counters
     """)

@@ -377,6 +377,9 @@ kvant_status launch_any(kvant_cuda_kernel_attention_args args, const AttentionAr
     kvant_cuda_codec keys, values;
     const kvant_status status = place_codecs(args, keys, values);
     args.k_codec = &keys, args.v_codec = &values;
+    const cudaError_t cleared = clear_counters(args, stream);
+    if (cleared != cudaSuccess)
+        return from_cuda(cleared);
     return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device),
                                                      device.shared_bytes, stream)
                               : status;
@@ -481,6 +484,9 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
         p.v_directions = args.v_codec->directions;
     const uint32_t grid = grid_for(p, kernel, device);
     p.n_late = late_blocks(args, grid, device);
+    const cudaError_t cleared = clear_counters(args, static_cast<cudaStream_t>(stream));
+    if (cleared != cudaSuccess)
+        return from_cuda(cleared);
     void *parameters[] = { &p };
     return from_cuda(launch_early(kernel.kernel, grid, (unsigned)kernel.threads, parameters,
                                   (size_t)kernel.shared_bytes, static_cast<cudaStream_t>(stream)));

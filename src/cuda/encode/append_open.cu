@@ -3,8 +3,10 @@
  * A warp appends one row. For keys with a matrix (transform=file), a thread computes one channel of
  * up to ROWS_A_BLOCK rows. So the reads of the matrix overlap and serve all these rows. */
 #include "append.h"
+#include "../block_center.cuh"
 #include "../launch.h"
 #include "../layout.cuh"
+#include "../ptx.cuh"
 
 namespace kvant
 {
@@ -57,8 +59,32 @@ template <int D>
 __global__ void __launch_bounds__(WARPS * 32)
     append_open_kernel(const __grid_constant__ AppendArgs args)
 {
+    begin_next();
+    wait_for_prior();
     append_row<D>(args, args.roles[blockIdx.z], blockIdx.x * WARPS + (threadIdx.x >> 5), blockIdx.y,
                   threadIdx.x & 31);
+}
+
+/* Loads keys first .. first + ROWS - 1 less the centres of their blocks. A thread has a pair of
+ * channels of each. */
+template <int D, int ROWS>
+KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &role, uint32_t first,
+                                     int kv_head, float (&x)[ROWS][D])
+{
+    const uint32_t i = threadIdx.x;
+    if (i < D / 2)
+        unrolled_for (int r = 0; r < ROWS; r++) {
+            if (slot_of(args, first + r) < 0)
+                continue;
+            CenterPair pair;
+            pair.load(args.block_centers, args.center_slots[first + r], i, kv_head, gridDim.y, D);
+            const float2 center = pair.center();
+            const float *row = static_cast<const float *>(role.rows) +
+                               (first + r) * role.token_stride + kv_head * role.row_head_stride;
+            x[r][pair.channels.x] = __fsub_rn(row[pair.channels.x], center.x);
+            x[r][pair.channels.y] = __fsub_rn(row[pair.channels.y], center.y);
+        }
+    __syncthreads();
 }
 
 /* Multiplies rows first .. first + ROWS - 1 with the matrix of the kv head, in the order of
@@ -69,16 +95,21 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
 {
     __shared__ float x[ROWS][D];
     const int channel = threadIdx.x;
+    const bool about_centers = blockIdx.z == 0 && args.block_centers.start;
     bool finite[ROWS];
     float y[ROWS];
+    if (about_centers)
+        load_about_centers(args, role, first, kv_head, x);
     unrolled_for (int r = 0; r < ROWS; r++) {
         float number = 0;
         if (slot_of(args, first + r) >= 0)
-            number = centered(load_number(role.rows,
-                                          (first + r) * role.token_stride +
-                                              kv_head * role.row_head_stride + channel,
-                                          args.type),
-                              role, kv_head * D + channel);
+            number =
+                centered(about_centers ? x[r][channel]
+                                       : load_number(role.rows,
+                                                     (first + r) * role.token_stride +
+                                                         kv_head * role.row_head_stride + channel,
+                                                     args.type),
+                         role, kv_head * D + channel);
         x[r][channel] = number;
         finite[r] = is_finite(number);
         y[r] = 0;
@@ -115,6 +146,8 @@ __global__ void __launch_bounds__(D)
 {
     const AppendRole &role = args.roles[blockIdx.z];
     const uint32_t first = blockIdx.x * ROWS;
+    begin_next();
+    wait_for_prior();
     if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         append_through_matrix<D, ROWS>(args, role, first, blockIdx.y);
         return;
@@ -132,10 +165,12 @@ static bool has_matrix(const AppendArgs &args, int n_roles)
 }
 
 template <int D, int ROWS>
-static void launch_matrix(const AppendArgs &args, int n_roles, int n_kv_heads, cudaStream_t stream)
+static cudaError_t launch_matrix(AppendArgs args, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
     const dim3 grid((args.n_tokens + ROWS - 1) / ROWS, n_kv_heads, n_roles);
-    append_open_matrix_kernel<D, ROWS><<<grid, D, 0, stream>>>(args);
+    void *parameters[] = { &args };
+    return launch_early((const void *)append_open_matrix_kernel<D, ROWS>, grid, D, parameters, 0,
+                        stream);
 }
 
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles,
@@ -144,11 +179,12 @@ cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_
     const dim3 grid((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
-        if (!has_matrix(args, n_roles))
-            append_open_kernel<D><<<grid, WARPS * 32, 0, stream>>>(args);
-        else
-            launch_matrix<D, ROWS_A_BLOCK>(args, n_roles, n_kv_heads, stream);
-        return cudaGetLastError();
+        if (has_matrix(args, n_roles))
+            return launch_matrix<D, ROWS_A_BLOCK>(args, n_roles, n_kv_heads, stream);
+        AppendArgs p = args;
+        void *parameters[] = { &p };
+        return launch_early((const void *)append_open_kernel<D>, grid, WARPS * 32, parameters, 0,
+                            stream);
     });
 }
 

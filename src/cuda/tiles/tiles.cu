@@ -2,6 +2,7 @@
 #include "tiles.h"
 
 #include "../checks.h"
+#include "../launch.h"
 #include "../papers/chunks.cuh"
 #include "../trellis/trellis_pairs.cuh"
 #include "code_pairs.h"
@@ -162,6 +163,18 @@ static cudaError_t launch(const void *kernel, int64_t blocks, int threads, int b
                             (size_t)bytes, stream);
 }
 
+/* The same for a kernel that calls wait_for_prior. */
+static cudaError_t launch_after(const void *kernel, int64_t blocks, int threads, int bytes,
+                                void *args, cudaStream_t stream)
+{
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    void *parameters[] = { args };
+    return error == cudaSuccess ? launch_early(kernel, dim3((unsigned)blocks), (unsigned)threads,
+                                               parameters, (size_t)bytes, stream)
+                                : error;
+}
+
 /* Cuts `pairs` pairs into tiles; returns the number of thread blocks, or 0 if there are too
  * many. */
 static int64_t cut(TileShape &p, int pairs, int multiprocessors)
@@ -217,10 +230,12 @@ static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
 
 /* Launches the kernels that unpack to scratch in device memory. KVANT_ERR_UNSUPPORTED when there is
  * too little scratch or shared memory. */
-static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch,
-                                    size_t scratch_bytes, int multiprocessors, int shared_bytes,
+static kvant_status launch_unpacked(const kvant_cuda_kernel_attention_args &args, TileArgs p,
+                                    size_t scratch_at, int multiprocessors, int shared_bytes,
                                     cudaStream_t stream)
 {
+    const uint32_t head_dim = args.k_codec->params.head_dim;
+    uint8_t *scratch = static_cast<uint8_t *>(args.workspace) + scratch_at;
     const UnpackedKernels k = unpacked_kernels(head_dim);
     if (!k.unpack)
         return KVANT_ERR_UNSUPPORTED;
@@ -230,7 +245,8 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     unpack_bytes = unpack_bytes ? unpack_bytes : lay_out_unpack(p, k, false, room);
     const int attend_bytes = lay_out_attend(p, k, shared_bytes);
     const size_t pages = (size_t)p.max_tokens / KVANT_PAGE_TOKENS,
-                 most = scratch_bytes / (KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) * pages);
+                 most = (args.workspace_bytes - scratch_at) /
+                        (KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) * pages);
     if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
         return KVANT_ERR_UNSUPPORTED;
     const int all = p.batch * p.kv_heads,
@@ -243,11 +259,14 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
         const int64_t blocks = cut(p, std::min(at_once, all - p.first_pair), multiprocessors);
         if (blocks == 0)
             return KVANT_ERR_UNSUPPORTED;
-        cudaError_t error =
-            launch(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
+        /* a tile without parts needs no counter */
+        cudaError_t error = p.splits > 1 ? clear_counters(args, stream) : cudaSuccess;
         if (error == cudaSuccess)
-            error = launch(k.attend, blocks, k.attend_threads, attend_bytes,
-                           static_cast<TileShape *>(&p), stream);
+            error =
+                launch_after(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
+        if (error == cudaSuccess)
+            error = launch_after(k.attend, blocks, k.attend_threads, attend_bytes,
+                                 static_cast<TileShape *>(&p), stream);
         if (error != cudaSuccess)
             return from_cuda(error);
     }
@@ -306,12 +325,14 @@ kvant_status launch_tiles(const kvant_cuda_kernel_attention_args &args, const At
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
     const size_t scratch_at = (needed + 1023) / 1024 * 1024;
     if (rows > KVANT_CUDA_SCRATCH_ROWS && args.workspace_bytes > scratch_at) {
-        const kvant_status status = launch_unpacked(
-            p, head_dim, static_cast<uint8_t *>(args.workspace) + scratch_at,
-            args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
+        const kvant_status status =
+            launch_unpacked(args, p, scratch_at, multiprocessors, shared_bytes, stream);
         if (status != KVANT_ERR_UNSUPPORTED)
             return status;
     }
+    const cudaError_t cleared = clear_counters(args, stream);
+    if (cleared != cudaSuccess)
+        return from_cuda(cleared);
     const CodesKernel codes = codes_kernel(args, shared_bytes);
     if (codes.kernel) {
         p.row_groups = 1;

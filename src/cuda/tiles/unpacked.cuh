@@ -162,6 +162,8 @@ __global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1)
     __shared__ uint64_t codes[UNPACK_GROUPS<D>][2];
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0),
               group = warp / GROUP_WARPS;
+    begin_next();
+    wait_for_prior();
     if (threadIdx.x < 2 * UNPACK_GROUPS<D>)
         init_barrier(codes[threadIdx.x / 2][threadIdx.x % 2], COPY_ARRIVALS);
     publish_barriers();
@@ -215,6 +217,8 @@ template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
 {
     constexpr int GROUPS = ATTEND_GROUPS;
     using M = TileMemory<D, GROUPS>;
+    begin_next();
+    wait_for_prior();
     extern __shared__ __align__(1024) uint8_t memory[];
     TileRows<GROUPS> &rows =
         *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));

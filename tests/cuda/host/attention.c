@@ -215,12 +215,12 @@ static void swap_channels(const kvant_cuda_kernel_attention_args *a)
     store(first, a->out, other, a->out_type);
 }
 
-/* The library needs a workspace whose counters are zero, and leaves them zero. */
+/* The library needs a workspace whose counters are zero and leaves them zero, or it clears them. */
 static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
 {
     const unsigned char *workspace = a->workspace;
     return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) &&
-           workspace[0] == 0;
+           (a->clear_counters || workspace[0] == 0);
 }
 
 /* Kernels copy pages without new tokens early, so the newest token must be where the arguments
