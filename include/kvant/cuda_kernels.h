@@ -82,8 +82,8 @@ typedef struct kvant_cuda_kernel_append_args {
     const int64_t *mark_ids;
     /* start not NULL: the centres of blocks are subtracted from the keys first, as by
      * kvant_cuda_center_rows; the keys must be floats. Token i has the centre of block
-     * center_slots[i] / 64; below 0: none. If there are few keys with a matrix, the launch that
-     * stores them subtracts the centre. Otherwise the keys go through `centered` */
+     * center_slots[i] / 64; below 0: none. If keys with a matrix are few or go to exact pages, the
+     * launch that stores them subtracts the centre. Other keys go through `centered` */
     kvant_cuda_block_centers k_block_centers;
     const int64_t *center_slots; /* device; slots_ready applies to it, too */
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
