@@ -167,8 +167,20 @@ KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda
             to[i] = load_number(from, at + i, type);
 }
 
+/* The tiles of eight pages in which some page has this number, as a bit mask. Called by every
+ * warp. */
+KVANT_INLINE uint32_t tiles_of(const kvant_cuda_block_centers &block_centers, size_t first, int n,
+                               uint32_t number)
+{
+    uint32_t own = 0;
+    for (int i = threadIdx.x & 31; i < n; i += 32)
+        own |= (uint32_t)(number_at(block_centers, first + i) == number) << i / 8;
+    return __reduce_or_sync(FULL, own);
+}
+
 /* Loads query rows, phases of pages, and pairs; all loads overlap. Rows and pages beyond the end
- * are copies of the last one, and their results are not stored. */
+ * are copies of the last one, and their results are not stored. Tiles without pages are left
+ * out. */
 template <class S>
 KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared,
                             OffsetPairs &pairs)
@@ -182,7 +194,8 @@ KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *
                     w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type,
                     p.head_dim, args.whole_rows);
     }
-    for (int i = (int)threadIdx.x / 32; i < S::PAGES; i += S::WARPS) {
+    const int n_pages = (w.end_page - w.first_page + 7) / 8 * 8;
+    for (int i = (int)threadIdx.x / 32; i < n_pages; i += S::WARPS) {
         const size_t page = w.b * p.table_stride + min(w.first_page + i, w.end_page - 1);
         load_vector(shared + (S::ROWS + i) * stride, p.block_centers.phases, page * p.head_dim,
                     KVANT_CUDA_F32, p.head_dim, args.whole_phases);
@@ -223,16 +236,17 @@ struct RowProducts {
     }
 };
 
-/* Adds up a warp's rows and pages over all pairs, four at a time. */
+/* Adds up a warp's rows and pages over all pairs, four at a time. tiles: as from tiles_of. */
 template <class S>
 KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const OffsetPairs &pairs,
-                            float (&sums)[S::TILES][4])
+                            uint32_t tiles, float (&sums)[S::TILES][4])
 {
     const uint32_t stride = head_dim + ROW_PADDING, n = head_dim / 2, warp = threadIdx.x / 32,
                    lane = threadIdx.x % 32;
     const float *rows = shared + (warp % S::ROW_WARPS * 16 + lane / 4) * stride,
                 *phases =
                     shared + (S::ROWS + warp / S::ROW_WARPS * 8 * S::TILES + lane / 4) * stride;
+    const uint32_t own_tiles = tiles >> warp / S::ROW_WARPS * S::TILES;
 #pragma unroll 2
     for (uint32_t first = 0; first < n; first += 4) {
         const uint32_t own = first + lane % 4, there = min(own, n - 1);
@@ -241,6 +255,8 @@ KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const Offset
                                    z.parts[3].high },
                        low[4] = { z.parts[0].low, z.parts[1].low, z.parts[2].low, z.parts[3].low };
         unrolled_for (int j = 0; j < S::TILES; j++) {
+            if (!(own_tiles >> j & 1))
+                continue;
             const float *phase = phases + 8 * j * stride + there;
             const TwoParts cosine = in_two_parts(phase[0]), sine = in_two_parts(phase[n]);
             mma_tf32(sums[j], low, cosine.high, sine.high);
@@ -283,9 +299,9 @@ __global__ void __launch_bounds__(S::THREADS)
     if (w.first_page >= w.end_page || w.first_row >= w.end_row)
         return;
     load_tile<S>(args, w, shared, pairs);
-    uint32_t left =
-        numbers_of(args.given.block_centers, w.b * args.given.table_stride + w.first_page,
-                   w.end_page - w.first_page);
+    const size_t first = w.b * args.given.table_stride + w.first_page;
+    const int n_pages = w.end_page - w.first_page;
+    uint32_t left = numbers_of(args.given.block_centers, first, n_pages);
 #pragma unroll 1
     for (; left; left &= left - 1) {
         const uint32_t number = __ffs(left) - 1;
@@ -293,7 +309,8 @@ __global__ void __launch_bounds__(S::THREADS)
         __syncthreads();
         load_starts(args, w, number, pairs);
         __syncthreads();
-        add_pairs<S>(args.given.head_dim, shared, pairs, sums);
+        add_pairs<S>(args.given.head_dim, shared, pairs,
+                     tiles_of(args.given.block_centers, first, n_pages, number), sums);
         store_offsets<S>(args, w, number, sums);
     }
 }
