@@ -39,6 +39,6 @@ static inline void kvant_triangle_set_row(uint16_t *triangle, size_t n, size_t i
     for (size_t j = 0; j < i; j++) {
         const float code = step > 0 ? roundf(row[j] / step) : 0;
         const int whole = (int)fminf(fmaxf(code, -KVANT_TRIANGLE_CODE), KVANT_TRIANGLE_CODE);
-        codes[j / 2] = (uint8_t)(j % 2 ? codes[j / 2] | whole << 4 : whole & 15);
+        codes[j / 2] = (uint8_t)(j % 2 ? codes[j / 2] | (whole & 15) << 4 : whole & 15);
     }
 }
