@@ -29,13 +29,17 @@ KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_di
  * keys, too; the matrices are for keys minus these centres.
  *
  * likes and codecs have n_kv_heads elements. The caller frees the codecs; on an error all are NULL.
+ * transform: NULL, or kvant_tensor_transform_size bytes, which become the transform as records hold
+ * it. Its centre is the mean over these positions, and its centre of a block at position 0 is the
+ * mean over the first `center_span` positions.
  * The call counts as a write (see Threads in tensor.h), but changes no stored row. It takes a
  * millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED
  * without transform=first or a rope, or while there are too few rows and queries. */
 KVANT_API kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first,
                                                        int32_t last, uint32_t center_span,
                                                        const kvant_codec *const *likes,
-                                                       kvant_codec **codecs, uint32_t n_threads);
+                                                       kvant_codec **codecs, void *transform,
+                                                       uint32_t n_threads);
 
 /* Returns the mean of keys at positions `first` to `last`, from the rows so far. center: n_kv_heads
  * x head_dim. Errors as above. */
@@ -84,6 +88,83 @@ KVANT_API kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
                                                           const kvant_block_slots *blocks,
                                                           uint32_t n, const void *data,
                                                           size_t bytes, uint32_t n_threads);
+
+/* Records of blocks whose pages lie elsewhere, such as on a GPU. The tensor of these calls has the
+ * codecs and kv heads of the pages, and its own blocks do not count.
+ *
+ * A transform is given as records hold it (format.md): a head of KVANT_TRANSFORM_HEAD bytes with
+ * its kind, the centre and the scale of all kv heads as floats, and the rest. It takes
+ * kvant_tensor_transform_bytes, and at most kvant_tensor_transform_size.
+ * `kvant_tensor_get_transform` returns the transform of a block of the tensor itself.
+ * `kvant_tensor_set_transform` gives a transform to a block without rows, for functions that read
+ * it: kvant_tensor_get_block and the two functions below. KVANT_ERR_FORMAT, KVANT_ERR_FULL,
+ * KVANT_ERR_MEMORY. `kvant_tensor_affine_transform` writes a centre and a scale (NULL: none), and
+ * returns how many bytes it wrote.
+ *
+ * `kvant_tensor_mean_codec` makes a codec as kvant_tensor_make_codec does, but with the centre of
+ * blocks whose position is not known. `kvant_tensor_center_rope` says by which RoPE the centre of a
+ * block rotates; frequencies has room for head_dim / 2 numbers. KVANT_ERR_UNSUPPORTED: it does
+ * not. */
+#define KVANT_TRANSFORM_HEAD 8u
+KVANT_API size_t kvant_tensor_transform_size(const kvant_tensor *tensor);
+KVANT_API size_t kvant_tensor_transform_bytes(const kvant_tensor *tensor, const void *transform);
+KVANT_API kvant_status kvant_tensor_get_transform(const kvant_tensor *tensor, uint32_t block,
+                                                  void *bytes, size_t *used);
+KVANT_API kvant_status kvant_tensor_set_transform(kvant_tensor *tensor, uint32_t block,
+                                                  const void *transform, uint32_t n_threads);
+KVANT_API size_t kvant_tensor_affine_transform(const kvant_tensor *tensor, const float *center,
+                                               const float *scale, void *bytes);
+KVANT_API kvant_status kvant_tensor_mean_codec(const kvant_tensor *tensor, uint32_t block,
+                                               uint32_t kv_head, const kvant_codec *like,
+                                               kvant_codec **codec);
+KVANT_API kvant_status kvant_tensor_center_rope(const kvant_tensor *tensor, uint32_t block,
+                                                uint32_t *n_dims, uint32_t *interleaved,
+                                                float *frequencies);
+
+/* A block. A record holds `slots`. `written` are all slots with rows in its pages. With `exact`, it
+ * has fp16 pages, and slots in `dirty` have no codes. All keys moved by `shift` positions since
+ * they were encoded. `position` is the position that its first slot had before that; INT32_MIN: it
+ * is not known. `age`: rows of the sequence that were written later. `transform`: a place in the
+ * record's list, in the order of first use. has_matrix and has_centers are results: the transform
+ * has matrices, and centres that rotate. */
+typedef struct kvant_outer_block {
+    uint64_t slots, written, dirty;
+    uint32_t transform, age;
+    int32_t position, shift;
+    int exact, has_matrix, has_centers;
+    void *rows, *codes; /* its fp16 pages and its sealed pages, of all kv heads; NULL: none */
+} kvant_outer_block;
+
+typedef struct kvant_outer_record {
+    kvant_outer_block *blocks;
+    uint32_t n_blocks, n_transforms;
+    const void *const *transforms;
+    const kvant_rope *rope; /* by which keys moved; NULL: no key moved */
+} kvant_outer_record;
+
+/* `kvant_tensor_outer_size` returns the size of the record. `kvant_tensor_outer_begin` writes all
+ * of it except pages, and sets `rows` and `codes` of the blocks to the places of their pages, to
+ * which the caller copies. `kvant_tensor_outer_end` then removes the bits of other slots, and
+ * writes the checksum. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED: codes share
+ * their scales with rows of other slots. */
+KVANT_API kvant_status kvant_tensor_outer_size(const kvant_tensor *tensor,
+                                               const kvant_outer_record *record, size_t *bytes);
+KVANT_API kvant_status kvant_tensor_outer_begin(const kvant_tensor *tensor,
+                                                const kvant_outer_record *record, void *data,
+                                                size_t bytes);
+KVANT_API kvant_status kvant_tensor_outer_end(const kvant_tensor *tensor,
+                                              const kvant_outer_record *record, void *data,
+                                              size_t bytes);
+
+/* Reads a record: describes its n blocks, which have exactly these slots, and lists its transforms.
+ * Pages and transforms lie in `data`. `shift` is KVANT_ANY_SHIFT if the keys of a block moved by
+ * different distances. With is_checked, the caller has compared the checksum with the bytes. Any
+ * bytes are safe to pass. KVANT_ERR_FORMAT, KVANT_ERR_UNSUPPORTED, KVANT_ERR_FULL (too many
+ * shifts), KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_tensor_read_outer(kvant_tensor *tensor, const kvant_block_slots *slots,
+                                               uint32_t n, const void *data, size_t bytes,
+                                               int is_checked, kvant_outer_block *blocks,
+                                               const void *transforms[KVANT_MAX_TRANSFORMS]);
 
 KVANT_END_C
 

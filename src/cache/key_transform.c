@@ -1,6 +1,8 @@
 /* key_transform.c - see key_transform.h. */
 #include "key_transform.h"
 
+#include <kvant/tensor_hooks.h>
+
 #include "center.h"
 #include "learning.h"
 
@@ -302,14 +304,28 @@ bool kvant_transforms_accept(const kvant_tensor *tensor, const kvant_codec *like
            like->info.head_dim == tensor->head_dim && !like->transform.key_transform;
 }
 
-kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
-                                     const kvant_codec *like, kvant_codec **codec)
+static kvant_status make_codec(const kvant_tensor *tensor, uint32_t block, int32_t position,
+                               uint32_t kv_head, const kvant_codec *like, kvant_codec **codec)
 {
     KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
     *codec = NULL;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads,
                     KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!kvant_transforms_accept(tensor, like), KVANT_ERR_ARGUMENT);
-    return kvant_tensor_transform_codec(tensor, tensor->blocks[block].transform_id,
-                                        tensor->blocks[block].position, kv_head, like, codec);
+    return kvant_tensor_transform_codec(tensor, tensor->blocks[block].transform_id, position,
+                                        kv_head, like, codec);
+}
+
+kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
+                                     const kvant_codec *like, kvant_codec **codec)
+{
+    const bool known = tensor && block < tensor->n_blocks;
+    return make_codec(tensor, block, known ? tensor->blocks[block].position : KVANT_NO_POSITION,
+                      kv_head, like, codec);
+}
+
+kvant_status kvant_tensor_mean_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
+                                     const kvant_codec *like, kvant_codec **codec)
+{
+    return make_codec(tensor, block, KVANT_NO_POSITION, kv_head, like, codec);
 }

@@ -5,6 +5,8 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
+#include "center.h"
+#include "transform_bytes.h"
 
 /* The error of the candidate divided by the error of another transform, as a mean over heads. */
 static double relative_cost(const kvant_tensor *tensor, uint32_t transform_id, uint32_t n_threads)
@@ -259,9 +261,25 @@ kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, int32_t firs
     return kvant_solve_center(tensor, first, last, center);
 }
 
+static kvant_status export_candidate(kvant_tensor *tensor, int32_t first, int32_t last,
+                                     uint32_t center_span, void *transform)
+{
+    kvant_tensor_transform *candidate = &tensor->transforms[KVANT_CANDIDATE];
+    kvant_centers *centers = candidate->key_transform->centers;
+    KVANT_FORWARD(kvant_solve_center(tensor, first, last, candidate->center));
+    memcpy(candidate->scale, tensor->transforms[0].scale,
+           kvant_tensor_width(tensor) *
+               sizeof *candidate->scale); /* with matrices nobody reads it */
+    if (centers)
+        KVANT_FORWARD(kvant_solve_center(tensor, 0, (int32_t)center_span - 1, centers->start));
+    kvant_candidate_export(tensor, transform);
+    return KVANT_OK;
+}
+
 kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
                                              uint32_t center_span, const kvant_codec *const *likes,
-                                             kvant_codec **codecs, uint32_t n_threads)
+                                             kvant_codec **codecs, void *transform,
+                                             uint32_t n_threads)
 {
     KVANT_RETURN_IF(!tensor || !likes || !codecs || first < 0 || last < first, KVANT_ERR_ARGUMENT);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
@@ -275,6 +293,8 @@ kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first
     kvant_status status = solve_span(tensor, first, last, center_span, n_threads);
     if (status == KVANT_OK)
         status = make_codecs(tensor, likes, codecs);
+    if (status == KVANT_OK && transform)
+        status = export_candidate(tensor, first, last, center_span, transform);
     for (uint32_t head = 0; head < tensor->n_kv_heads && status != KVANT_OK; head++)
         kvant_codec_free(&codecs[head]);
     kvant_key_transform_free(&candidate->key_transform);

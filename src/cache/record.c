@@ -10,68 +10,19 @@
 #include "../base/error.h"
 #include "../base/fnv.h"
 #include "../base/parallel.h"
-#include "shift.h"
+#include "record.h"
 #include "transform_bytes.h"
-
-#define RECORD_MAGIC 0x324345524e564bffu /* 0xff, then "KVNREC2" */
-
-typedef struct record_header {
-    uint64_t magic;
-    uint64_t bytes;  /* of the whole record */
-    uint64_t scheme; /* kvant_tensor_scheme */
-    uint32_t n_blocks, n_transforms;
-} record_header;
-_Static_assert(sizeof(record_header) == 32, "format.md");
-
-/* Before the bytes of a transform. */
-typedef struct transform_header {
-    uint32_t kind, zero;
-} transform_header;
-
-/* Before the shifts and the pages of a block. */
-typedef struct block_header {
-    uint64_t written;
-    uint64_t coded;     /* slots of open pages whose codes follow, too */
-    uint32_t form;      /* bits: the pages are open; slots have shifts */
-    uint32_t transform; /* its place in the record */
-    int32_t position;   /* KVANT_NO_POSITION: not known */
-    uint32_t age;       /* of an open block: rows of its sequence that were written later */
-} block_header;
-_Static_assert(sizeof(block_header) == 32, "format.md");
-
-enum { OPEN_PAGES = 1, SHIFTED = 2 };
-
-static size_t shift_bytes(const kvant_tensor *tensor, const block_header *header)
-{
-    return header->form & SHIFTED ? kvant_shifts_export_bytes(tensor) : 0;
-}
-
-static size_t open_bytes(const kvant_tensor *tensor, const block_header *header)
-{
-    return header->form & OPEN_PAGES ? kvant_open_block_bytes(tensor) : 0;
-}
-
-static bool has_codes(const block_header *header)
-{
-    return !(header->form & OPEN_PAGES) || header->coded;
-}
-
-static size_t body_bytes(const kvant_tensor *tensor, const block_header *header)
-{
-    return shift_bytes(tensor, header) + open_bytes(tensor, header) +
-           (has_codes(header) ? tensor->block_bytes : 0);
-}
 
 /* Exporting */
 
-static block_header header_of(const kvant_tensor *tensor, const kvant_block_slots *from)
+static kvant_record_block header_of(const kvant_tensor *tensor, const kvant_block_slots *from)
 {
     const kvant_block *b = &tensor->blocks[from->block];
-    return (block_header){
+    return (kvant_record_block){
         .written = b->written & from->slots,
         .coded = kvant_slots_coded(tensor, from->block, from->slots),
-        .form = (kvant_slots_as_open(tensor, from->block, from->slots) ? OPEN_PAGES : 0) |
-                (kvant_shifts_any(tensor, from->block, from->slots) ? SHIFTED : 0),
+        .form = (kvant_slots_as_open(tensor, from->block, from->slots) ? KVANT_OPEN_PAGES : 0) |
+                (kvant_shifts_any(tensor, from->block, from->slots) ? KVANT_SHIFTED : 0),
         .position = b->position
     };
 }
@@ -112,15 +63,15 @@ kvant_status kvant_tensor_record_size(const kvant_tensor *tensor, const kvant_bl
     int32_t number[KVANT_MAX_TRANSFORMS];
     KVANT_RETURN_IF(!tensor || !blocks || !bytes || !are_valid(tensor, blocks, n),
                     KVANT_ERR_ARGUMENT);
-    *bytes = sizeof(record_header) + sizeof(uint64_t);
+    *bytes = sizeof(kvant_record_header) + sizeof(uint64_t);
     number_transforms(tensor, blocks, n, number);
     for (uint32_t id = 0; id < KVANT_MAX_TRANSFORMS; id++)
         if (number[id] >= 0)
-            *bytes += sizeof(transform_header) +
+            *bytes += sizeof(kvant_record_transform) +
                       kvant_transform_bytes(tensor, kvant_transform_kind(tensor, id));
     for (uint32_t i = 0; i < n; i++) {
-        const block_header header = header_of(tensor, &blocks[i]);
-        *bytes += sizeof header + body_bytes(tensor, &header);
+        const kvant_record_block header = header_of(tensor, &blocks[i]);
+        *bytes += sizeof header + kvant_record_body_bytes(tensor, &header);
     }
     return KVANT_OK;
 }
@@ -133,7 +84,7 @@ static uint8_t *export_transforms(const kvant_tensor *tensor,
         uint32_t id = 0;
         while (number[id] != (int32_t)i)
             id++;
-        const transform_header header = { kvant_transform_kind(tensor, id), 0 };
+        const kvant_record_transform header = { kvant_transform_kind(tensor, id), 0 };
         memcpy(at, &header, sizeof header);
         kvant_transform_export(tensor, id, at + sizeof header);
         at += sizeof header + kvant_transform_bytes(tensor, header.kind);
@@ -148,16 +99,16 @@ static uint32_t age_of(const kvant_tensor *tensor, uint32_t block)
 }
 
 static kvant_status export_block(const kvant_tensor *tensor, const kvant_block_slots *from,
-                                 const block_header *header, uint8_t *at)
+                                 const kvant_record_block *header, uint8_t *at)
 {
     memcpy(at, header, sizeof *header);
     at += sizeof *header;
-    if (header->form & SHIFTED)
+    if (header->form & KVANT_SHIFTED)
         kvant_shifts_export(tensor, from->block, from->slots, at);
-    at += shift_bytes(tensor, header);
+    at += kvant_record_shift_bytes(tensor, header);
     KVANT_FORWARD(kvant_slots_read(tensor, from->block, from->slots, at));
     return header->coded ? kvant_slots_read_codes(tensor, from->block, header->coded,
-                                                  at + open_bytes(tensor, header))
+                                                  at + kvant_record_open_bytes(tensor, header))
                          : KVANT_OK;
 }
 
@@ -171,7 +122,7 @@ static uint32_t threads_for(const kvant_tensor *tensor, uint32_t n_blocks, uint3
 
 /* Blocks are independent, so a work item is a block. */
 typedef struct exported_block {
-    block_header header;
+    kvant_record_block header;
     uint8_t *at;
 } exported_block;
 
@@ -210,18 +161,20 @@ kvant_status kvant_record_export(const kvant_tensor *tensor, const kvant_block_s
     uint8_t *at = data;
     KVANT_FORWARD(kvant_tensor_record_size(tensor, blocks, n, &needed));
     KVANT_RETURN_IF(!data || bytes != needed, KVANT_ERR_ARGUMENT);
-    const record_header header = { RECORD_MAGIC, bytes, kvant_tensor_scheme(tensor), n,
-                                   number_transforms(tensor, blocks, n, number) };
+    const kvant_record_header header = { KVANT_RECORD_MAGIC, bytes, kvant_tensor_scheme(tensor), n,
+                                         number_transforms(tensor, blocks, n, number) };
     memcpy(at, &header, sizeof header);
     at = export_transforms(tensor, number, header.n_transforms, at + sizeof header);
     exported_block *list = kvant_alloc(n + 1, sizeof *list);
     KVANT_RETURN_IF(!list, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < n; i++) {
-        block_header of = header_of(tensor, &blocks[i]);
+        kvant_record_block of = header_of(tensor, &blocks[i]);
         of.transform = (uint32_t)number[tensor->blocks[blocks[i].block].transform_id];
-        of.age = !(of.form & OPEN_PAGES) ? 0 : ages ? ages[i] : age_of(tensor, blocks[i].block);
+        of.age = !(of.form & KVANT_OPEN_PAGES) ? 0
+                 : ages                        ? ages[i]
+                                               : age_of(tensor, blocks[i].block);
         list[i] = (exported_block){ of, at };
-        at += sizeof of + body_bytes(tensor, &of);
+        at += sizeof of + kvant_record_body_bytes(tensor, &of);
     }
     const kvant_status status = export_blocks(tensor, blocks, list, n, n_threads);
     kvant_free(list);
@@ -248,15 +201,15 @@ size_t kvant_tensor_export_size(const kvant_tensor *tensor)
 {
     if (!tensor)
         return 0;
-    const block_header largest = {
+    const kvant_record_block largest = {
         .coded = 1,
-        .form = (has_open_pages(tensor) ? OPEN_PAGES : 0) |
-                (kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? SHIFTED : 0)
+        .form = (has_open_pages(tensor) ? KVANT_OPEN_PAGES : 0) |
+                (kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_K ? KVANT_SHIFTED : 0)
     };
-    return sizeof(record_header) + sizeof(transform_header) +
+    return sizeof(kvant_record_header) + sizeof(kvant_record_transform) +
            kvant_transform_bytes(tensor,
                                  tensor->learning ? KVANT_BYTES_CENTERS : KVANT_BYTES_AFFINE) +
-           sizeof largest + body_bytes(tensor, &largest) + sizeof(uint64_t);
+           sizeof largest + kvant_record_body_bytes(tensor, &largest) + sizeof(uint64_t);
 }
 
 kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data,
@@ -287,7 +240,7 @@ static kvant_status read_transforms(const kvant_tensor *tensor, const uint8_t **
                                     kvant_record *r)
 {
     for (uint32_t i = 0; i < r->n_transforms; i++) {
-        transform_header header;
+        kvant_record_transform header;
         const uint8_t *from = *at;
         if (!take(at, left, sizeof header))
             return kvant_damaged("it is cut short");
@@ -322,11 +275,11 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
 }
 
 /* used: the ids of shifts that the tensor and the record need so far. */
-static kvant_status check_shifts(kvant_tensor *tensor, const block_header *header,
+static kvant_status check_shifts(kvant_tensor *tensor, const kvant_record_block *header,
                                  const uint8_t *body, uint32_t *used)
 {
     uint8_t ids[KVANT_PAGE_TOKENS];
-    if (!(header->form & SHIFTED))
+    if (!(header->form & KVANT_SHIFTED))
         return KVANT_OK;
     if (tensor->device || kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
@@ -336,17 +289,17 @@ static kvant_status check_shifts(kvant_tensor *tensor, const block_header *heade
 }
 
 /* Whether a header can stand for a block with these slots. */
-static bool fits(const kvant_tensor *tensor, const block_header *header, uint64_t slots)
+static bool fits(const kvant_tensor *tensor, const kvant_record_block *header, uint64_t slots)
 {
-    const bool open = header->form & OPEN_PAGES;
-    return header->form <= (OPEN_PAGES | SHIFTED) && header->written == slots &&
+    const bool open = header->form & KVANT_OPEN_PAGES;
+    return header->form <= (KVANT_OPEN_PAGES | KVANT_SHIFTED) && header->written == slots &&
            !(header->coded & ~(open ? slots : 0)) &&
            !kvant_slots_share_scales(tensor, slots, header->coded);
 }
 
-static bool is_learned(const kvant_record *r, const block_header *header)
+static bool is_learned(const kvant_record *r, const kvant_record_block *header)
 {
-    transform_header transform;
+    kvant_record_transform transform;
     memcpy(&transform, r->transforms[header->transform], sizeof transform);
     return transform.kind != KVANT_BYTES_NOTHING;
 }
@@ -363,7 +316,7 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
 {
     uint32_t used = 0, n_transforms = 0;
     for (uint32_t i = 0; i < n; i++) {
-        block_header header;
+        kvant_record_block header;
         const uint8_t *from = at;
         if (!take(&at, &left, sizeof header))
             return kvant_damaged("it is cut short");
@@ -374,13 +327,14 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
         if (header.transform > n_transforms || header.transform >= r->n_transforms)
             return kvant_damaged("its transforms are not in the order of their use");
         n_transforms += header.transform == n_transforms;
-        if (!take(&at, &left, body_bytes(tensor, &header)))
+        if (!take(&at, &left, kvant_record_body_bytes(tensor, &header)))
             return kvant_damaged("it is cut short");
         r->any_written |= header.written != 0;
         KVANT_FORWARD(check_shifts(tensor, &header, body, &used));
-        if (header.form & OPEN_PAGES)
-            KVANT_FORWARD(check_open_rows(tensor, body + shift_bytes(tensor, &header)));
-        KVANT_RETURN_IF(header.form & OPEN_PAGES &&
+        if (header.form & KVANT_OPEN_PAGES)
+            KVANT_FORWARD(
+                check_open_rows(tensor, body + kvant_record_shift_bytes(tensor, &header)));
+        KVANT_RETURN_IF(header.form & KVANT_OPEN_PAGES && !r->elsewhere &&
                             !stays_exact(tensor, blocks[i].block, is_learned(r, &header)) &&
                             !kvant_block_finds_page(tensor, blocks[i].block),
                         kvant_no_page());
@@ -393,12 +347,12 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
 static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
                                  const uint8_t *data, size_t bytes, kvant_record *r)
 {
-    record_header header;
+    kvant_record_header header;
     uint64_t checksum;
     if (bytes < sizeof header + sizeof checksum || bytes % sizeof checksum)
         return kvant_damaged("it is cut short");
     memcpy(&header, data, sizeof header);
-    if (header.magic != RECORD_MAGIC || header.n_transforms > KVANT_MAX_TRANSFORMS)
+    if (header.magic != KVANT_RECORD_MAGIC || header.n_transforms > KVANT_MAX_TRANSFORMS)
         return kvant_damaged("not a record, or of another version of kvant");
     if (header.scheme != kvant_tensor_scheme(tensor))
         return kvant_damaged(
@@ -418,15 +372,15 @@ static kvant_status check_record(kvant_tensor *tensor, const kvant_block_slots *
 
 /* Finds or makes all transforms of a record. Each one counts as used until all are found. */
 static kvant_status import_transforms(kvant_tensor *tensor, const kvant_record *r,
-                                      uint32_t ids[KVANT_MAX_TRANSFORMS])
+                                      uint32_t n_threads, uint32_t ids[KVANT_MAX_TRANSFORMS])
 {
     kvant_status status = KVANT_OK;
     uint32_t n = 0;
     for (; n < r->n_transforms && status == KVANT_OK; n++) {
-        transform_header header;
+        kvant_record_transform header;
         memcpy(&header, r->transforms[n], sizeof header);
-        status =
-            kvant_transform_import(tensor, r->transforms[n] + sizeof header, header.kind, &ids[n]);
+        status = kvant_transform_import(tensor, r->transforms[n] + sizeof header, header.kind,
+                                        n_threads, &ids[n]);
         if (status == KVANT_OK)
             tensor->transforms[ids[n]].n_blocks++;
     }
@@ -437,12 +391,12 @@ static kvant_status import_transforms(kvant_tensor *tensor, const kvant_record *
 }
 
 /* Cannot fail after check_shifts: clearing blocks frees ids, and the memory is there. */
-static kvant_status import_shifts(kvant_tensor *tensor, uint32_t block, const block_header *header,
-                                  const uint8_t *body)
+static kvant_status import_shifts(kvant_tensor *tensor, uint32_t block,
+                                  const kvant_record_block *header, const uint8_t *body)
 {
     uint8_t ids[KVANT_PAGE_TOKENS];
     uint32_t used = 0;
-    if (!(header->form & SHIFTED))
+    if (!(header->form & KVANT_SHIFTED))
         return KVANT_OK;
     KVANT_FORWARD(kvant_shifts_read(tensor, header->written, body, &used, ids));
     kvant_shifts_set_block(tensor, block, ids);
@@ -452,7 +406,7 @@ static kvant_status import_shifts(kvant_tensor *tensor, uint32_t block, const bl
 /* A block of a record whose sizes were checked. */
 typedef struct imported_block {
     uint32_t block;
-    block_header header;
+    kvant_record_block header;
     const uint8_t *body, *pages, *codes; /* codes: NULL if there are none */
 } imported_block;
 
@@ -461,9 +415,9 @@ static imported_block imported_of(const kvant_tensor *tensor, uint32_t block, co
     imported_block b = { .block = block };
     memcpy(&b.header, from, sizeof b.header);
     b.body = from + sizeof b.header;
-    b.pages = b.body + shift_bytes(tensor, &b.header);
-    if (has_codes(&b.header) && b.header.written)
-        b.codes = b.pages + open_bytes(tensor, &b.header);
+    b.pages = b.body + kvant_record_shift_bytes(tensor, &b.header);
+    if (kvant_record_has_codes(&b.header) && b.header.written)
+        b.codes = b.pages + kvant_record_open_bytes(tensor, &b.header);
     return b;
 }
 
@@ -498,9 +452,9 @@ static void import_all_codes(kvant_tensor *tensor, const imported_block *list, u
 static kvant_status import_block(kvant_tensor *tensor, const imported_block *from,
                                  const uint32_t *ids)
 {
-    const block_header header = from->header;
+    const kvant_record_block header = from->header;
     const uint32_t block = from->block;
-    const bool open = header.form & OPEN_PAGES;
+    const bool open = header.form & KVANT_OPEN_PAGES;
     const uint32_t id = ids[header.transform];
     const uint64_t dirty = header.written & ~header.coded;
     if (!header.written)
@@ -535,7 +489,7 @@ static kvant_status import_list(kvant_tensor *tensor, const imported_block *list
 {
     uint32_t ids[KVANT_MAX_TRANSFORMS];
     kvant_status status = KVANT_OK;
-    KVANT_FORWARD(import_transforms(tensor, r, ids));
+    KVANT_FORWARD(import_transforms(tensor, r, n_threads, ids));
     if (r->any_written)
         begin_transforms(tensor, r, ids);
     import_all_codes(tensor, list, n, n_threads);
@@ -547,7 +501,7 @@ static kvant_status import_list(kvant_tensor *tensor, const imported_block *list
 kvant_status kvant_record_check(kvant_tensor *tensor, const kvant_block_slots *blocks, uint32_t n,
                                 const void *data, size_t bytes, kvant_record *r)
 {
-    KVANT_RETURN_IF(!tensor || !blocks || !data || !are_valid(tensor, blocks, n),
+    KVANT_RETURN_IF(!tensor || !blocks || !data || !(r->elsewhere || are_valid(tensor, blocks, n)),
                     KVANT_ERR_ARGUMENT);
     return check_record(tensor, blocks, n, data, bytes, r);
 }
@@ -560,7 +514,7 @@ kvant_status kvant_record_import(kvant_tensor *tensor, const kvant_block_slots *
     const uint8_t *at = r->blocks;
     for (uint32_t i = 0; i < n; i++) {
         list[i] = imported_of(tensor, blocks[i].block, at);
-        at = list[i].body + body_bytes(tensor, &list[i].header);
+        at = list[i].body + kvant_record_body_bytes(tensor, &list[i].header);
     }
     const kvant_status status = import_list(tensor, list, n, r, n_threads);
     kvant_free(list);

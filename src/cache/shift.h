@@ -97,13 +97,18 @@ uint32_t kvant_shift_of_new_block(const kvant_tensor *tensor, uint32_t block);
 void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *frequencies);
 
 /* The part of a record's block that holds its shifts. The first function says whether one of
- * `slots` has a shift, the second how many bytes the part has. The last two write and read it.
+ * `slots` has a shift, the second how many bytes the part has. The next two write it,
+ * for a block or for the shifts of its slots, and the last two read it.
  * Reading returns the ids that the slots get, and changes no block. *used: 0, or the ids that other
  * blocks and earlier calls need; new ids are added. KVANT_ERR_FORMAT, KVANT_ERR_UNSUPPORTED (the
  * tensor can have no shifts), and errors as kvant_shifts_map. */
 bool kvant_shifts_any(const kvant_tensor *tensor, uint32_t block, uint64_t slots);
 size_t kvant_shifts_export_bytes(const kvant_tensor *tensor);
 void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots, uint8_t *to);
+void kvant_shifts_write(const kvant_tensor *tensor, const kvant_rope *rope,
+                        const int32_t by[KVANT_PAGE_TOKENS], uint8_t *to);
+void kvant_shifts_distances(const kvant_tensor *tensor, const uint8_t *data,
+                            int32_t by[KVANT_PAGE_TOKENS]);
 kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
                                uint32_t *used, uint8_t ids[KVANT_PAGE_TOKENS]);
 

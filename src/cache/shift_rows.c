@@ -229,20 +229,33 @@ size_t kvant_shifts_export_bytes(const kvant_tensor *tensor)
            8 * 8;
 }
 
+void kvant_shifts_write(const kvant_tensor *tensor, const kvant_rope *rope,
+                        const int32_t by[KVANT_PAGE_TOKENS], uint8_t *to)
+{
+    const shifts_header header = { rope->n_dims, rope->interleaved };
+    memset(to, 0, kvant_shifts_export_bytes(tensor));
+    memcpy(to, &header, sizeof header);
+    memcpy(to + sizeof header, rope->frequencies, rope->n_dims / 2 * sizeof(float));
+    memcpy(to + sizeof header + frequency_bytes(tensor), by, KVANT_PAGE_TOKENS * sizeof *by);
+}
+
 void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots, uint8_t *to)
 {
     kvant_rope rope;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     int32_t by[KVANT_PAGE_TOKENS] = { 0 };
     kvant_shifts_rope(tensor->shifts, &rope, frequencies);
-    const shifts_header header = { rope.n_dims, rope.interleaved };
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
         if ((tensor->blocks[block].written & slots) >> slot & 1)
             by[slot] = tensor->shifts->by[kvant_slot_shift(tensor, block, slot)];
-    memset(to, 0, kvant_shifts_export_bytes(tensor));
-    memcpy(to, &header, sizeof header);
-    memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
-    memcpy(to + sizeof header + frequency_bytes(tensor), by, sizeof by);
+    kvant_shifts_write(tensor, &rope, by, to);
+}
+
+void kvant_shifts_distances(const kvant_tensor *tensor, const uint8_t *data,
+                            int32_t by[KVANT_PAGE_TOKENS])
+{
+    memcpy(by, data + sizeof(shifts_header) + frequency_bytes(tensor),
+           KVANT_PAGE_TOKENS * sizeof *by);
 }
 
 static kvant_status damaged(const char *what)

@@ -41,7 +41,7 @@ bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t sl
 
 /* Open pages */
 
-static void erase_open(const kvant_tensor *tensor, uint64_t slots, uint8_t *pages)
+void kvant_slots_erase_rows(const kvant_tensor *tensor, uint64_t slots, uint8_t *pages)
 {
     const size_t row = tensor->head_dim * sizeof(uint16_t);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
@@ -80,7 +80,7 @@ static void read_open(const kvant_tensor *tensor, uint32_t block, uint64_t slots
                                          : kvant_exact_page(tensor, block);
     if (open) {
         kvant_pages_read(tensor, pages, open, kvant_open_block_bytes(tensor));
-        erase_open(tensor, slots, pages);
+        kvant_slots_erase_rows(tensor, slots, pages);
         return;
     }
     if (tensor->device) {
@@ -132,12 +132,10 @@ static void erase_sealed(const kvant_tensor *tensor, uint64_t groups, uint8_t *p
     }
 }
 
-static kvant_status read_sealed(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
-                                uint8_t *pages)
+kvant_status kvant_slots_erase_codes(const kvant_tensor *tensor, uint64_t slots, uint8_t *pages)
 {
     const uint64_t groups = whole_groups(tensor, slots);
     const size_t group = (size_t)kvant_tensor_codec_info(tensor)->block_tokens * tensor->head_dim;
-    kvant_pages_read(tensor, pages, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
     if (groups == ALL_SLOTS)
         return KVANT_OK;
     float *zeros = kvant_alloc(group, sizeof *zeros);
@@ -148,6 +146,13 @@ static kvant_status read_sealed(const kvant_tensor *tensor, uint32_t block, uint
     kvant_free(zeros);
     kvant_free(bits);
     return status;
+}
+
+static kvant_status read_sealed(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
+                                uint8_t *pages)
+{
+    kvant_pages_read(tensor, pages, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
+    return kvant_slots_erase_codes(tensor, slots, pages);
 }
 
 uint64_t kvant_slots_coded(const kvant_tensor *tensor, uint32_t block, uint64_t slots)

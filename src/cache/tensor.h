@@ -15,6 +15,7 @@
  *   slots.c       a block without some of its slots
  *   transfer.c    copies, export, import
  *   record.c      export and import of several blocks together
+ *   record_outer.c  the same for blocks whose pages lie elsewhere
  *   transform_bytes.c  the bytes of a transform in exports
  *
  * In comments a transform is the centre and scale, or the centre and W, of the rows of some blocks.
@@ -442,6 +443,11 @@ bool kvant_slots_as_open(const kvant_tensor *tensor, uint32_t block, uint64_t sl
 kvant_status kvant_slots_read(const kvant_tensor *tensor, uint32_t block, uint64_t slots,
                               uint8_t *pages);
 
+/* Removes all bits of other slots from fp16 pages or sealed pages. `slots` are whole groups.
+ * KVANT_ERR_MEMORY. */
+void kvant_slots_erase_rows(const kvant_tensor *tensor, uint64_t slots, uint8_t *pages);
+kvant_status kvant_slots_erase_codes(const kvant_tensor *tensor, uint64_t slots, uint8_t *pages);
+
 /* Keeps the rows of `slots`. All other slots count as never written. */
 void kvant_block_keep(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
@@ -471,6 +477,7 @@ typedef struct kvant_record {
     uint32_t n_transforms;
     bool of_any_slots; /* the caller accepts whatever slots the record has */
     bool is_checked;   /* the caller has compared the checksum */
+    bool elsewhere;    /* the blocks are no blocks of the tensor (record_outer.c) */
     bool any_written;
     const uint8_t *blocks; /* the first block's header */
 } kvant_record;
@@ -523,6 +530,7 @@ typedef struct kvant_transform_values {
     const uint16_t *triangles;    /* NULL: no matrices */
     const kvant_centers *centers; /* NULL: blocks have no centres of their own */
     bool learned;
+    uint32_t n_threads; /* for making matrices; 0: one */
 } kvant_transform_values;
 
 /* *version = the id of a transform in force with these coefficients. Makes the transform when there

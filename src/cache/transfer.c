@@ -35,10 +35,12 @@ static kvant_status map_transforms(const kvant_tensor *from, uint32_t first, uin
             continue;
         uint32_t found = v;
         const kvant_key_transform *key_transform = transform->key_transform;
-        const kvant_transform_values numbers = { transform->center, transform->scale,
+        const kvant_transform_values numbers = { transform->center,
+                                                 transform->scale,
                                                  key_transform ? key_transform->triangles : NULL,
                                                  key_transform ? key_transform->centers : NULL,
-                                                 transform->learned };
+                                                 transform->learned,
+                                                 1 };
         if (from != to)
             status = kvant_transforms_find(to, &numbers, &found);
         if (status != KVANT_OK)

@@ -93,14 +93,27 @@ static uint32_t rotated_channel(const centers_header *header, uint32_t i)
     return header->interleaved ? 2 * i : i;
 }
 
-static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, uint8_t *to)
+void kvant_centers_rope(const kvant_centers *centers, kvant_rope *rope, float *frequencies)
 {
     const centers_header header = { centers->n_dims, centers->interleaved };
-    float frequencies[KVANT_MAX_HEAD_DIM / 2] = { 0 };
+    *rope = (kvant_rope){ .size = sizeof *rope,
+                          .n_dims = header.n_dims,
+                          .interleaved = header.interleaved,
+                          .frequencies = frequencies };
+    for (uint32_t i = 0; i < centers->n; i++)
+        frequencies[i] = 0;
     for (uint32_t i = 0; i < header.n_dims / 2; i++)
         for (uint32_t pair = 0; pair < centers->n; pair++)
             if (centers->pairs[pair].first == rotated_channel(&header, i))
                 frequencies[i] = centers->pairs[pair].frequency;
+}
+
+static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, uint8_t *to)
+{
+    const centers_header header = { centers->n_dims, centers->interleaved };
+    float frequencies[KVANT_MAX_HEAD_DIM / 2];
+    kvant_rope rope;
+    kvant_centers_rope(centers, &rope, frequencies);
     memcpy(to, &header, sizeof header);
     memcpy(to + sizeof header, frequencies, frequency_bytes(tensor));
     memcpy(to + sizeof header + frequency_bytes(tensor), centers->start,
@@ -186,7 +199,7 @@ static kvant_status import_key_transform(const kvant_tensor *tensor, const uint8
 
 /* The arrays may have any alignment, so they are copied to the candidate first. */
 kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, uint32_t kind,
-                                    uint32_t *transform_id)
+                                    uint32_t n_threads, uint32_t *transform_id)
 {
     kvant_tensor_transform *read = &tensor->transforms[KVANT_CANDIDATE];
     uint16_t *triangles = NULL;
@@ -197,7 +210,8 @@ kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, u
     memcpy(read->center, data, affine_bytes(tensor, kind));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
     const kvant_status fit = import_key_transform(tensor, data, kind, &triangles, &centers);
-    const kvant_transform_values numbers = { read->center, read->scale, triangles, centers, true };
+    const kvant_transform_values numbers = { read->center, read->scale, triangles,
+                                             centers,      true,        n_threads };
     const kvant_status status =
         fit == KVANT_OK ? kvant_transforms_find(tensor, &numbers, transform_id) : KVANT_OK;
     kvant_free(triangles);

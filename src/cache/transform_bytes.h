@@ -20,10 +20,16 @@ size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind);
 
 void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, uint8_t *to);
 
+/* The RoPE by which centres of blocks rotate. frequencies: head_dim / 2 numbers. */
+void kvant_centers_rope(const struct kvant_centers *centers, kvant_rope *rope, float *frequencies);
+
+/* record_outer.c. The candidate with the head that it has in a record. */
+size_t kvant_candidate_export(const kvant_tensor *tensor, void *bytes);
+
 /* Finds or makes the transform that the bytes describe. The bytes may have any alignment and
  * content. KVANT_ERR_FORMAT, KVANT_ERR_FULL (no transform id is free), KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, uint32_t kind,
-                                    uint32_t *transform_id);
+                                    uint32_t n_threads, uint32_t *transform_id);
 
 /* Whether the tensor can have transforms of this kind. KVANT_ERR_UNSUPPORTED. */
 kvant_status kvant_transform_accepts(const kvant_tensor *tensor, uint32_t kind);

@@ -251,7 +251,8 @@ static kvant_status make_key_transform(const kvant_tensor *tensor,
                                        const kvant_transform_values *numbers,
                                        kvant_key_transform **key_transform)
 {
-    KVANT_FORWARD(kvant_key_transform_create(tensor, numbers->triangles, 1, key_transform));
+    KVANT_FORWARD(kvant_key_transform_create(
+        tensor, numbers->triangles, numbers->n_threads ? numbers->n_threads : 1, key_transform));
     (*key_transform)->centers = kvant_centers_copy(tensor, numbers->centers);
     if (numbers->centers && !(*key_transform)->centers) {
         kvant_key_transform_free(key_transform);

@@ -319,7 +319,7 @@ static double error_of_bucket(fixture *f, const text *t, uint32_t first, uint32_
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
         likes[h] = block_of(f, 0, h).codec;
     assert_int_equal(kvant_tensor_make_bucket_codecs(f->tensor, (int32_t)first, (int32_t)end - 1,
-                                                     stretch, likes, codecs, 2),
+                                                     stretch, likes, codecs, NULL, 2),
                      KVANT_OK);
     memcpy(rows.rows, t->rows, sizeof t->rows);
     store_with(&rows, codecs, f->tensor, first, end, stretch);
@@ -343,11 +343,11 @@ static void codecs_of_a_bucket_match_a_transform(void **state)
     kvant_codec *codecs[N_KV_HEADS];
     uint64_t rng = 14;
     (void)state;
-    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 0, 511, 0, likes, codecs, 1),
+    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 0, 511, 0, likes, codecs, NULL, 1),
                      KVANT_ERR_ARGUMENT);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
         likes[h] = block_of(&f, 0, h).codec;
-    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 0, 511, 0, likes, codecs, 1),
+    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 0, 511, 0, likes, codecs, NULL, 1),
                      KVANT_ERR_UNSUPPORTED);
     put_all(&f, t, 0, 1024, BATCH, 0);
     put_all(&plain, t, 0, 1024, BATCH, 0);
@@ -360,12 +360,13 @@ static void codecs_of_a_bucket_match_a_transform(void **state)
                 two < 0.9 * error_near(&plain, t, 2048, MOST, 0));
     exported after = export_block(&f, 15);
     assert_memory_equal(before.data, after.data, before.bytes);
-    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, -1, 511, 0, likes, codecs, 1),
+    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, -1, 511, 0, likes, codecs, NULL, 1),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 512, 511, 0, likes, codecs, 1),
+    assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 512, 511, 0, likes, codecs, NULL, 1),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_tensor_make_bucket_codecs(plain.tensor, 0, 511, 0, likes, codecs, 1),
-                     KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(
+        kvant_tensor_make_bucket_codecs(plain.tensor, 0, 511, 0, likes, codecs, NULL, 1),
+        KVANT_ERR_UNSUPPORTED);
     assert_null(codecs[0]);
     free(before.data);
     free(after.data);

@@ -385,7 +385,7 @@ static void *make_bucket(void *context)
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
                                                      KVANT_PAGE_TOKENS, cells->sources,
-                                                     learned.codecs, 1) == KVANT_OK &&
+                                                     learned.codecs, NULL, 1) == KVANT_OK &&
                      kvp_gpu_upload_bucket(cells, l->bucket.id, &learned, mean);
     sem_post(permits);
     kvp_gpu_free_codecs(learned.codecs, cells->n_kv_heads);
