@@ -142,11 +142,10 @@ static void record_row(const kvant_plan *plan, plan_block *b, int64_t slot, int3
 }
 
 /* Records written rows. Rows that no view contains are the newest of their step; afterwards their
- * age counts back from the step's last row. */
-static void record_rows(kvant_plan *plan, const kvant_plan_step *step)
+ * age counts back from the step's last row. from_end: it does so at once. */
+static void record_rows(kvant_plan *plan, const kvant_plan_step *step, bool from_end)
 {
     int32_t end = 0;
-    plan->n_step = 0;
     for (uint32_t i = 0; i < step->n; i++) {
         plan_block *b = block_of(plan, step, i);
         plan->n_step += b->written != plan->now && b->page >= 0;
@@ -157,7 +156,7 @@ static void record_rows(kvant_plan *plan, const kvant_plan_step *step)
     }
     for (uint32_t i = 0; i < step->n; i++) {
         plan_block *b = block_of(plan, step, i);
-        see(plan, b, is_long(plan, step) ? end : b->last + 1, end);
+        see(plan, b, from_end ? end : b->last + 1, end);
     }
 }
 
@@ -340,9 +339,21 @@ static void open_rows(kvant_plan *plan, const kvant_plan_step *step, rank of)
 kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step)
 {
     begin(plan);
-    record_rows(plan, step);
+    plan->n_step = 0;
+    record_rows(plan, step, is_long(plan, step));
     record_views(plan, step);
     for (int of = FIRST; of >= (is_long(plan, step) ? NEWEST : OLD); of--)
+        open_rows(plan, step, (rank)of);
+    return changes_of(plan);
+}
+
+/* Without pages of a step, a block pushes out no block of a higher rank (most_for). */
+kvant_plan_changes kvant_plan_restore_rows(kvant_plan *plan, const kvant_plan_step *step)
+{
+    begin(plan);
+    plan->n_step = plan->params.step_pages;
+    record_rows(plan, step, true);
+    for (int of = FIRST; of >= OLD; of--)
         open_rows(plan, step, (rank)of);
     return changes_of(plan);
 }

@@ -80,6 +80,10 @@ void kvant_plan_free(kvant_plan **plan);
  * the next call. */
 kvant_plan_changes kvant_plan_step_rows(kvant_plan *plan, const kvant_plan_step *step);
 
+/* The same for rows of a restored state, which were exact when they were saved. They push out no
+ * block of a higher rank, and the step is not long. */
+kvant_plan_changes kvant_plan_restore_rows(kvant_plan *plan, const kvant_plan_step *step);
+
 /* Blocks to .. to + n - 1 become copies of the blocks from .. from + n - 1, which they do not
  * overlap. The copies forget their former rows. Copies of first and newest tokens that are
  * exact are opened, as far as there is room. Other exact blocks of the original are sealed, so that

@@ -453,6 +453,41 @@ static void rows_without_a_step(void **unused)
     end(&m);
 }
 
+/* Rows of blocks first to end - 1, at positions from 0 on. */
+static kvant_plan_step rows_of(int64_t first, int64_t end)
+{
+    static int64_t slots[MOST_ROWS];
+    static int32_t positions[MOST_ROWS];
+    const uint32_t n = (uint32_t)(end - first) * SLOTS;
+    for (uint32_t i = 0; i < n; i++) {
+        slots[i] = first * SLOTS + i;
+        positions[i] = (int32_t)i;
+    }
+    return (kvant_plan_step){ .slots = slots, .positions = positions, .n = n };
+}
+
+/* Restored rows take free pages, first and newest tokens before the rest. The exact tokens of a
+ * sequence that is there stay exact, which rows of a step may push out. */
+static void restored_rows_push_out_no_higher_rank(void **unused)
+{
+    (void)unused;
+    for (int restores = 0; restores < 2; restores++) {
+        const kvant_plan_params params = { 16, 6, 4, 64, 128, 0 };
+        kvant_plan *plan;
+        assert_int_equal(kvant_plan_create(&params, &plan), KVANT_OK);
+        kvant_plan_step rows = rows_of(0, 2);
+        kvant_plan_step_rows(plan, &rows);
+        rows = rows_of(4, 10);
+        const kvant_plan_changes changes =
+            restores ? kvant_plan_restore_rows(plan, &rows) : kvant_plan_step_rows(plan, &rows);
+        assert_int_equal(changes.n_seal > 0, !restores);
+        for (uint32_t block = 0; block < 10 && restores; block++)
+            assert_int_equal(kvant_plan_page(plan, block) >= 0,
+                             block < 2 || block == 4 || block > 6);
+        kvant_plan_free(&plan);
+    }
+}
+
 /* Random steps, cuts, ends of sequences and rewritten rows. Slots of one block may belong to
  * several sequences and come in any order. */
 static void random_step(model *m)
@@ -544,6 +579,7 @@ int main(void)
         cmocka_unit_test(parameters_change_between_steps),
         cmocka_unit_test(rows_of_long_steps_are_sealed_at_once),
         cmocka_unit_test(rows_without_a_step),
+        cmocka_unit_test(restored_rows_push_out_no_higher_rank),
         cmocka_unit_test(every_row_is_in_one_place),
         cmocka_unit_test(replays_are_equal),
     };
