@@ -53,7 +53,7 @@ static void report_states(const struct kvp_layers *layers)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;
 
-    if (layers->settings.chose_codes && !layers->on_gpu && !atomic_flag_test_and_set(&said))
+    if (layers->settings.chose_codes && !atomic_flag_test_and_set(&said))
         kvp_info("saved states are as small as the cache, and only kvant reads them; "
                  "KVANT_STATES=rows saves f16 rows");
 }

@@ -382,15 +382,16 @@ static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t s
     return false;
 }
 
-/* Reads whole rows of one stream as codes, if the user wants codes and the rows are here. */
+/* Reads whole rows of one stream as codes, if the user wants codes. */
 static bool read_codes(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
     const size_t row = kvp_kv_row_bytes(kv), cell = offset / row, n = size / row;
 
-    if (!kv->settings->saves_codes || kv->tensor == NULL || n == 0 || offset % row != 0 ||
+    if (!kv->settings->saves_codes || !kvp_kv_is_bound(kv) || n == 0 || offset % row != 0 ||
         size % row != 0 || cell / kv->shape.n_cells != (cell + n - 1) / kv->shape.n_cells)
         return false;
-    kvp_kv_flush(kv, NULL, kvant_available_cpus());
+    if (kv->tensor != NULL)
+        kvp_kv_flush(kv, NULL, kvant_available_cpus());
     return kvp_state_read(kv, cell, n, out);
 }
 

@@ -57,6 +57,14 @@ struct kvp_pending_rows {
 
 typedef struct kvp_kv kvp_kv;
 
+struct kvant_block_slots; /* kvant/tensor_hooks.h */
+
+/* A block of 64 cells: its cells with rows, and which block of its sequence it is. */
+typedef struct kvp_block_state {
+    uint64_t written;
+    uint32_t index;
+} kvp_block_state;
+
 /* Functions for cells outside the computer's memory (gpu/). Rows are fp32, of all kv heads, in the
  * computer's memory. Cells are numbered over all streams. */
 typedef struct kvp_remote {
@@ -74,6 +82,22 @@ typedef struct kvp_remote {
     /* Copies blocks of 64 cells between tensors of one memory without decoding. False when their
      * formats differ. */
     bool (*copy)(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first, uint32_t n);
+    /* Saved states (state.c). These functions do for blocks of 64 cells what
+     * kvant_tensor_get_block, kvant_tensor_record_size and kvant_tensor_export_record do for blocks
+     * of a tensor. The last two return KVANT_ERR_UNSUPPORTED for rows that have to be saved as
+     * fp16. */
+    kvp_block_state (*block_state)(const kvp_kv *kv, uint32_t block);
+    kvant_status (*record_size)(const kvp_kv *kv, const struct kvant_block_slots *blocks,
+                                uint32_t n, size_t *bytes);
+    kvant_status (*export_record)(const kvp_kv *kv, const struct kvant_block_slots *blocks,
+                                  uint32_t n, void *data, size_t bytes);
+    /* The codecs of kv heads in this memory. */
+    const kvant_codec *const *(*codecs)(const kvp_kv *kv);
+    /* Replaces n blocks by those of a record. taken[i]: the i-th block came with its codes. All
+     * other blocks are unchanged. is_checked: the checksum was compared. Errors as of
+     * kvant_tensor_import_record. */
+    kvant_status (*restore)(kvp_kv *kv, const struct kvant_block_slots *blocks, uint32_t n,
+                            const void *data, size_t bytes, bool is_checked, bool *taken);
 } kvp_remote;
 
 struct kvp_kv {

@@ -34,6 +34,7 @@ static struct {
     bool (*memory_seq_rm)(void *memory, int32_t seq, int32_t first, int32_t end);
     void (*memory_clear)(void *memory, bool data);
     int32_t (*memory_seq_pos_max)(void *memory, int32_t seq); /* NULL: an older llama.cpp */
+    uint32_t (*n_seq_max)(const void *context);               /* likewise */
 } llama;
 
 static atomic_bool served;
@@ -46,7 +47,11 @@ static _Thread_local struct {
     bool placed, failed, restores;
     kvp_unpacking *unpacking; /* of the state that is restored, if it was packed */
     char refused[256];        /* the first reason; "": no row was refused */
+    unsigned number;          /* of the state that is restored */
+    bool alone;               /* no other sequence has tokens */
 } now;
+
+static atomic_uint n_restored;
 
 bool kvp_states_are_served(void)
 {
@@ -107,6 +112,12 @@ const void *kvp_restoring_wait(const void *bytes, size_t n, bool moves)
     return now.unpacking != NULL && kvp_plain_has(&now.unpacking->plain, bytes, n)
                ? kvp_unpacking_wait(now.unpacking, bytes, n, moves)
                : bytes;
+}
+
+unsigned kvp_restoring_number(bool *alone)
+{
+    *alone = now.restores && now.alone;
+    return now.restores ? now.number : 0;
 }
 
 bool kvp_restoring_refuse(const char *why)
@@ -238,10 +249,26 @@ static void report(const char *what, const char *why)
     kvp_error("%s: the saved state is not restored: %s", what, why);
 }
 
-static void begin_restoring(void)
+/* Whether no other sequence of the context has tokens. */
+static bool is_alone(const which *w)
+{
+    void *memory = llama.get_memory(w->context);
+    const bool known =
+        memory != NULL && llama.memory_seq_pos_max != NULL && llama.n_seq_max != NULL;
+    const int32_t n = known ? (int32_t)llama.n_seq_max(w->context) : 0;
+
+    for (int32_t seq = 0; seq < n && !w->all; seq++)
+        if (seq != w->seq && llama.memory_seq_pos_max(memory, seq) >= 0)
+            return false;
+    return w->all || known;
+}
+
+static void begin_restoring(const which *w)
 {
     now.restores = true;
     now.refused[0] = '\0';
+    now.alone = is_alone(w);
+    now.number = atomic_fetch_add(&n_restored, 1) + 1;
 }
 
 /* Takes back what llama.cpp restored, as llama.cpp does with states that it refuses itself. */
@@ -271,7 +298,7 @@ static size_t set_state(const which *w, const uint8_t *from, size_t size, kvp_un
 {
     size_t read;
 
-    begin_restoring();
+    begin_restoring(w);
     now.unpacking = unpacking;
     read = nominal_set(w, from, size);
     now.unpacking = NULL;
@@ -408,7 +435,7 @@ static bool load_file(void *context, const char *path, int32_t *tokens, size_t r
 
     if (load_packed(&w, path, tokens, room, n, &read))
         return read > 0;
-    begin_restoring();
+    begin_restoring(&w);
     done = llama.load_file(context, path, tokens, room, n);
     return end_restoring(&w, path) && done;
 }
@@ -461,7 +488,7 @@ static size_t seq_load_file(void *context, const char *path, int32_t seq, int32_
 
     if (load_packed(&w, path, tokens, room, n, &read))
         return read;
-    begin_restoring();
+    begin_restoring(&w);
     read = llama.seq_load_file(context, path, seq, tokens, room, n);
     return end_restoring(&w, path) ? read : 0;
 }
@@ -524,6 +551,8 @@ static bool find_functions(void *library)
     }
     address = kvant_os_symbol(library, "llama_memory_seq_pos_max");
     memcpy(&llama.memory_seq_pos_max, &address, sizeof(address));
+    address = kvant_os_symbol(library, "llama_n_seq_max");
+    memcpy(&llama.n_seq_max, &address, sizeof(address));
     return found;
 }
 

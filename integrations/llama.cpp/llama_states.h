@@ -36,6 +36,10 @@ void kvp_saving_end(bool done);
 const void *kvp_restoring_wait(const void *bytes, size_t n, bool moves);
 bool kvp_restoring_is_checked(const void *bytes, size_t n);
 
+/* The number of the state that is being restored, a new one for each; 0: the functions were not
+ * taken over, or nothing is restored. alone: no other sequence of the context has tokens. */
+unsigned kvp_restoring_number(bool *alone);
+
 /* Notes that rows of the state that is being restored were refused. False when the functions were
  * not taken over: the rows' cells then have to be NaN. Otherwise the program is told that the state
  * was not restored. */

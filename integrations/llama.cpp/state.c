@@ -10,21 +10,13 @@
 #include "kv_store.h"
 #include "kv_tensor.h"
 #include "llama_states.h"
-#include "state_format.h"
+#include "state_restore.h"
 
-/* The places of the rows of a run of cells. The lists have room for a block and a run per cell. */
-typedef struct layout {
-    kvant_block_slots *blocks;
-    uint32_t *index; /* by block */
-    kvp_state_run *runs;
-    uint32_t n_blocks, n_runs, n_cells;
-} layout;
-
-static bool layout_create(layout *l, size_t n)
+static bool layout_create(kvp_state_layout *l, size_t n)
 {
-    *l =
-        (layout){ .blocks = malloc(n * (sizeof(*l->blocks) + sizeof(*l->index) + sizeof(*l->runs))),
-                  .n_cells = (uint32_t)n };
+    *l = (kvp_state_layout){ .blocks = malloc(
+                                 n * (sizeof(*l->blocks) + sizeof(*l->index) + sizeof(*l->runs))),
+                             .n_cells = (uint32_t)n };
     if (l->blocks == NULL)
         return false;
     l->runs = (kvp_state_run *)(l->blocks + n);
@@ -32,12 +24,12 @@ static bool layout_create(layout *l, size_t n)
     return true;
 }
 
-static void layout_free(layout *l)
+static void layout_free(kvp_state_layout *l)
 {
     free(l->blocks);
 }
 
-static size_t list_bytes(const layout *l)
+static size_t list_bytes(const kvp_state_layout *l)
 {
     return (size_t)kvp_state_list_bytes(l->n_blocks, l->n_runs);
 }
@@ -46,12 +38,14 @@ static size_t list_bytes(const layout *l)
 
 static uint32_t index_of(const kvp_kv *kv, uint32_t block)
 {
+    if (kv->remote != NULL)
+        return kv->remote->block_state(kv, block).index;
     return kv->placement != NULL ? kvp_placement_block(kv->placement, block).index
                                  : block % (kvp_kv_blocks(&kv->shape) / kv->shape.n_streams);
 }
 
 /* The block's place in the list. Neighbouring cells are mostly in the newest block of the list. */
-static uint32_t find_block(const kvp_kv *kv, layout *l, uint32_t block)
+static uint32_t find_block(const kvp_kv *kv, kvp_state_layout *l, uint32_t block)
 {
     for (uint32_t i = l->n_blocks; i > 0; i--)
         if (l->blocks[i - 1].block == block)
@@ -61,7 +55,7 @@ static uint32_t find_block(const kvp_kv *kv, layout *l, uint32_t block)
     return l->n_blocks++;
 }
 
-static void add_slot(layout *l, uint32_t block, uint32_t slot)
+static void add_slot(kvp_state_layout *l, uint32_t block, uint32_t slot)
 {
     kvp_state_run *last = l->n_runs > 0 ? &l->runs[l->n_runs - 1] : NULL;
 
@@ -77,12 +71,15 @@ static bool is_written(const kvp_kv *kv, const kvant_block_slots *b)
 {
     kvant_block_info info = { .size = sizeof(info) };
 
-    return kvant_tensor_get_block(kv->tensor, b->block, 0, &info) == KVANT_OK &&
-           (info.written & b->slots) == b->slots;
+    if (kv->remote != NULL)
+        info.written = kv->remote->block_state(kv, b->block).written;
+    else if (kvant_tensor_get_block(kv->tensor, b->block, 0, &info) != KVANT_OK)
+        return false;
+    return (info.written & b->slots) == b->slots;
 }
 
 /* Finds where the rows of n cells lie. False when a cell has no row. */
-static bool find_rows(const kvp_kv *kv, size_t cell, size_t n, layout *l)
+static bool find_rows(const kvp_kv *kv, size_t cell, size_t n, kvp_state_layout *l)
 {
     for (size_t i = 0; i < n; i++) {
         const int64_t slot = kvp_kv_slot(kv, (int64_t)(cell + i));
@@ -97,7 +94,7 @@ static bool find_rows(const kvp_kv *kv, size_t cell, size_t n, layout *l)
     return true;
 }
 
-static void write_lists(const layout *l, size_t record, uint8_t *out)
+static void write_lists(const kvp_state_layout *l, size_t record, uint8_t *out)
 {
     kvp_state_header header = { .bytes = list_bytes(l) + record,
                                 .n_cells = l->n_cells,
@@ -115,12 +112,17 @@ static void write_lists(const layout *l, size_t record, uint8_t *out)
     memcpy(out, &header, sizeof(header));
 }
 
-static bool write_run(const kvp_kv *kv, const layout *l, size_t record, size_t room, uint8_t *out)
+static bool write_run(const kvp_kv *kv, const kvp_state_layout *l, size_t record, size_t room,
+                      uint8_t *out)
 {
     const size_t lists = list_bytes(l), kept = lists + record;
     uint8_t *to = kvp_saving_begin(out, kept, room);
-    const bool done = kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, to + lists,
-                                                 record, kvant_available_cpus()) == KVANT_OK;
+    const kvant_status status =
+        kv->remote != NULL
+            ? kv->remote->export_record(kv, l->blocks, l->n_blocks, to + lists, record)
+            : kvant_tensor_export_record(kv->tensor, l->blocks, l->n_blocks, to + lists, record,
+                                         kvant_available_cpus());
+    const bool done = status == KVANT_OK;
 
     if (done)
         write_lists(l, record, to);
@@ -130,18 +132,24 @@ static bool write_run(const kvp_kv *kv, const layout *l, size_t record, size_t r
     return done;
 }
 
+static bool find_size(const kvp_kv *kv, const kvp_state_layout *l, size_t *record)
+{
+    return (kv->remote != NULL
+                ? kv->remote->record_size(kv, l->blocks, l->n_blocks, record)
+                : kvant_tensor_record_size(kv->tensor, l->blocks, l->n_blocks, record)) == KVANT_OK;
+}
+
 bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
 {
     const size_t room = n * kvp_kv_row_bytes(kv);
     size_t record = 0;
-    layout l;
+    kvp_state_layout l;
     bool done;
 
     if (kvp_kv_row_bytes(kv) < sizeof(kvp_state_header) || !layout_create(&l, n))
         return false;
-    done = find_rows(kv, cell, n, &l) &&
-           kvant_tensor_record_size(kv->tensor, l.blocks, l.n_blocks, &record) == KVANT_OK &&
-           list_bytes(&l) + record < room;
+    done =
+        find_rows(kv, cell, n, &l) && find_size(kv, &l, &record) && list_bytes(&l) + record < room;
     if (done && kvp_saving_measures())
         kvp_saving_note(out, list_bytes(&l) + record, room);
     else if (done)
@@ -152,16 +160,6 @@ bool kvp_state_read(const kvp_kv *kv, size_t cell, size_t n, void *out)
 
 /* Restoring */
 
-/* A run of a state whose lists are right. Cell i of the run is cells[i] here. */
-typedef struct restored {
-    kvp_kv *kv;
-    const int64_t *cells;
-    kvp_restored *rows; /* by cell */
-    layout l;
-    const void *record;
-    size_t bytes; /* of the record */
-} restored;
-
 static bool read_header(const uint8_t *data, size_t size, kvp_state_header *header)
 {
     if (size < sizeof(*header) || memcmp(data, KVP_STATE_MAGIC, KVP_STATE_MAGIC_BYTES) != 0)
@@ -171,10 +169,10 @@ static bool read_header(const uint8_t *data, size_t size, kvp_state_header *head
 }
 
 /* Reads the lists of a run of n cells. Returns NULL, or the reason why they cannot be right. */
-static const char *read_lists(restored *r, const uint8_t *data, size_t size, size_t n)
+static const char *read_lists(kvp_state_restored *r, const uint8_t *data, size_t size, size_t n)
 {
     const uint8_t *at = data + sizeof(kvp_state_header);
-    layout *l = &r->l;
+    kvp_state_layout *l = &r->l;
     kvp_state_header header;
 
     if (!read_header(data, size, &header) || header.n_cells != n || header.n_blocks > n ||
@@ -198,9 +196,9 @@ static const char *read_lists(restored *r, const uint8_t *data, size_t size, siz
 
 /* Finds the block and the slot of each cell. False unless each slot of the blocks has one cell, and
  * each block has a slot. */
-static bool find_places(restored *r)
+static bool find_places(kvp_state_restored *r)
 {
-    const layout *l = &r->l;
+    const kvp_state_layout *l = &r->l;
     uint64_t *left = malloc((l->n_blocks + 1) * sizeof(*left));
     size_t n = 0;
     bool ok = left != NULL;
@@ -227,7 +225,7 @@ static bool find_places(restored *r)
 }
 
 /* Finds the blocks here of the saved blocks, if their cells' slots are fixed. */
-static bool find_fixed_blocks(const restored *r, uint32_t *at)
+bool kvp_state_find_fixed(const kvp_state_restored *r, uint32_t *at)
 {
     memset(at, 0xff, r->l.n_blocks * sizeof(*at));
     for (size_t i = 0; i < r->l.n_cells; i++) {
@@ -243,14 +241,14 @@ static bool find_fixed_blocks(const restored *r, uint32_t *at)
     return true;
 }
 
-static bool find_blocks(restored *r)
+static bool find_blocks(kvp_state_restored *r)
 {
     kvp_kv *kv = r->kv;
     uint32_t *at = malloc((r->l.n_blocks + 1) * sizeof(*at));
     bool ok = at != NULL &&
               (kv->placement != NULL ? kvp_placement_restore(kv->placement, r->rows, r->l.n_cells,
                                                              r->l.index, r->l.n_blocks, at)
-                                     : find_fixed_blocks(r, at));
+                                     : kvp_state_find_fixed(r, at));
 
     for (uint32_t i = 0; ok && i < r->l.n_blocks; i++) {
         r->l.blocks[i].block = at[i];
@@ -268,7 +266,7 @@ typedef struct others {
     size_t n;
 } others;
 
-static bool others_read(const restored *r, others *o)
+static bool others_read(const kvp_state_restored *r, others *o)
 {
     const size_t width = r->kv->shape.row;
     kvant_block_info info = { .size = sizeof(info) };
@@ -287,7 +285,7 @@ static bool others_read(const restored *r, others *o)
 }
 
 /* Makes cells invalid whose rows were in the replaced blocks and are lost. */
-static void others_lose(const restored *r, const others *o)
+static void others_lose(const kvp_state_restored *r, const others *o)
 {
     kvp_kv *kv = r->kv;
     const size_t n_cells = (size_t)kv->shape.n_cells * kv->shape.n_streams;
@@ -308,14 +306,14 @@ static void others_lose(const restored *r, const others *o)
         kvp_invalid_report(&refusal);
 }
 
-static void others_write(const restored *r, const others *o)
+static void others_write(const kvp_state_restored *r, const others *o)
 {
     if (o->n > 0 && kvant_tensor_write(r->kv->tensor, o->slots, o->n, o->rows, r->kv->shape.row,
                                        kvant_available_cpus()) != KVANT_OK)
         others_lose(r, o);
 }
 
-static kvant_status import_record(const restored *r, kvant_tensor *tensor)
+kvant_status kvp_state_import(const kvp_state_restored *r, kvant_tensor *tensor)
 {
     return (kvp_restoring_is_checked(r->record, r->bytes) ? kvant_tensor_import_checked_record
                                                           : kvant_tensor_import_record)(
@@ -324,15 +322,15 @@ static kvant_status import_record(const restored *r, kvant_tensor *tensor)
 
 /* Puts the record's blocks in place of blocks of the tensor. KVANT_ERR_FULL: they have to be
  * decoded. */
-static kvant_status import(restored *r)
+static kvant_status import(kvp_state_restored *r)
 {
     kvant_status status = KVANT_ERR_MEMORY;
     others o = { 0 };
 
-    if (r->kv->tensor == NULL || !find_blocks(r))
+    if (!find_blocks(r))
         return KVANT_ERR_FULL;
     if (others_read(r, &o)) {
-        status = import_record(r, r->kv->tensor);
+        status = kvp_state_import(r, r->kv->tensor);
         /* without memory the blocks may be empty; after other errors they are unchanged */
         if (status == KVANT_OK || status == KVANT_ERR_MEMORY)
             others_write(r, &o);
@@ -342,37 +340,8 @@ static kvant_status import(restored *r)
     return status;
 }
 
-/* A tensor that holds the record alone. */
-typedef struct copy {
-    kvant_tensor *tensor;
-    void *memory;
-} copy;
-
-static kvant_status copy_create(const restored *r, copy *c)
-{
-    const kvant_codec *const *codecs = kvp_kv_codecs(r->kv);
-    const kvant_tensor_params params = { .size = sizeof(params),
-                                         .codecs = codecs,
-                                         .n_kv_heads = r->kv->shape.row / r->kv->head_dim,
-                                         .n_sequences = 1,
-                                         .n_blocks = r->l.n_blocks,
-                                         .n_open_blocks = r->l.n_blocks };
-    kvant_status status = codecs != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
-    size_t bytes = 0;
-
-    *c = (copy){ 0 };
-    if (status == KVANT_OK)
-        status = kvant_tensor_size(&params, &bytes);
-    if (status == KVANT_OK)
-        c->memory = kvant_os_alloc(KVANT_PAGE_ALIGN, bytes);
-    if (c->memory == NULL)
-        return status == KVANT_OK ? KVANT_ERR_MEMORY : status;
-    memset(c->memory, 0, bytes);
-    return kvant_tensor_create(&params, c->memory, &c->tensor);
-}
-
 /* Decodes rows of the record into floats and stores them like any rows. */
-static kvant_status store_decoded(const restored *r, const copy *c)
+kvant_status kvp_state_store(const kvp_state_restored *r, const kvp_record_copy *c)
 {
     const size_t width = r->kv->shape.row, most = KVP_MOST_CELLS;
     float *rows = malloc(most * width * sizeof(*rows));
@@ -394,19 +363,19 @@ static kvant_status store_decoded(const restored *r, const copy *c)
 
 /* The blocks do not fit here as they are: their cells' slots lie otherwise, or there is no room for
  * their transforms. Decodes them and stores their rows, which quantises them once more. */
-static kvant_status decode(restored *r)
+kvant_status kvp_state_decode(kvp_state_restored *r)
 {
-    copy c;
-    kvant_status status = copy_create(r, &c);
+    kvp_record_copy c;
+    kvant_status status = kvp_record_copy_create(
+        kvp_kv_codecs(r->kv), r->kv->shape.row / r->kv->head_dim, r->l.n_blocks, &c);
 
     for (uint32_t i = 0; i < r->l.n_blocks; i++)
         r->l.blocks[i].block = i;
     if (status == KVANT_OK)
-        status = import_record(r, c.tensor);
+        status = kvp_state_import(r, c.tensor);
     if (status == KVANT_OK)
-        status = store_decoded(r, &c);
-    kvant_tensor_free(&c.tensor);
-    kvant_os_free(c.memory);
+        status = kvp_state_store(r, &c);
+    kvp_record_copy_free(&c);
     return status;
 }
 
@@ -420,21 +389,25 @@ static void lose(kvp_kv *kv, const int64_t *cells, size_t n, const char *why)
         kvp_invalid_report(&refusal);
 }
 
-static kvant_status restore_rows(restored *r)
+static kvant_status restore_rows(kvp_state_restored *r)
 {
-    kvant_status status = import(r);
+    kvant_status status;
 
+    if (r->kv->remote != NULL)
+        return kvp_state_restore_remote(r);
+    status = import(r);
     if (status == KVANT_OK)
         for (size_t i = 0; i < r->l.n_cells; i++)
             kvp_invalid_set(&r->kv->invalid, (size_t)r->cells[i], 1, false);
-    return status == KVANT_ERR_FULL || status == KVANT_ERR_UNSUPPORTED ? decode(r) : status;
+    return status == KVANT_ERR_FULL || status == KVANT_ERR_UNSUPPORTED ? kvp_state_decode(r)
+                                                                       : status;
 }
 
 /* Restores n cells from the head, the lists and the record of a run. */
 static void restore(kvp_kv *kv, const int64_t *cells, size_t n, const uint8_t *bytes,
                     size_t n_bytes)
 {
-    restored r = { .kv = kv, .cells = cells, .rows = malloc(n * sizeof(*r.rows)) };
+    kvp_state_restored r = { .kv = kv, .cells = cells, .rows = malloc(n * sizeof(*r.rows)) };
     const char *why = "out of memory";
     kvant_status status;
 

@@ -62,6 +62,17 @@ static inline saved save(struct llama_context *context, llama_seq_id seq)
     return s;
 }
 
+static inline void assert_continues_after(struct llama_context *context, int n, llama_seq_id seq,
+                                          const float *expected, const char *spec)
+{
+    float *logits = continue_from(context, n, seq);
+
+    if (memcmp(expected, logits, logits_bytes()) != 0)
+        fail_msg("%s after %d tokens: rms difference %g", spec, n,
+                 harness_rms_difference(expected, logits, N_NEXT * harness_n_vocab()));
+    free(logits);
+}
+
 static inline size_t resident(const saved *s)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), n = s->room / page;

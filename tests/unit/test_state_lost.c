@@ -9,6 +9,7 @@
 #include "../../integrations/llama.cpp/kv_store.h"
 #include "../../integrations/llama.cpp/kv_tensor.h"
 #include "../../integrations/llama.cpp/llama_states.h"
+#include "../../integrations/llama.cpp/state_restore.h"
 
 enum { HEAD = 32, CELLS = 200, BLOCKS = 4, FIRST = 10, RUN = 90 };
 
@@ -95,6 +96,13 @@ bool kvp_restoring_is_checked(const void *bytes, size_t n)
 {
     (void)bytes, (void)n;
     return false;
+}
+
+kvant_status kvp_state_restore_remote(kvp_state_restored *r)
+{
+    (void)r;
+    fail_msg("the rows are in the computer's memory");
+    return KVANT_ERR_ARGUMENT;
 }
 
 bool kvp_restoring_refuse(const char *why)

@@ -34,7 +34,8 @@ static int32_t last_position(const kvp_gpu_step *step)
 /* Whether the transform of a bucket can be learned now, and was not yet. */
 static bool may_request(const kvp_gpu_cache *cache, uint32_t id)
 {
-    return !cache->lacks_key_transform && kvant_lesson_may_request(&cache->buckets.lessons, id);
+    return !cache->lacks_key_transform && !(cache->buckets.foreign >> id & 1) &&
+           kvant_lesson_may_request(&cache->buckets.lessons, id);
 }
 
 /* Lets threads learn the transform of a bucket, unless first transforms come in force in the graph
@@ -169,13 +170,36 @@ static int32_t shift_of_new_blocks(const kvp_gpu_cache *cache, size_t block)
     return n < MOST_SHIFTS ? 0 : smallest;
 }
 
+/* The transform of the block before, if it came with a restored state, a row at this position
+ * continues its sequence, and the cache has no transform for later positions; else 0. */
+static uint32_t restored_transform(const kvp_gpu_cache *cache, size_t block, int32_t position)
+{
+    const kvp_gpu_buckets *buckets = &cache->buckets;
+    const size_t a_stream = cache->n_blocks / cache->n_streams;
+    uint32_t id;
+
+    if (buckets->foreign == 0 || block % a_stream == 0 || cache->written[block - 1] == 0 ||
+        buckets->centers.positions[block - 1] == KVP_NO_POSITION ||
+        position / (int32_t)KVANT_PAGE_TOKENS !=
+            buckets->centers.positions[block - 1] / (int32_t)KVANT_PAGE_TOKENS + 1)
+        return 0;
+    id = buckets->of[block - 1];
+    return (buckets->foreign >> id & 1) && kvant_lesson_bucket_of(&buckets->lessons, position) <=
+                                               buckets->foreign_bucket[id]
+               ? id
+               : 0;
+}
+
 /* The transform of a block that begins with a row at this position. */
 static uint32_t transform_of_new_block(const kvp_gpu_cache *cache, size_t block, int32_t position)
 {
     const kvp_gpu_buckets *buckets = &cache->buckets;
+    const uint32_t restored = restored_transform(cache, block, position);
     const int32_t by = shift_of_new_blocks(cache, block);
     const uint32_t bucket = kvant_lesson_bucket_of(&buckets->lessons, position - by);
 
+    if (restored != 0)
+        return restored;
     for (uint32_t id = KVP_MOST_BUCKETS; id < KVP_MOST_TRANSFORMS && by != 0; id++)
         if (buckets->lineages[id].by == by && buckets->lineages[id].bucket == bucket)
             return id;
@@ -396,6 +420,7 @@ void kvp_gpu_buckets_forget(kvp_gpu_cache *cache)
     for (uint32_t id = 0; id < KVP_MOST_TRANSFORMS; id++)
         buckets->lineages[id] = (kvp_gpu_lineage){ id < KVP_MOST_BUCKETS ? id : 0, 0 };
     buckets->moved = buckets->plain = false;
+    buckets->foreign = 0;
     kvant_lesson_buckets_begin(&buckets->lessons);
     buckets->n = 1;
     buckets->used[0] = 0;

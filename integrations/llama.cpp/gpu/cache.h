@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "../record_copy.h"
 #include "transforms.h"
 
 /* The state of an exact page. The plan (src/store/plan.h) decides which block has it. */
@@ -117,6 +118,10 @@ typedef struct kvp_gpu_cache {
     /* some tensors are in place (kvp_gpu_cells), not necessarily all */
     bool in_place;
     struct kvp_gpu_in_place *in_place_state; /* in_place.h; NULL: the tensors were never in place */
+    unsigned restored; /* the number of the state that is being restored (restored.c) */
+    /* Until the next graph, the state's transforms become the cache's own: of keys, because no
+     * layer has a matrix; of all tensors, because the cache has no other rows. */
+    bool adopts_keys, adopts_all;
     unsigned forms;  /* grows when a tensor becomes in place or ceases to be */
     bool has_groups; /* groups of some codec have several tokens */
     /* the current batch, and rows that are stored without a graph (groups.c) */
@@ -181,6 +186,10 @@ typedef struct kvp_gpu_cells {
     kvant_cuda_codec *codecs[2],
         *open_codecs[2]; /* without and with a matrix; codec and open_codec point to one of these */
     kvant_codec *made;   /* the codec that the latter were made from */
+    /* By position bucket: the transform as saved states hold it (saved.c); NULL: none was learned.
+     * form: a tensor with these codecs, for the sizes in states; NULL until it is needed. */
+    void *kept[KVP_MOST_BUCKETS];
+    kvp_record_copy form;
 } kvp_gpu_cells;
 
 /* cells.c */
@@ -279,6 +288,14 @@ void kvp_gpu_close_all(kvp_gpu_cache *cache);
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
 
+/* saved.c. Keep a transform of a tensor for saved states: the bytes, which are the cells' from now
+ * on; a centre and a scale (NULL: none); or none of all ids. Without memory, states hold fp16
+ * rows. */
+void kvp_gpu_keep(kvp_gpu_cells *cells, uint32_t id, void *transform);
+void kvp_gpu_keep_affine(kvp_gpu_cells *cells, uint32_t id, const float *center,
+                         const float *scale);
+void kvp_gpu_keep_none(kvp_gpu_cells *cells);
+
 /* The numbers 0, 1, ... on the GPU. */
 const int32_t *kvp_gpu_iota(const kvp_gpu *gpu);
 
@@ -356,9 +373,13 @@ size_t kvp_gpu_slots_of(const kvp_gpu_cache *cache, const int64_t *cells, size_t
 
 /* step.c. Called before rows of a tensor are written without a graph, or blocks of 64 cells are
  * copied, in a settled cache. `kvp_gpu_open_written` opens blocks as the plan decides; rows without
- * positions are consecutive. `kvp_gpu_open_copies` opens the copies of blocks that have exact
+ * positions are consecutive. `kvp_gpu_count_positions` counts these positions.
+ * `kvp_gpu_open_restored` opens blocks whose rows were exact when they were saved, as long as there
+ * are pages. `kvp_gpu_open_copies` opens the copies of blocks that have exact
  * pages; the caller copies the pages. */
 bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream stream);
+bool kvp_gpu_open_restored(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream stream);
+void kvp_gpu_count_positions(kvp_gpu_cache *cache, const kvp_gpu_step *step, int32_t *positions);
 bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n);
 
 /* step.c. Opens blocks that have rows, as long as there are pages for them. */

@@ -6,6 +6,7 @@
  * has cells 64 i to 64 i + 63 of all streams. */
 #include "gpu.h"
 #include "in_place.h"
+#include "restored.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -252,6 +253,8 @@ bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float
     ok = ok && upload(cells, &cells->further[KVP_PLAIN - 1], host, n, KVP_PLAIN, mean, mean,
                       cells->gpu->stream);
     cells->further_made |= (uint32_t)ok << KVP_PLAIN;
+    if (ok)
+        kvp_gpu_keep_affine(cells, KVP_PLAIN, center, scale);
     free(host);
     return ok;
 }
@@ -370,6 +373,8 @@ static void destroy(kvp_kv *kv)
         kvant_cuda_codec_free(&cells->codecs[matrix]);
     }
     kvant_codec_free(&cells->made);
+    kvp_gpu_keep_none(cells);
+    kvp_record_copy_free(&cells->form);
     kvp_gpu_free_codecs(cells->own, cells->n_kv_heads);
     free(cells);
     kv->cells = NULL;
@@ -546,6 +551,7 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
 void kvp_gpu_unlearn(kvp_gpu_cells *cells)
 {
     cells->learned = false;
+    kvp_gpu_keep_none(cells);
     if (cells->learns) {
         cells->center = cells->scale = NULL;
         if (cells->learns_key_transform) {
@@ -586,4 +592,9 @@ const kvp_remote kvp_gpu_remote = { .create = create,
                                     .read = kvp_gpu_read_rows,
                                     .write = kvp_gpu_write_rows,
                                     .clear = clear,
-                                    .copy = kvp_gpu_copy_blocks };
+                                    .copy = kvp_gpu_copy_blocks,
+                                    .block_state = kvp_gpu_block_state,
+                                    .record_size = kvp_gpu_record_size,
+                                    .export_record = kvp_gpu_export_record,
+                                    .codecs = kvp_gpu_codecs_of,
+                                    .restore = kvp_gpu_restore };

@@ -102,6 +102,56 @@ bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, b
     return ok;
 }
 
+/* Saved states. Their rows lie at equal distances (pitch) in the computer's memory, and one after
+ * another on the GPU. */
+
+/* Copies n bytes between a piece and these rows, from the at-th byte of all rows on. */
+static void copy_pitched(char *piece, char *rows, size_t pitch, size_t width, size_t at, size_t n,
+                         bool out)
+{
+    for (size_t done = 0, some; done < n; done += some, at += some) {
+        char *row = rows + at / width * pitch + at % width;
+        some = width - at % width < n - done ? width - at % width : n - done;
+        memcpy(out ? row : piece + done, out ? piece + done : row, some);
+    }
+}
+
+static bool copy_rows(kvp_gpu *gpu, char *rows, size_t pitch, cu_address at, size_t width, size_t n,
+                      bool out)
+{
+    struct kvp_gpu_piece *piece = take_piece(gpu);
+    bool ok = piece != NULL;
+
+    for (size_t done = 0, some; done < n * width && ok; done += some) {
+        char *bytes = (char *)piece->numbers;
+        some = n * width - done < PIECE_BYTES ? n * width - done : PIECE_BYTES;
+        if (!out)
+            copy_pitched(bytes, rows, pitch, width, done, some, false);
+        ok = kvp_cu_ok(out ? kvp_cu.copy_out(bytes, at + done, some, gpu->stream)
+                           : kvp_cu.copy_in(at + done, bytes, some, gpu->stream),
+                       "copying") &&
+             kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
+        if (ok && out)
+            copy_pitched(bytes, rows, pitch, width, done, some, true);
+    }
+    if (piece != NULL)
+        give_piece(gpu, piece);
+    return ok;
+}
+
+bool kvp_gpu_copy_out_rows(kvp_gpu *gpu, void *to, size_t pitch, const void *from, size_t width,
+                           size_t n)
+{
+    return copy_rows(gpu, to, pitch, (cu_address)(uintptr_t)from, width, n, true);
+}
+
+bool kvp_gpu_copy_in_rows(kvp_gpu *gpu, void *to, const void *from, size_t pitch, size_t width,
+                          size_t n)
+{
+    return copy_rows(gpu, (char *)(uintptr_t)from, pitch, (cu_address)(uintptr_t)to, width, n,
+                     false);
+}
+
 bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu)
 {
     return gpu->copying != NULL ||

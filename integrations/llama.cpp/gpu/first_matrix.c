@@ -16,6 +16,7 @@
  */
 #include "in_place.h"
 #include "learner.h"
+#include "restored.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +110,16 @@ static bool have_codecs(kvp_gpu_cells *cells, kvp_gpu_learner *l)
             kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
 }
 
+/* Keeps the transform for saved states. With a softcap keys have no centre. */
+static void keep(kvp_gpu_cells *cells, kvp_gpu_learner *l)
+{
+    if (l->made.kept != NULL && cells->center == NULL)
+        memset((char *)l->made.kept + KVANT_TRANSFORM_HEAD, 0,
+               kvp_gpu_width(cells) * sizeof(float));
+    kvp_gpu_keep(cells, 0, l->made.kept);
+    l->made.kept = NULL;
+}
+
 /* Makes a learned transform, whose numbers are on the GPU, the cells' transform. */
 static bool take(kvp_gpu_cells *cells, kvp_gpu_learner *l)
 {
@@ -119,6 +130,7 @@ static bool take(kvp_gpu_cells *cells, kvp_gpu_learner *l)
     cells->open_codec = cells->open_codecs[1];
     cells->learned = true;
     cells->has_block_centers = l->made.start != NULL && cells->center != NULL;
+    keep(cells, l);
     cells->cache->buckets.centers.used =
         cells->cache->buckets.centers.used || cells->has_block_centers;
     if (!cells->in_place)
@@ -204,6 +216,40 @@ static void end(kvp_gpu_cells *cells)
     cells->has_key_transform = true;
     if (cache->keeps && !cells->in_place)
         cells->learned = true; /* rows are stored without a centre that came later */
+}
+
+/* Leaves the pages of restored blocks out, which get their rows later. */
+static void leave_out(const kvp_gpu_incoming *in, kvp_gpu_page_list *list)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < list->n; i++) {
+        const int32_t block = in->cache->pages[list->pages[i].page].block;
+        uint32_t at = 0;
+        while (at < in->n && in->blocks[at].block != (uint32_t)block)
+            at++;
+        if (at == in->n)
+            list->pages[n++] = list->pages[i];
+    }
+    list->n = n;
+}
+
+bool kvp_gpu_first_adopt(const kvp_gpu_incoming *in, kvp_gpu_learned_transform *made)
+{
+    kvp_gpu_learner l = { .made = *made };
+    kvp_gpu_held_rows held = { .list = { 0 } };
+    bool ok;
+
+    *made = (kvp_gpu_learned_transform){ 0 };
+    if (in->first)
+        mark_plain(in->cache);
+    held.list = kvp_gpu_list_pages(in->cache);
+    leave_out(in, &held.list);
+    ok = (held.list.n == 0 || kvp_gpu_bring_held(in->cache, &held)) &&
+         put_in_force(in->cells, &l, &held);
+    kvp_gpu_learner_drop(in->cells, &l);
+    end(in->cells);
+    return ok;
 }
 
 static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)

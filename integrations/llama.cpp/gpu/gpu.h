@@ -273,6 +273,13 @@ void kvp_gpu_copying_release(kvp_gpu *gpu);
 bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
+/* Copies n rows of `width` bytes, which lie one after another on the GPU, and `pitch` bytes apart
+ * in the computer's memory. Waits for our stream. False with a message. */
+bool kvp_gpu_copy_out_rows(kvp_gpu *gpu, void *to, size_t pitch, const void *from, size_t width,
+                           size_t n);
+bool kvp_gpu_copy_in_rows(kvp_gpu *gpu, void *to, const void *from, size_t pitch, size_t width,
+                          size_t n);
+
 /* Copies a tensor to the computer's memory. The copy stays until the next copy to this place. False
  * without memory. Waits for the stream. */
 bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched place, const abi_tensor *from, abi_tensor *to);

@@ -124,12 +124,10 @@ bool kvp_gpu_look_at(kvp_gpu_backend *b, const abi_graph *graph)
     return find_masks(b, graph) && find_writes(b, graph);
 }
 
-/* Notes the rows of a cache that needs no preparation but may be in place at times, so that it does
- * not count as empty. step: NULL when its cells are not known; then any cell may have a row. */
+/* Notes the rows of a cache that needs no preparation, for saved states, and so that it does not
+ * count as empty. step: NULL when its cells are not known; then any cell may have a row. */
 static void hold(kvp_gpu_cache *cache, const kvp_gpu_step *step)
 {
-    if (kvp_kv_cells_in_place(cache->tensors[0]) == 0)
-        return;
     if (step == NULL)
         memset(cache->written, 0xff, cache->n_blocks * sizeof(*cache->written));
     for (size_t i = 0; step != NULL && i < step->n; i++)

@@ -12,7 +12,7 @@ typedef struct held_arrays {
     int32_t pages[KVP_MOST_PAGES];
 } held_arrays;
 
-static bool bring_arrays(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
+bool kvp_gpu_bring_held(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
 {
     const kvp_gpu_page_list *list = &held->list;
     held_arrays *host = calloc(1, sizeof(*host)), *at;
@@ -42,7 +42,7 @@ bool kvp_gpu_hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
     if (cache->in_place)
         return true;
     held->list = kvp_gpu_list_pages(cache);
-    return held->list.n == 0 || bring_arrays(cache, held);
+    return held->list.n == 0 || kvp_gpu_bring_held(cache, held);
 }
 
 /* The longest run of pages from the first-th on whose keys have one transform. */

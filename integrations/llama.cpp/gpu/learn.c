@@ -2,7 +2,7 @@
  *
  * A batch of many tokens is enough to learn from. Shorter batches are stored without centre and
  * scale until there are enough rows, and are then encoded once more. */
-#include "gpu.h"
+#include "restored.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,8 +61,8 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const kvant_codec 
 
 /* Reads centre, scale and query scale of all kv heads; members are NULL where the tensor has
  * none. */
-static bool read_learned(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers,
-                         bool *center, bool *scale)
+static bool read_learned(const kvp_gpu_cells *cells, const kvant_tensor *tensor, uint32_t block,
+                         float *numbers, bool *center, bool *scale)
 {
     const size_t d = cells->head_dim, width = kvp_gpu_width(cells);
 
@@ -70,7 +70,7 @@ static bool read_learned(kvp_gpu_cells *cells, const kvant_tensor *tensor, float
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(cells->sources[head]);
         kvant_block_info info = { .size = sizeof(info) };
-        if (kvant_tensor_get_block(tensor, 0, head, &info) != KVANT_OK)
+        if (kvant_tensor_get_block(tensor, block, head, &info) != KVANT_OK)
             return false;
         *center = *center || info.affine.center != NULL;
         *scale = *scale || info.affine.scale != NULL;
@@ -86,22 +86,14 @@ static bool read_learned(kvp_gpu_cells *cells, const kvant_tensor *tensor, float
     return true;
 }
 
-bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
+bool kvp_gpu_adopt_affine(kvp_gpu_cells *cells, const kvant_tensor *from, uint32_t block)
 {
     const size_t width = kvp_gpu_width(cells);
-    float *numbers = malloc(3 * width * sizeof(*numbers)), *at;
+    float *numbers = malloc(3 * width * sizeof(*numbers)),
+          *at = kvp_gpu_affine(cells, &cells->numbers);
     bool center, scale, ok;
-    void *memory = NULL;
-    kvant_codec *quick = quick_codec(cells);
-    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
-    kvant_tensor *tensor = NULL;
 
-    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
-        codecs[head] = quick != NULL ? quick : cells->sources[head];
-    if (numbers != NULL && codecs != NULL)
-        tensor = learn_tensor(cells, codecs, rows, n, &memory);
-    at = kvp_gpu_affine(cells, &cells->numbers);
-    ok = tensor != NULL && read_learned(cells, tensor, numbers, &center, &scale) &&
+    ok = numbers != NULL && read_learned(cells, from, block, numbers, &center, &scale) &&
          kvp_gpu_upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers)) &&
          kvp_gpu_upload(cells->gpu, cells->key_center.at, numbers, width * sizeof(*numbers));
     if (ok) {
@@ -113,11 +105,27 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
         if (!cells->in_place)
             atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs have none of these */
     }
+    free(numbers);
+    return ok;
+}
+
+bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    bool ok;
+    void *memory = NULL;
+    kvant_codec *quick = quick_codec(cells);
+    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
+    kvant_tensor *tensor = NULL;
+
+    for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
+        codecs[head] = quick != NULL ? quick : cells->sources[head];
+    if (codecs != NULL)
+        tensor = learn_tensor(cells, codecs, rows, n, &memory);
+    ok = tensor != NULL && kvp_gpu_adopt_affine(cells, tensor, 0);
     kvant_tensor_free(&tensor);
     kvant_codec_free(&quick);
     free(codecs);
     kvant_os_free(memory);
-    free(numbers);
     return ok;
 }
 

@@ -41,6 +41,7 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
     kvant_cuda_codec_free(&l->sealed);
     kvp_gpu_free_codecs(l->made.codecs, cells->n_kv_heads);
     free(l->made.start);
+    free(l->made.kept);
     l->made = (kvp_gpu_learned_transform){ 0 };
     l->brought = false;
 }
@@ -73,6 +74,7 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     kvp_gpu_learner_finish(l); /* first, because threads use the learner in cells */
     cells->learner = NULL;
     kvp_gpu_learner_drop(cells, l);
+    free(l->bucket_kept);
     kvant_tensor_free(&l->tensor);
     kvant_codec_free(&l->codec);
     kvp_gpu_lesson_free(&l->lesson);
@@ -215,7 +217,9 @@ static void learn_rows(const kvp_gpu_cells *cells, size_t first, size_t n)
 static bool have_learned(const kvp_gpu_cells *cells, kvp_gpu_learned_transform *learned)
 {
     *learned =
-        (kvp_gpu_learned_transform){ calloc(cells->n_kv_heads, sizeof(*learned->codecs)), NULL };
+        (kvp_gpu_learned_transform){ calloc(cells->n_kv_heads, sizeof(*learned->codecs)), NULL,
+                                     calloc(1,
+                                            kvant_tensor_transform_size(cells->learner->tensor)) };
     if (learned->codecs != NULL && cells->learner->has_block_centers)
         learned->start = calloc(kvp_gpu_width(cells), sizeof(*learned->start));
     return learned->codecs != NULL &&
@@ -243,6 +247,7 @@ static bool make_codecs(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
     kvant_block_info info = { .size = sizeof(info) };
+    size_t used;
     bool ok;
 
     if (kvant_tensor_get_block(l->tensor, 1, 0, &info) != KVANT_OK || info.affine.center == NULL)
@@ -250,6 +255,8 @@ static bool make_codecs(kvp_gpu_cells *cells)
     ok = have_learned(cells, &l->made);
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
         ok = read_learned(cells, head, &l->made);
+    if (ok && l->made.kept != NULL)
+        kvant_tensor_get_transform(l->tensor, 1, l->made.kept, &used);
     return ok;
 }
 
@@ -385,9 +392,10 @@ static void *make_bucket(void *context)
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
                                                      KVANT_PAGE_TOKENS, cells->sources,
-                                                     learned.codecs, NULL, 1) == KVANT_OK &&
+                                                     learned.codecs, learned.kept, 1) == KVANT_OK &&
                      kvp_gpu_upload_bucket(cells, l->bucket.id, &learned, mean);
     sem_post(permits);
+    l->bucket_kept = learned.kept;
     kvp_gpu_free_codecs(learned.codecs, cells->n_kv_heads);
     free(learned.start);
     free(mean);
@@ -419,5 +427,10 @@ bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
     pthread_join(l->maker, NULL);
     l->making = false;
     cells->further_made |= (uint32_t)l->made_bucket << l->bucket.id;
+    if (l->made_bucket)
+        kvp_gpu_keep(cells, l->bucket.id, l->bucket_kept);
+    else
+        free(l->bucket_kept);
+    l->bucket_kept = NULL;
     return l->made_bucket;
 }

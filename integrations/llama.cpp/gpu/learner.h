@@ -41,11 +41,12 @@ size_t kvp_gpu_count_rows(const kvp_gpu_cache *cache, const kvp_gpu_page_list *l
 float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list, bool known);
 size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells);
 
-/* held.c. hold lists the rows of a cache's exact pages, for all of its layers. decode copies a
- * layer's rows to the GPU's room for a batch. store puts these rows into their pages with the
- * transform that the layer has at that time. False with a message or without memory: the rows are
- * unchanged after hold and decode. */
+/* held.c. hold lists the rows of a cache's exact pages, for all of its layers. bring_held copies
+ * such a list to the GPU. decode copies a layer's rows to the GPU's room for a batch. store puts
+ * these rows into their pages with the transform that the layer has at that time. False with a
+ * message or without memory: the rows are unchanged after hold and decode. */
 bool kvp_gpu_hold_rows(kvp_gpu_cache *cache, kvp_gpu_held_rows *held);
+bool kvp_gpu_bring_held(kvp_gpu_cache *cache, kvp_gpu_held_rows *held);
 bool kvp_gpu_decode_held(const kvp_gpu_cells *cells, kvp_gpu_held_rows *held);
 bool kvp_gpu_store_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *held);
 
@@ -86,6 +87,7 @@ typedef struct kvp_gpu_learner {
     bool making, making_hurries;
     kvant_lesson_bucket bucket; /* the position bucket that it learns for */
     bool made_bucket;
+    void *bucket_kept; /* the transform as records hold it, or NULL */
 } kvp_gpu_learner;
 
 /* Notes, once, how RoPE rotates keys, which their graph shows. */

@@ -326,6 +326,7 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
     for (size_t i = 0; i < step->n && ok; i++)
         kvp_gpu_cache_mark_written(cache, step->cells[i]);
     cache->planner = NULL;
+    cache->adopts_keys = cache->adopts_all = false;
     return ok && kvp_gpu_buckets_upload(cache, stream);
 }
 
@@ -350,7 +351,7 @@ static bool plans(kvp_gpu_cache *cache, const kvp_kv *kv)
 /* Counts positions for rows that are written without them. A restored sequence arrives in pieces of
  * up to 512 rows, or row by row if it is scattered. Positions count from its first row, because
  * llama.cpp sets them only after the rows. */
-static void count_positions(kvp_gpu_cache *cache, const kvp_gpu_step *step, int32_t *positions)
+void kvp_gpu_count_positions(kvp_gpu_cache *cache, const kvp_gpu_step *step, int32_t *positions)
 {
     if (step->cells[0] != cache->planned_last + 1 && step->n >= KVANT_PAGE_TOKENS)
         cache->planned_position = 0;
@@ -374,7 +375,7 @@ bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream 
     ok = slots != NULL && positions != NULL;
     if (ok) {
         const kvp_gpu_step rows = { step->cells, positions, step->n };
-        count_positions(cache, step, positions);
+        kvp_gpu_count_positions(cache, step, positions);
         ok = open_rows(cache, &rows, stream);
         kvp_gpu_slots_of(cache, step->cells, step->n, slots);
         note_positions(cache, step);
@@ -384,6 +385,22 @@ bool kvp_gpu_open_written(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream 
     free(slots);
     free(positions);
     return ok;
+}
+
+bool kvp_gpu_open_restored(const kvp_kv *kv, const kvp_gpu_step *step, cu_stream stream)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+    const kvant_plan_step rows = { .slots = step->cells,
+                                   .positions = step->positions,
+                                   .n = (uint32_t)step->n };
+    kvant_plan_changes changes;
+
+    if (!plans(cache, kv) || step->n == 0)
+        return true;
+    changes = kvant_plan_restore_rows(cache->plan, &rows);
+    note_positions(cache, step);
+    return kvp_gpu_carry_out(cache, &changes, false, stream);
 }
 
 bool kvp_gpu_open_copies(const kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)

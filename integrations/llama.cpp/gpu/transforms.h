@@ -43,10 +43,14 @@ typedef struct kvp_gpu_buckets {
     kvp_gpu_lineage lineages[KVP_MOST_TRANSFORMS]; /* by id */
     bool moved;                                    /* some ids belong to keys that moved */
     bool plain;                                    /* some blocks have the id KVP_PLAIN */
-    kvant_lesson_buckets lessons;                  /* which position buckets have transforms */
-    bool changed;                                  /* the ids of blocks with rows have changed */
-    uint8_t used[KVP_MOST_TRANSFORMS];             /* ids of all blocks with rows */
-    uint32_t n;                                    /* number of ids in `used` */
+    /* A bit for each id with the transform of a restored state, which serves no new rows except
+     * those that continue its sequence, and the position bucket that it was made for. */
+    uint32_t foreign;
+    uint8_t foreign_bucket[KVP_MOST_BUCKETS];
+    kvant_lesson_buckets lessons;      /* which position buckets have transforms */
+    bool changed;                      /* the ids of blocks with rows have changed */
+    uint8_t used[KVP_MOST_TRANSFORMS]; /* ids of all blocks with rows */
+    uint32_t n;                        /* number of ids in `used` */
     /* by block, for attention: index in `used`; behind these, numbers of centres */
     kvp_gpu_memory numbers;
     uint8_t *host; /* room for these */
@@ -112,6 +116,7 @@ bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint3
 typedef struct kvp_gpu_learned_transform {
     kvant_codec **codecs;
     float *start;
+    void *kept; /* as records hold it; NULL without memory */
 } kvp_gpu_learned_transform;
 
 /* first_matrix.c. The caller holds the lock. On false there is a message.

@@ -1,0 +1,499 @@
+/* test_plugin_gpu_states.c - saved states of caches in GPU memory, on the mock of a GPU or on a
+ * GPU: codes that come back bit for bit, and rows that are decoded. */
+#define _GNU_SOURCE
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../choose.h"
+#include "saved_fixture.h"
+
+#include "../../integrations/llama.cpp/kv_size.h"
+
+/* Presets keep up to 12 blocks exact on a GPU. */
+enum { N_LONG = 1300 };
+
+static int start(void **state)
+{
+    int status;
+
+    setenv("KVANT_STATES", "codes", 1);
+    setenv("KVANT_EXACT", "0", 1);
+    harness_need_gpu();
+    status = harness_start(state);
+    if (status == 0)
+        harness_tokens(tokens, MOST);
+    return status;
+}
+
+static const char *const specs[] = { "", "trellis-4:transform=first", "turboquant-4",
+                                     "trellis-4:center=first" };
+
+enum { N_SPECS = sizeof(specs) / sizeof(specs[0]) };
+
+/* Whether values have a centre that the cache learns. A GPU has one for all values of a layer. */
+static bool learns_values(const char *spec)
+{
+    return strchr(spec, ':') != NULL;
+}
+
+/* The bytes of the cache when `share` of its cells are written. On a GPU all exact pages are there.
+ * */
+static double live_bytes(double share)
+{
+    void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_size");
+    kvp_kv_size size = { .size = sizeof(size) };
+    kvp_kv_size_fn *get;
+
+    memcpy(&get, &symbol, sizeof(get));
+    assert_true(get(true, &size));
+    return (size.bytes - size.exact - size.transforms) * share + size.exact;
+}
+
+static void states_are_as_small_as_caches(void **state)
+{
+    static const char *const presets[] = { "balanced", "small", "quality" };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(presets) / sizeof(presets[0]); i++) {
+        const harness_options options = { .spec = "", .n_ctx = 2048 };
+        struct llama_context *context;
+        double live;
+        saved s;
+
+        setenv("KVANT_PRESET", presets[i], 1);
+        context = prompted(&options, 1900);
+        live = live_bytes(1900. / 2048);
+        s = save(context, 0);
+        print_message("%s: state %zu bytes, cache %.0f\n", presets[i], s.size, live);
+        assert_true((double)s.size <= 1.15 * live);
+        llama_free(context);
+        drop(&s);
+    }
+    unsetenv("KVANT_PRESET");
+}
+
+/* Another context of the same shape. The state of the restored sequence has the same bytes. */
+static void another_context_restores_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SPECS; i++) {
+        const harness_options options = { .spec = specs[i], .n_ctx = 2048 };
+        struct llama_context *context = prompted(&options, N_LONG);
+        saved s = save(context, 0), again;
+        float *original = continue_from(context, N_LONG, 0);
+
+        llama_free(context);
+        context = harness_context(&options);
+        assert_int_equal(restore(context, &s, 0), s.size);
+        again = save(context, 0);
+        assert_int_equal(again.size, s.size);
+        assert_continues_after(context, N_LONG, 0, original, specs[i]);
+        assert_memory_equal(s.data, again.data, s.size);
+        llama_free(context);
+        drop(&s);
+        drop(&again);
+        free(original);
+    }
+}
+
+static void larger_contexts_restore_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SPECS; i++) {
+        const harness_options from = { .spec = specs[i], .n_ctx = 2048 },
+                              to = { .spec = specs[i], .n_ctx = 3072 };
+        struct llama_context *context = prompted(&from, N_LONG);
+        saved s = save(context, 0);
+        float *original = continue_from(context, N_LONG, 0);
+
+        llama_free(context);
+        context = harness_context(&to);
+        assert_int_equal(restore(context, &s, 0), s.size);
+        assert_continues_after(context, N_LONG, 0, original, specs[i]);
+        llama_free(context);
+        drop(&s);
+        free(original);
+    }
+}
+
+/* A slot gets its prompt back, after other prompts took its cells. Other contexts are larger, or
+ * have several streams, of which another one gets the state next to the tokens of a neighbour. */
+static void slots_get_their_prompts_back(void **state)
+{
+    static const int n_other[] = { 1, 130, 1500 };
+
+    (void)state;
+    for (size_t i = 0; i < N_SPECS; i++) {
+        const harness_options one = { .spec = specs[i], .n_ctx = 2048 };
+        struct llama_context *context = prompted(&one, N_LONG);
+        saved s = save(context, 0);
+        float *original = continue_from(context, N_LONG, 0);
+
+        for (size_t k = 0; k < sizeof(n_other) / sizeof(n_other[0]); k++) {
+            assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+            harness_decode(context, tokens + 500, n_other[k], 0, 0, false);
+            assert_int_equal(restore(context, &s, 0), s.size);
+            assert_continues_after(context, N_LONG, 0, original, specs[i]);
+        }
+        llama_free(context);
+        drop(&s);
+        free(original);
+    }
+}
+
+/* The neighbour's logits with llama.cpp's own rows. */
+static float *exact_neighbour(void)
+{
+    const harness_options two = { .spec = "f16", .n_ctx = 2 * 2048, .n_seq = 2 };
+    struct llama_context *context = harness_context(&two);
+    float *logits;
+
+    harness_decode(context, tokens + 300, N_OTHER, 0, 1, false);
+    logits = continue_from(context, N_OTHER, 1);
+    llama_free(context);
+    return logits;
+}
+
+/* A context in which sequence 1 has tokens, and the logits of its next tokens. With `prompt`,
+ * sequence 0 had the tokens of the prompt before. */
+static struct llama_context *with_neighbour(const harness_options *two, bool prompt, float **logits)
+{
+    struct llama_context *context = harness_context(two);
+
+    if (prompt)
+        harness_decode(context, tokens, N_LONG, 0, 0, false);
+    harness_decode(context, tokens + 300, N_OTHER, 0, 1, false);
+    *logits = continue_from(context, N_OTHER, 1);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, N_OTHER, -1));
+    return context;
+}
+
+/* A state is restored next to a sequence in another stream. If the cache has the state's transforms
+ * already, the neighbour keeps its bits. Otherwise its exact rows, which have no transform yet,
+ * take the restored one. That costs them one more rounding to fp16, of which they have had three.
+ * Values with another centre are decoded (values_with_other_centres_are_decoded). */
+static void slots_leave_neighbours_their_rows(void **state)
+{
+    const size_t n = N_NEXT * harness_n_vocab();
+    float *exact = exact_neighbour();
+
+    (void)state;
+    for (size_t i = 0; i < N_SPECS; i++)
+        for (int same = 0; same < 2; same++) {
+            const harness_options two = { .spec = specs[i], .n_ctx = 2 * 2048, .n_seq = 2 };
+            struct llama_context *context = prompted(&two, N_LONG);
+            saved s = save(context, 0);
+            float *original = continue_from(context, N_LONG, 0), *undisturbed, *after;
+
+            llama_free(context);
+            context = with_neighbour(&two, same, &undisturbed);
+            assert_int_equal(restore(context, &s, 0), s.size);
+            if (same || !learns_values(specs[i]))
+                assert_continues_after(context, N_LONG, 0, original, specs[i]);
+            after = continue_from(context, N_OTHER, 1);
+            print_message("%s: errors %g, %g\n", specs[i],
+                          harness_rms_difference(exact, undisturbed, n),
+                          harness_rms_difference(exact, after, n));
+            if (same)
+                assert_memory_equal(after, undisturbed, logits_bytes());
+            assert_true(harness_rms_difference(exact, after, n) <=
+                        2 * harness_rms_difference(exact, undisturbed, n));
+            llama_free(context);
+            drop(&s);
+            free(original);
+            free(undisturbed);
+            free(after);
+        }
+    free(exact);
+}
+
+/* The next logits after n tokens with llama.cpp's own rows. */
+static float *exact_logits(int n)
+{
+    const harness_options plain = { .spec = "f16", .n_ctx = 2048 };
+    struct llama_context *context = prompted(&plain, n);
+    float *logits = continue_from(context, n, 0);
+
+    llama_free(context);
+    return logits;
+}
+
+/* Rows that are decoded and stored like new rows are quantised once more. The second error is about
+ * as large as the first one, so the factor of 2 leaves room for the scatter of errors. */
+static void assert_quantised_twice(const float *exact, const float *original, const float *restored,
+                                   const char *what)
+{
+    const size_t n = N_NEXT * harness_n_vocab();
+    const double error = harness_rms_difference(original, restored, n),
+                 most = 2 * harness_rms_difference(original, exact, n);
+
+    print_message("%s: difference %g, at most %g\n", what, error, most);
+    assert_true(isfinite(restored[0]));
+    assert_true(error > 0);
+    assert_true(error <= most);
+}
+
+/* The rows of a state after it was restored next to n tokens of another sequence, as fp16. Its
+ * first logits then, unless `logits` is NULL. */
+static saved rows_next_to(const harness_options *options, int n, const saved *s, float **logits)
+{
+    struct llama_context *context;
+    saved rows;
+
+    setenv("KVANT_STATES", "rows", 1);
+    context = harness_context(options);
+    if (n > 0)
+        harness_decode(context, tokens + 300, n, 0, 1, false);
+    assert_int_equal(restore(context, s, 0), s->size);
+    rows = save(context, 0);
+    if (logits != NULL)
+        *logits = continue_from(context, N_LONG, 0);
+    llama_free(context);
+    setenv("KVANT_STATES", "codes", 1);
+    return rows;
+}
+
+/* In a unified cache with other tokens, the restored cells begin anywhere in a block (here of the
+ * preset). If they begin with a block, rows keep their codes (here of turboquant). */
+static void unified_caches_decode_rows(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_SPECS;
+         i += 2) { /* without learned values, whose centres would differ */
+        const harness_options two = {
+            .spec = specs[i], .n_ctx = 2048, .n_seq = 2, .unified = true
+        };
+        struct llama_context *context = prompted(&two, N_LONG);
+        saved s = save(context, 0), alone, next;
+        float *exact = exact_logits(N_LONG), *original = continue_from(context, N_LONG, 0), *after;
+        size_t at;
+
+        llama_free(context);
+        alone = rows_next_to(&two, 0, &s, NULL);
+        next = rows_next_to(&two, i == 0 ? N_OTHER : 128, &s, &after);
+        at = harness_rows_at(alone.size, N_LONG, false, 0);
+        if (i == 0) {
+            assert_memory_not_equal(alone.data + at, next.data + at, alone.size - at);
+            assert_quantised_twice(exact, original, after, "a unified cache");
+        } else {
+            assert_memory_equal(alone.data + at, next.data + at, alone.size - at);
+        }
+        drop(&s);
+        drop(&alone);
+        drop(&next);
+        free(exact);
+        free(original);
+        free(after);
+    }
+}
+
+/* A GPU has one centre for all values of a layer. */
+static void values_with_other_centres_are_decoded(void **state)
+{
+    const harness_options two = { .spec = "trellis-4:center=first", .n_ctx = 4096, .n_seq = 2 };
+    struct llama_context *context = prompted(&two, N_LONG);
+    saved s = save(context, 0);
+    float *exact = exact_logits(N_LONG), *original = continue_from(context, N_LONG, 0), *after;
+
+    (void)state;
+    llama_free(context);
+    context = harness_context(&two);
+    harness_decode(context, tokens + 300, 128, 0, 1, false);
+    assert_int_equal(restore(context, &s, 0), s.size);
+    after = continue_from(context, N_LONG, 0);
+    assert_quantised_twice(exact, original, after, "values with another centre");
+    llama_free(context);
+    drop(&s);
+    free(exact);
+    free(original);
+    free(after);
+}
+
+/* Decodes n tokens in batches of 500. */
+static void decode_long(struct llama_context *context, const llama_token *of, int n,
+                        llama_seq_id seq)
+{
+    for (int i = 0; i < n; i += 500)
+        harness_decode(context, of + i, n - i < 500 ? n - i : 500, i, seq, false);
+}
+
+/* Two states with transforms of their own come back to the streams of one context, next to rows
+ * that learned a third one. The longest one has transforms of further position buckets, too. Before
+ * they are saved, another sequence takes the pages of rows that are neither first nor newest,
+ * because there are not enough pages for the exact blocks of all sequences. */
+static void caches_hold_several_transforms(void **state)
+{
+    enum { N_OF = 2, LENGTH = 4200 };
+    const harness_options three = { .spec = "", .n_ctx = 3 * 4608, .n_seq = 3 };
+    static const int lengths[N_OF] = { N_LONG, LENGTH };
+    static llama_token several[N_OF][LENGTH + N_NEXT];
+    struct llama_context *context;
+    float *original[N_OF], *logits;
+    saved s[N_OF];
+
+    (void)state;
+    for (int k = 0; k < N_OF; k++) {
+        for (int i = 0; i < LENGTH + N_NEXT; i++)
+            several[k][i] = tokens[(i * (k == 0 ? 1 : 7) + k * 100) % MOST];
+        context = harness_context(&three);
+        decode_long(context, several[k], lengths[k], 0);
+        decode_long(context, tokens, N_LONG, 2);
+        s[k] = save(context, 0);
+        original[k] = malloc(logits_bytes());
+        assert_non_null(original[k]);
+        harness_decode(context, several[k] + lengths[k], N_NEXT, lengths[k], 0, true);
+        memcpy(original[k], llama_get_logits(context), logits_bytes());
+        llama_free(context);
+    }
+    context = harness_context(&three);
+    decode_long(context, tokens + 400, N_LONG, 2);
+    for (int k = 0; k < N_OF; k++)
+        assert_int_equal(restore(context, &s[k], k), s[k].size);
+    for (int k = 0; k < N_OF; k++) {
+        harness_decode(context, several[k] + lengths[k], N_NEXT, lengths[k], k, true);
+        logits = llama_get_logits(context);
+        if (memcmp(logits, original[k], logits_bytes()) != 0)
+            fail_msg("state %d: rms difference %g", k,
+                     harness_rms_difference(logits, original[k], N_NEXT * harness_n_vocab()));
+        free(original[k]);
+        drop(&s[k]);
+    }
+    llama_free(context);
+}
+
+/* Bytes of all parts are damaged, states are cut short, and codecs differ. Another sequence stays,
+ * and the server goes on. */
+static void damaged_and_foreign_states_are_refused(void **state)
+{
+    const harness_options two = { .spec = "", .n_ctx = 4096, .n_seq = 2 },
+                          other = { .spec = "turboquant-4", .n_ctx = 4096, .n_seq = 2 };
+    struct llama_context *context = prompted(&two, N_LONG);
+    saved s = save(context, 0);
+    float *undisturbed, *after;
+
+    (void)state;
+    llama_free(context);
+    context = harness_context(&two);
+    harness_decode(context, tokens, N_OTHER, 0, 1, false);
+    undisturbed = continue_from(context, N_OTHER, 1);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, N_OTHER, -1));
+    for (size_t at = 0; at < s.size; at += at < 200 ? 7 : s.size / 23) {
+        s.data[at] ^= 0x10;
+        assert_int_equal(restore(context, &s, 0), 0);
+        s.data[at] ^= 0x10;
+        assert_int_equal(llama_state_seq_set_data(context, s.data, at, 0), 0);
+        assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(context), 0), -1);
+    }
+    after = continue_from(context, N_OTHER, 1);
+    assert_memory_equal(undisturbed, after, logits_bytes());
+    llama_free(context);
+    free(after);
+    free(undisturbed);
+    context = harness_context(&other);
+    harness_decode(context, tokens, N_OTHER, 0, 1, false);
+    undisturbed = continue_from(context, N_OTHER, 1);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, N_OTHER, -1));
+    assert_int_equal(restore(context, &s, 0), 0);
+    after = continue_from(context, N_OTHER, 1);
+    assert_memory_equal(undisturbed, after, logits_bytes());
+    llama_free(context);
+    free(after);
+    free(undisturbed);
+    drop(&s);
+}
+
+/* The state of a cache that is f16 in place has llama.cpp's own rows. A state of codes comes back
+ * to such a cache as codes. */
+static void caches_in_place_restore_codes(void **state)
+{
+    const harness_options one = { .spec = "", .n_ctx = 2048 };
+    struct llama_context *context = prompted(&one, N_LONG);
+    saved s = save(context, 0), rows;
+    float *original = continue_from(context, N_LONG, 0), *first, *after;
+
+    (void)state;
+    llama_free(context);
+    setenv("KVANT_EXACT", "auto", 1);
+    context = harness_context(&one);
+    harness_decode(context, tokens, N_OTHER, 0, 0, false);
+    rows = save(context, 0);
+    first = continue_from(context, N_OTHER, 0);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
+    assert_int_equal(restore(context, &s, 0), s.size);
+    after = continue_from(context, N_LONG, 0);
+    assert_memory_equal(original, after, logits_bytes());
+    free(after);
+    llama_free(context);
+    context = harness_context(&one);
+    assert_int_equal(restore(context, &rows, 0), rows.size);
+    after = continue_from(context, N_OTHER, 0);
+    assert_memory_equal(first, after, logits_bytes());
+    llama_free(context);
+    setenv("KVANT_EXACT", "0", 1);
+    drop(&s);
+    drop(&rows);
+    free(original);
+    free(first);
+    free(after);
+}
+
+/* Shifted keys are decoded. Their saved shifts are those of the rows that llama.cpp would read. */
+static void shifted_keys_are_decoded(void **state)
+{
+    const harness_options one = { .spec = "trellis-4:transform=first", .n_ctx = 2048 };
+    const int by = -256, n = N_LONG + by;
+    struct llama_context *context = prompted(&one, N_LONG);
+    llama_memory_t memory = llama_get_memory(context);
+    float *original, *after;
+    saved s;
+
+    (void)state;
+    assert_true(llama_memory_seq_rm(memory, 0, 64, 64 - by));
+    llama_memory_seq_add(memory, 0, 64 - by, -1, by);
+    harness_decode(context, tokens + N_LONG, 1, n, 0, false);
+    assert_true(llama_memory_seq_rm(memory, 0, n, -1));
+    s = save(context, 0);
+    original = continue_from(context, n, 0);
+    llama_free(context);
+    context = harness_context(&one);
+    assert_int_equal(restore(context, &s, 0), s.size);
+    after = continue_from(context, n, 0);
+    print_message("shifted keys: difference %g of rms %g\n",
+                  harness_rms_difference(original, after, N_NEXT * harness_n_vocab()),
+                  harness_rms(original, N_NEXT * harness_n_vocab()));
+    assert_true(harness_rms_difference(original, after, N_NEXT * harness_n_vocab()) <
+                .1 * harness_rms(original, N_NEXT * harness_n_vocab()));
+    llama_free(context);
+    drop(&s);
+    free(original);
+    free(after);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(states_are_as_small_as_caches),
+        cmocka_unit_test(another_context_restores_the_same_bits),
+        cmocka_unit_test(larger_contexts_restore_the_same_bits),
+        cmocka_unit_test(slots_get_their_prompts_back),
+        cmocka_unit_test(slots_leave_neighbours_their_rows),
+        cmocka_unit_test(unified_caches_decode_rows),
+        cmocka_unit_test(values_with_other_centres_are_decoded),
+        cmocka_unit_test(caches_hold_several_transforms),
+        cmocka_unit_test(damaged_and_foreign_states_are_refused),
+        cmocka_unit_test(caches_in_place_restore_codes),
+        cmocka_unit_test(shifted_keys_are_decoded),
+    };
+
+    choose_cases(argc, argv);
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
