@@ -101,10 +101,11 @@ KVANT_API kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
  * KVANT_ERR_MEMORY. `kvant_tensor_affine_transform` writes a centre and a scale (NULL: none), and
  * returns how many bytes it wrote.
  *
- * `kvant_tensor_mean_codec` makes a codec as kvant_tensor_make_codec does, but with the centre of
- * blocks whose position is not known. `kvant_tensor_center_rope` says by which RoPE the centre of a
- * block rotates; frequencies has room for head_dim / 2 numbers. KVANT_ERR_UNSUPPORTED: it does
- * not. */
+ * `kvant_tensor_mean_codecs` makes a codec for each kv head as kvant_tensor_make_codec does, but with
+ * the centre of blocks whose position is not known. `like` and `codecs` have one entry per kv head.
+ * After an error the caller frees those of `codecs` that are not NULL.
+ * `kvant_tensor_center_rope` says by which RoPE the centre of a block rotates; frequencies has room
+ * for head_dim / 2 numbers. KVANT_ERR_UNSUPPORTED: it does not. */
 #define KVANT_TRANSFORM_HEAD 8u
 KVANT_API size_t kvant_tensor_transform_size(const kvant_tensor *tensor);
 KVANT_API size_t kvant_tensor_transform_bytes(const kvant_tensor *tensor, const void *transform);
@@ -114,9 +115,9 @@ KVANT_API kvant_status kvant_tensor_set_transform(kvant_tensor *tensor, uint32_t
                                                   const void *transform, uint32_t n_threads);
 KVANT_API size_t kvant_tensor_affine_transform(const kvant_tensor *tensor, const float *center,
                                                const float *scale, void *bytes);
-KVANT_API kvant_status kvant_tensor_mean_codec(const kvant_tensor *tensor, uint32_t block,
-                                               uint32_t kv_head, const kvant_codec *like,
-                                               kvant_codec **codec);
+KVANT_API kvant_status kvant_tensor_mean_codecs(const kvant_tensor *tensor, uint32_t block,
+                                                const kvant_codec *const *like, uint32_t n_threads,
+                                                kvant_codec **codecs);
 KVANT_API kvant_status kvant_tensor_center_rope(const kvant_tensor *tensor, uint32_t block,
                                                 uint32_t *n_dims, uint32_t *interleaved,
                                                 float *frequencies);

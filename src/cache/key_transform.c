@@ -7,6 +7,7 @@
 #include "learning.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
@@ -324,8 +325,32 @@ kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
                       kv_head, like, codec);
 }
 
-kvant_status kvant_tensor_mean_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
-                                     const kvant_codec *like, kvant_codec **codec)
+typedef struct mean_codecs {
+    const kvant_tensor *tensor;
+    uint32_t block;
+    const kvant_codec *const *like;
+    kvant_codec **made;
+    atomic_int status; /* the first error */
+} mean_codecs;
+
+static void make_mean_codec(void *context, size_t kv_head, uint32_t worker)
 {
-    return make_codec(tensor, block, KVANT_NO_POSITION, kv_head, like, codec);
+    mean_codecs *m = context;
+    const kvant_status status = make_codec(m->tensor, m->block, KVANT_NO_POSITION,
+                                           (uint32_t)kv_head, m->like[kv_head], &m->made[kv_head]);
+    int none = KVANT_OK;
+    (void)worker;
+    if (status != KVANT_OK)
+        atomic_compare_exchange_strong(&m->status, &none, (int)status);
+}
+
+kvant_status kvant_tensor_mean_codecs(const kvant_tensor *tensor, uint32_t block,
+                                      const kvant_codec *const *like, uint32_t n_threads,
+                                      kvant_codec **codecs)
+{
+    mean_codecs m = { .tensor = tensor, .block = block, .like = like, .made = codecs };
+    KVANT_RETURN_IF(!tensor || !like || !codecs, KVANT_ERR_ARGUMENT);
+    atomic_init(&m.status, KVANT_OK);
+    kvant_parallel_for(tensor->n_kv_heads, n_threads, make_mean_codec, &m);
+    return (kvant_status)atomic_load(&m.status);
 }

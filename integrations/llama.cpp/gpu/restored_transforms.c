@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../src/base/available.h"
-#include "../../../src/base/parallel.h"
 #include "../rope.h"
 
 static bool has_matrix(const kvp_gpu_cells *cells)
@@ -112,39 +110,21 @@ static void learned_free(const kvp_gpu_incoming *in, kvp_gpu_learned_transform *
     free(made->kept);
 }
 
-/* A codec per kv head, made by several threads. */
-typedef struct making {
-    const kvp_gpu_cells *cells;
-    kvant_codec **codecs;
-    atomic_bool failed;
-} making;
-
-static void make_codec(void *context, size_t head, uint32_t worker)
-{
-    making *m = context;
-
-    (void)worker;
-    if (kvant_tensor_mean_codec(m->cells->form.tensor, 0, (uint32_t)head, m->cells->sources[head],
-                                &m->codecs[head]) != KVANT_OK)
-        atomic_store(&m->failed, true);
-}
-
 /* Makes what a learner's thread would have made, of the transform that the form's block has. */
 static bool learned_create(const kvp_gpu_incoming *in, const transform *t,
                            kvp_gpu_learned_transform *made)
 {
     const kvp_gpu_cells *cells = in->cells;
     const size_t d = cells->head_dim;
-    making m = { .cells = cells, .codecs = calloc(cells->n_kv_heads, sizeof(*m.codecs)) };
     kvant_block_info info = { .size = sizeof(info) };
-    bool ok = m.codecs != NULL;
+    bool ok;
 
-    *made = (kvp_gpu_learned_transform){
-        .codecs = m.codecs, .kept = malloc(kvant_tensor_transform_size(cells->form.tensor))
-    };
-    if (ok)
-        kvant_parallel_for(cells->n_kv_heads, kvant_available_cpus(), make_codec, &m);
-    ok = ok && !atomic_load(&m.failed) && made->kept != NULL;
+    *made = (kvp_gpu_learned_transform){ .codecs = calloc(cells->n_kv_heads, sizeof(*made->codecs)),
+                                         .kept = malloc(
+                                             kvant_tensor_transform_size(cells->form.tensor)) };
+    ok = made->codecs != NULL && made->kept != NULL &&
+         kvant_tensor_mean_codecs(cells->form.tensor, 0, cells->sources, kvant_available_cpus(),
+                                  made->codecs) == KVANT_OK;
     for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++) {
         ok = kvant_tensor_get_block(cells->form.tensor, 0, head, &info) == KVANT_OK;
         if (ok && info.start != NULL && made->start == NULL)
