@@ -331,7 +331,7 @@ typedef struct kvant_cuda_decode_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_decode_args) */
     const kvant_cuda_codec *codec;
     kvant_cuda_pages pages;
-    const int32_t *blocks; /* device: n_blocks block numbers */
+    const int32_t *blocks; /* device: n_blocks block numbers; below 0: skipped */
     uint32_t n_blocks, n_kv_heads;
     kvant_cuda_type type;             /* of out */
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */

@@ -87,6 +87,8 @@ typedef struct kvant_cuda_kernel_append_args {
     kvant_cuda_block_centers k_block_centers;
     const int64_t *center_slots; /* device; slots_ready applies to it, too */
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
+    /* not 0: an open page gets zeros in place of a row that is refused */
+    uint32_t clear_refused;
 } kvant_cuda_kernel_append_args;
 
 /* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the
@@ -297,6 +299,78 @@ KVANT_API size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args);
  * values are rounded to fp16. KVANT_ERR_UNSUPPORTED when kvant_cuda_block_workspace returns 0. */
 KVANT_API kvant_status kvant_cuda_block_attention(const kvant_cuda_block_args *args,
                                                   kvant_cuda_stream stream);
+
+/* ---- exact blocks of an engine's pages ---- */
+
+/* An engine's pages are sealed. Next to them a small pool of open pages holds some blocks exactly:
+ * the first block of a sequence, and its newest blocks. While a block is exact, its sealed page may
+ * lack rows: when the pool needs the room, the block is sealed first. So the encoder takes whole
+ * blocks instead of single rows.
+ *
+ * All layers share one state, because they hold the same blocks. kvant_cuda_exact_step changes it
+ * once before the layers of a step. Then each layer (1) appends the step's rows to its open pages
+ * at `rows`, (2) calls kvant_cuda_seal_rows with the list that the step made, and (3) attends with
+ * `table`. If a layer leaves that out, its rows are lost. The list belongs to one step, so steps do
+ * not overlap.
+ *
+ * Open block i is slot i of the pool. Slots below n_first hold first blocks; n_newest slots follow,
+ * then room for staged rows. A block becomes exact when its row 0 is written and a slot is free.
+ * It stays exact until its room is needed, if no sequence of the step begins or ends with it. */
+typedef struct kvant_cuda_exact_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_exact_args) */
+    /* ---- the state: device memory, in which the caller sets owners and places to -1 and all else
+     * to 0 */
+    int32_t *owners;          /* n_first + n_newest: the block of each slot, or below 0 */
+    uint32_t *births, *lives; /* of each slot: a step */
+    int32_t *places; /* n_blocks: a block's slot, which counts only if the slot's owner agrees */
+    uint32_t *clock; /* one number: steps */
+    uint32_t n_first, n_newest; /* slots, at least 4 of each */
+    uint32_t n_blocks;          /* of the engine's pages; other block numbers are never exact */
+    /* ---- the step; device arrays, as in attention and append */
+    const int32_t *lengths, *query_starts, *block_table;
+    uint32_t batch, n_tokens;
+    size_t table_stride;
+    uint32_t blocks_per_row;
+    const int64_t *slots; /* n_tokens */
+    /* blocks of a sequence that stay exact, besides its first one; at least 1 */
+    uint32_t newest;
+    /* A step with most_staged tokens or fewer stages the rows of all other blocks: token i goes to
+     * row 64 * (n_first + n_newest) + i of the pool, and from there to its page. In a larger step
+     * the caller also appends all rows to sealed pages. */
+    uint32_t most_staged;
+    /* ---- results; device memory */
+    int32_t *table;   /* batch rows of to_stride entries: block_table with -1 - slot */
+    size_t to_stride; /* at least blocks_per_row */
+    int64_t *rows;    /* n_tokens: a token's row in the pool, as slots of append; or -1 */
+    /* The rows to seal: from[i] is a row of the pool, to[i] a slot of the pages. There is room for
+     * most_staged + 64 * (n_first + n_newest) rows. *n_sealed says how many rows there are. */
+    int64_t *from, *to;
+    uint32_t *n_sealed;
+} kvant_cuda_exact_args;
+
+/* Decides which blocks are exact, before the layers of a step. KVANT_ERR_ARGUMENT: an array is
+ * missing, or fewer than 4 slots of a kind. */
+KVANT_API kvant_status kvant_cuda_exact_step(const kvant_cuda_exact_args *args,
+                                             kvant_cuda_stream stream);
+
+/* Begins as kvant_cuda_seal_args does, in another meaning of its arrays. */
+typedef struct kvant_cuda_seal_rows_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_seal_rows_args) */
+    kvant_cuda_seal_pages k, v;
+    uint32_t most_rows, n_kv_heads;
+    /* device: row i goes from row from[i] % 64 of open block from[i] / 64 to slot to[i], for i
+     * below *n_rows. No slot occurs twice */
+    const int64_t *from, *to;
+    const uint32_t *n_rows; /* device: at most most_rows. It was written before the kernel that
+                             * precedes this call in its stream */
+    uint32_t *refused;      /* as in seal */
+} kvant_cuda_seal_rows_args;
+
+/* Quantises single rows of open pages. With most_rows 0 it only tells whether it can:
+ * KVANT_ERR_UNSUPPORTED for codecs with groups of several tokens, feedback, centroids or a head_dim
+ * without kernels of its own, and where shared memory is too small. */
+KVANT_API kvant_status kvant_cuda_seal_rows(const kvant_cuda_seal_rows_args *args,
+                                            kvant_cuda_stream stream);
 
 /* ---- tests ---- */
 

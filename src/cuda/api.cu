@@ -100,7 +100,8 @@ AppendLaunch choose_launch(const AppendRole *roles, int n, const AppendArgs &arg
     const AppendLaunch usual = launch_of_roles(roles, n);
     const bool simple =
         usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
-    return simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_short : usual;
+    return simple && !args.from && !args.listed && args.n_tokens <= MOST_FEW ? launch_append_short
+                                                                             : usual;
 }
 
 /* Launches once for the roles first .. end - 1. common: the arguments which all roles share. */
@@ -150,7 +151,7 @@ bool accepts_centers(const Roles &roles, const AppendArgs &common)
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
                           kvant_cuda_stream stream)
 {
-    if (common.n_tokens == 0)
+    if (common.n_tokens == 0 && !common.listed)
         return KVANT_OK;
     if (one_launch(roles, common))
         return launch_some(roles, 0, roles.n, common, n_kv_heads, stream);
@@ -347,6 +348,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *args,
     common.marks = args->marks;
     common.mark_ids = args->mark_ids;
     common.slots_ready = args->slots_ready != 0;
+    common.clear_refused = args->clear_refused != 0;
     const bool more = accepts_more(roles, common), apart = args->queries.q && !more;
     if (args->queries.q && !apart)
         common.queries = queries_of(args->queries);
@@ -380,6 +382,36 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     common.from = args->from;
     common.to = args->to;
     common.tokens = args->tokens;
+    return launch_roles(roles, common, args->n_kv_heads, stream);
+}
+
+kvant_status kvant_cuda_table_seal_rows(const kvant_cuda_seal_rows_args *args,
+                                        kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || args->n_kv_heads == 0 ||
+        args->n_kv_heads > MAX_GRID_Y || args->most_rows > INT_MAX ||
+        (args->most_rows && (!args->from || !args->to || !args->n_rows)))
+        return KVANT_ERR_ARGUMENT;
+    Roles roles{};
+    for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v }) {
+        if (!pages->codec)
+            continue;
+        if (accepts_any(pages->codec->params, false))
+            return KVANT_ERR_UNSUPPORTED;
+        if (args->most_rows && !valid_seal(*pages, args->n_kv_heads, false))
+            return KVANT_ERR_ARGUMENT;
+        add_open_pages(roles, *pages, sizeof(uint16_t));
+    }
+    if (!roles.n || (roles.n == 2 && roles.at[0].codec.head_dim != roles.at[1].codec.head_dim))
+        return KVANT_ERR_ARGUMENT;
+    AppendArgs common{};
+    common.type = KVANT_CUDA_F16;
+    common.n_tokens = args->most_rows;
+    common.slots = args->to;
+    common.refused = args->refused;
+    common.listed = true;
+    common.row_ids = args->from;
+    common.n_rows = args->n_rows;
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 

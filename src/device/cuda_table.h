@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 16u /* raise it with the table */
+#define KVANT_CUDA_TABLE_VERSION 17u /* raise it with the table */
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
@@ -52,6 +52,8 @@ extern "C" {
     X(kvant_status, page_offsets,                                                                  \
       (const kvant_cuda_page_offsets_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))        \
+    X(kvant_status, exact_step, (const kvant_cuda_exact_args *args, kvant_cuda_stream stream))     \
+    X(kvant_status, seal_rows, (const kvant_cuda_seal_rows_args *args, kvant_cuda_stream stream))  \
     X(kvant_status, device_current, (int *device))                                                 \
     X(kvant_status, memory_new, (void **memory, size_t bytes))                                     \
     X(void, memory_free, (void *memory))                                                           \

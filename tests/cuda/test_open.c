@@ -179,6 +179,63 @@ static void seal_blocks(fixture *f, bool all_written)
     cudaFree(gpu_refused);
 }
 
+/* Seals n single rows of a list. The numbers behind them in the list are wrong. */
+static void seal_list(fixture *f, uint32_t n)
+{
+    enum { ROWS = BLOCKS * 64, MOST = 300 };
+    int64_t from[MOST], to[MOST];
+    float row[MAX_D];
+    for (uint32_t i = 0; i < MOST; i++) {
+        from[i] = i < n ? (int64_t)(i * 71 % ROWS) : -7; /* 71, 53 and 320 have no common factor */
+        to[i] = i < n ? (int64_t)((i * 53 + 5) % ROWS) : ROWS * 64;
+        for (uint32_t k = 0; i < n && k < 2 * HEADS; k++) {
+            const kvant_role role = (kvant_role)(k % 2);
+            kvant_codec_decode_transformed(f->open.codec[role], kvant_kernels_get(KVANT_CPU_AUTO),
+                                           open_page(&f->open, role, (uint32_t)from[i] / 64, k / 2),
+                                           (uint32_t)from[i] % 64, row);
+            assert_int_equal(seal_rows(k % 2 ? f->cache.v : f->cache.k, row, (uint32_t)to[i] % 64,
+                                       1, cache_page(&f->cache, role, (uint32_t)to[i] / 64, k / 2)),
+                             KVANT_OK);
+        }
+    }
+    void *gpu_from = device_copy(from, sizeof from), *gpu_to = device_copy(to, sizeof to),
+         *gpu_n = device_copy(&n, sizeof n);
+    kvant_cuda_seal_rows_args args = { .size = sizeof args,
+                                       .most_rows = MOST,
+                                       .n_kv_heads = HEADS,
+                                       .from = gpu_from,
+                                       .to = gpu_to,
+                                       .n_rows = gpu_n };
+    args.k = (kvant_cuda_seal_pages){ f->cache.gpu_k, open_pages(&f->open, KVANT_ROLE_K),
+                                      cache_pages(&f->cache, KVANT_ROLE_K) };
+    args.v = (kvant_cuda_seal_pages){ f->cache.gpu_v, open_pages(&f->open, KVANT_ROLE_V),
+                                      cache_pages(&f->cache, KVANT_ROLE_V) };
+    assert_int_equal(kvant_cuda_seal_rows(&args, NULL), KVANT_OK);
+    compare("seal a list", f, f->cache.pool, f->cache.gpu_pool, f->cache.block_bytes * BLOCKS);
+    cudaFree(gpu_from);
+    cudaFree(gpu_to);
+    cudaFree(gpu_n);
+}
+
+/* Lists of rows can be sealed if every row has its own scale and kernels know the codes. */
+static void seal_lists(fixture *f)
+{
+    static const char *const refused[] = { "octopus", "hqmq", "group", "kivi", "innerq" };
+    kvant_cuda_seal_rows_args none = { .size = sizeof none, .n_kv_heads = HEADS };
+    none.k.codec = f->cache.gpu_k;
+    none.v.codec = f->cache.gpu_v;
+    const kvant_status status = kvant_cuda_seal_rows(&none, NULL);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (strstr(f->spec, refused[i])) {
+            assert_int_equal(status, KVANT_ERR_UNSUPPORTED);
+            return;
+        }
+    assert_int_equal(status, KVANT_OK);
+    static const uint32_t counts[] = { 0, 1, 40, 300 };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        seal_list(f, counts[i]);
+}
+
 /* Decodes a block of the pages on both devices. */
 static void check_decode(const fixture *f, const kvant_cuda_codec *gpu, kvant_cuda_pages pages,
                          const kvant_codec *codec, int32_t block,
@@ -221,7 +278,7 @@ static void *page_of_open(const void *open, kvant_role role, uint32_t block, uin
     return open_page(open, role, block, head);
 }
 
-static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool center)
+static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool center, bool lists)
 {
     fixture f;
     int64_t slots[BLOCKS * 64];
@@ -239,6 +296,8 @@ static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool 
     append_rows(&f, 7, slots, type, NULL);
     seal_blocks(&f, true);
     seal_blocks(&f, false);
+    if (lists)
+        seal_lists(&f);
     for (int r = 0; r < 2; r++) {
         kvant_role role = (kvant_role)r;
         check_decode(&f, r ? f.cache.gpu_v : f.cache.gpu_k, cache_pages(&f.cache, role),
@@ -278,7 +337,7 @@ static void test_open_and_seal(void **unused)
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++)
-            run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0);
+            run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0, true);
 }
 
 /* Kernels of any head_dim and of any groups. */
@@ -311,7 +370,7 @@ static void test_any(void **unused)
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = small_tests() ? s % 3 : 0;
              i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
-            run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0);
+            run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0, false);
 }
 
 static void test_refused_rows(void **unused)

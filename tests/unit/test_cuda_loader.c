@@ -297,6 +297,8 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_marked_args marked = { .size = sizeof marked };
     kvant_cuda_block_args rows = { .size = sizeof rows };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
+    kvant_cuda_exact_args exact = { .size = sizeof exact };
+    kvant_cuda_seal_rows_args listed = { .size = sizeof listed };
     (void)state;
     answer(KVANT_ERR_FULL, NULL); /* none of these functions returns this by itself */
 #define REACHES(name, call, args)                                                                  \
@@ -313,6 +315,8 @@ static void calls_reach_the_table(void **state)
     REACHES(page_offsets, kvant_cuda_page_offsets(&offsets, stream), offsets);
     REACHES(fill_marked, kvant_cuda_fill_marked(&marked, stream), marked);
     REACHES(decode, kvant_cuda_decode(&decode, stream), decode);
+    REACHES(exact_step, kvant_cuda_exact_step(&exact, stream), exact);
+    REACHES(seal_rows, kvant_cuda_seal_rows(&listed, stream), listed);
     answer(KVANT_OK, NULL);
     assert_int_equal(kvant_cuda_attention_workspace(128), 384);
     kvant_cuda_limit_shared_memory(99 << 10);

@@ -35,7 +35,9 @@ static kvant_status reached(kvant_status status)
     X(fill_marked, kvant_cuda_marked_args, out_head_stride)                                        \
     X(block_attention, kvant_cuda_block_args, workspace_bytes)                                     \
     X(center_rows, kvant_cuda_center_rows_args, out)                                               \
-    X(page_offsets, kvant_cuda_page_offsets_args, offsets)
+    X(page_offsets, kvant_cuda_page_offsets_args, offsets)                                         \
+    X(exact_step, kvant_cuda_exact_args, n_sealed)                                                 \
+    X(seal_rows, kvant_cuda_seal_rows_args, refused)
 
 #define CALL(name, type, last)                                                                     \
     static kvant_status call_##name(void *args)                                                    \

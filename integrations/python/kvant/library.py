@@ -186,6 +186,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     # cuda_kernels.h
     "kvant_cuda_kernel_append": (_INT, [_to(s.CudaKernelAppendArgs), _P]),
     "kvant_cuda_kernel_attention": (_INT, [_to(s.CudaKernelAttentionArgs), _P]),
+    "kvant_cuda_exact_step": (_INT, [_to(s.CudaExactArgs), _P]),
+    "kvant_cuda_seal_rows": (_INT, [_to(s.CudaSealRowsArgs), _P]),
     "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
 }
 

@@ -348,7 +348,7 @@ class CudaKernelQueryArgs(CudaQueryArgs):
 class CudaKernelAppendArgs(CudaAppendArgs):
     _fields_ = fields("""
         u32 slots_ready; CudaKernelQueryArgs queries; ptr marks mark_ids;
-        CudaBlockCenters k_block_centers; ptr center_slots centered
+        CudaBlockCenters k_block_centers; ptr center_slots centered; u32 clear_refused
     """)
 
 
@@ -357,4 +357,19 @@ class CudaKernelAttentionArgs(CudaAttentionArgs):
         u32 table_ready; ptr new_cells; i64 new_first new_stride; u32 n_matrices; ptr matrices;
         size q_matrix_stride; u8 q_ids[24]; ptr page_offsets; CudaPlainQueries plain_queries;
         int out_type; u32 clear_counters
+    """)
+
+
+class CudaExactArgs(Struct):
+    _fields_ = fields("""
+        ptr owners births lives places clock; u32 n_first n_newest n_blocks;
+        ptr lengths query_starts block_table; u32 batch n_tokens; size table_stride;
+        u32 blocks_per_row; ptr slots; u32 newest most_staged; ptr table; size to_stride;
+        ptr rows from_ to n_sealed
+    """)
+
+
+class CudaSealRowsArgs(Struct):
+    _fields_ = fields("""
+        CudaSealPages k v; u32 most_rows n_kv_heads; ptr from_ to n_rows refused
     """)

@@ -6,6 +6,8 @@
 #include "matrix_rows.cuh"
 #include "../launch.h"
 
+#include <algorithm>
+
 namespace kvant
 {
 
@@ -62,16 +64,14 @@ KVANT_INLINE void quantize_rows(const AppendArgs &args, const AppendRole &role,
         refuse<D>(args, role, chunk.tokens, refused, chunk_at, token, row_at, kv_head, lane);
 }
 
+/* Appends the chunk of tokens from `first` on. */
 template <int D, class Book, class Args>
-__global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_constant__ Args args)
+KVANT_INLINE void append_chunk(const Args &args, Chunk<D, Book> &chunk, uint32_t first)
 {
-    __shared__ Chunk<D, Book> chunk;
     const AppendRole &role = args.roles[blockIdx.z];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
-    const uint32_t first = blockIdx.x * args.chunk;
     if (threadIdx.x < PAGE_TOKENS)
-        chunk.tokens.slot[threadIdx.x] = slot_of(args, first);
-    load_levels(chunk.levels, args);
+        chunk.tokens.slot[threadIdx.x] = slot_of(args, first, args.chunk);
     __syncthreads();
 #pragma unroll 1
     for (int t = 0; t < (int)args.chunk; t += MatrixRows<D, WARPS>::ROWS) {
@@ -93,14 +93,53 @@ __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_cons
         });
 }
 
+template <int D, class Book, class Args>
+__global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_constant__ Args args)
+{
+    __shared__ Chunk<D, Book> chunk;
+    load_levels(chunk.levels, args);
+    append_chunk<D, Book>(args, chunk, blockIdx.x * args.chunk);
+}
+
+/* For a list of rows, whose length is on the device. A block takes every gridDim.x-th chunk. */
+template <int D, class Book, class Args>
+__global__ void __launch_bounds__(WARPS * 32, 4)
+    append_list_kernel(const __grid_constant__ Args args)
+{
+    __shared__ Chunk<D, Book> chunk;
+    const uint32_t n = row_count(args);
+    if (blockIdx.x * args.chunk < n)
+        load_levels(chunk.levels, args);
+    begin_next();
+    wait_for_prior();
+#pragma unroll 1
+    for (uint32_t first = blockIdx.x * args.chunk; first < n; first += gridDim.x * args.chunk) {
+        append_chunk<D, Book>(args, chunk, first);
+        __syncthreads(); /* the tokens are not used any more */
+    }
+}
+
+/* Thread blocks of a role and kv head for a list: few, because most steps have an empty list. */
+constexpr uint32_t LIST_BLOCKS = 16;
+
 template <class Levels_, class Args>
 static cudaError_t launch(const Args &p, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream)
 {
     return with_head_dim(head_dim, [&](auto d) {
-        append_kernel<decltype(d)::value, Levels_, Args>
-            <<<grid_of(p, n_roles, n_kv_heads), WARPS * 32, 0, stream>>>(p);
-        return cudaGetLastError();
+        constexpr int D = decltype(d)::value;
+        dim3 grid = grid_of(p, n_roles, n_kv_heads);
+        if (!p.listed) {
+            append_kernel<D, Levels_, Args><<<grid, WARPS * 32, 0, stream>>>(p);
+            return cudaGetLastError();
+        }
+        if (p.n_tokens == 0)
+            return cudaSuccess;
+        grid.x = std::min(grid.x, LIST_BLOCKS);
+        Args list = p;
+        void *parameters[] = { &list };
+        return launch_early((const void *)append_list_kernel<D, Levels_, Args>, grid, WARPS * 32,
+                            parameters, 0, stream);
     });
 }
 

@@ -43,6 +43,13 @@ struct AppendArgs {
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block
      * to[i], with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;
+    /* Sealing of single rows (kvant_cuda_seal_rows): row i goes from row row_ids[i] of the open
+     * pages to slots[i], for i below *n_rows. n_tokens is the most rows that there may be; with 0
+     * nothing is launched. */
+    bool listed;
+    const int64_t *row_ids;
+    const uint32_t *n_rows;
+    bool clear_refused; /* an open page gets zeros in place of a refused row */
 };
 
 /* The same, with a book per role that defines codes beyond AppendRole::codec. */

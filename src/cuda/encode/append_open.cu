@@ -47,6 +47,9 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
     if (!__all_sync(FULL, in_range)) {
         if (lane == 0)
             note_refusal(args, token, slot, finite);
+        if (args.clear_refused)
+            store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D,
+                      KVANT_CUDA_F16, lane, Row<D>{});
         return;
     }
     store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane,
@@ -96,8 +99,12 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     __shared__ float x[ROWS][D];
     const int channel = threadIdx.x;
     const bool about_centers = blockIdx.z == 0 && args.block_centers.start;
-    bool finite[ROWS];
+    bool finite[ROWS], any = false;
     float y[ROWS];
+    unrolled_for (int r = 0; r < ROWS; r++)
+        any |= slot_of(args, first + r) >= 0;
+    if (!any) /* of a prompt, most rows have no open page */
+        return;
     if (about_centers)
         load_about_centers(args, role, first, kv_head, x);
     unrolled_for (int r = 0; r < ROWS; r++) {
@@ -128,11 +135,11 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
                    in_range = __syncthreads_and(fabsf(y[r]) <= role.codec.exact_limit);
         if (slot < 0)
             continue;
-        if (in_range)
+        if (in_range || args.clear_refused)
             reinterpret_cast<__half *>(
                 page_of(role, slot, kv_head))[(size_t)(slot % PAGE_TOKENS) * D + channel] =
-                __float2half_rn(y[r]);
-        else if (channel == 0)
+                __float2half_rn(in_range ? y[r] : 0);
+        if (!in_range && channel == 0)
             note_refusal(args, first + r, slot, all_finite);
         if (in_range && role.exact)
             role.exact[exact_place(role, slot, kv_head, D) + channel] = y[r];

@@ -138,11 +138,13 @@ KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, uint32_t number, con
         in_range &= fabsf(y.x[j]) <= role.levels;
     if (stage != WORKS)
         return;
+    const size_t at = (size_t)token * D;
     if (!__all_sync(FULL, in_range)) {
         refuse_short(args, number, finite, lane);
+        if (args.clear_refused)
+            store_row(page, at, KVANT_CUDA_F16, lane, Row<D>{});
         return;
     }
-    const size_t at = (size_t)token * D;
     store_row(page, at, KVANT_CUDA_F16, lane, y);
     if (role.exact)
         store_row(role.exact, (page - role.base) / sizeof(uint16_t) + at, KVANT_CUDA_F32, lane, y);
@@ -405,7 +407,8 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
                      {},
                      (uint32_t)n_roles,
                      args.queries,
-                     args.n_tokens };
+                     args.n_tokens,
+                     args.clear_refused };
     bool matrix = false;
     for (int i = 0; i < n_roles; i++) {
         p.roles[i] = short_role(args.roles[i]);

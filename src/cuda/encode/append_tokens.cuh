@@ -47,6 +47,11 @@ KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, ui
 {
     const size_t of_head = kv_head * role.row_head_stride;
     const uint32_t at = chunk_at + token;
+    if (args.row_ids) {
+        const int64_t row = args.row_ids[at];
+        return of_head + row / PAGE_TOKENS * role.row_block_stride +
+               row % PAGE_TOKENS * role.token_stride;
+    }
     return args.from ? of_head + args.from[at / PAGE_TOKENS] * role.row_block_stride +
                            at % PAGE_TOKENS * role.token_stride
                      : of_head + at * role.token_stride;
@@ -65,9 +70,17 @@ KVANT_INLINE int64_t slot_at(const AppendArgs &args, uint32_t at)
     return there ? (int64_t)args.to[block] * PAGE_TOKENS + token : -1;
 }
 
-KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t first)
+/* The rows of a call. */
+KVANT_INLINE uint32_t row_count(const AppendArgs &args)
 {
-    return threadIdx.x < args.chunk ? slot_at(args, first + threadIdx.x) : -1;
+    return args.n_rows ? min(args.n_tokens, *args.n_rows) : args.n_tokens;
+}
+
+KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t first, uint32_t chunk)
+{
+    return threadIdx.x < chunk && first + threadIdx.x < row_count(args)
+               ? slot_at(args, first + threadIdx.x)
+               : -1;
 }
 
 /* The number of a slot's page. A shift rounds down, so a negative slot has the page of no other

@@ -20,7 +20,12 @@ constexpr int WARPS = 8, THREADS = 32 * WARPS;
 
 /* A thread block takes every gridDim.x-th item: a chunk of tokens of one role and kv head. */
 struct TrellisAppendArgs : BookedAppendArgs<kvant_cuda_trellis> {
-    uint32_t n_kv_heads, items_of_role, n_items;
+    uint32_t n_kv_heads, n_roles;
+};
+
+/* How the rows of a call are cut into items. */
+struct TrellisCut {
+    uint32_t chunk, of_role, all;
 };
 
 template <int D> struct TrellisRows {
@@ -47,13 +52,14 @@ template <int D> struct TrellisItem {
     const TrellisAppendArgs &args;
     const AppendRole &role;
     const float *key_transform;
-    uint32_t first;
+    uint32_t first, chunk;
     int kv_head, warp, lane;
 
-    KVANT_INLINE TrellisItem(R &rows_, const TrellisAppendArgs &args_, uint32_t item)
-        : rows(rows_), args(args_), role(args_.roles[item / args_.items_of_role]),
-          first(item % args_.items_of_role / args_.n_kv_heads * args_.chunk),
-          kv_head((int)(item % args_.items_of_role % args_.n_kv_heads)), warp(threadIdx.x >> 5),
+    KVANT_INLINE TrellisItem(R &rows_, const TrellisAppendArgs &args_, const TrellisCut &cut,
+                             uint32_t item)
+        : rows(rows_), args(args_), role(args_.roles[item / cut.of_role]),
+          first(item % cut.of_role / args_.n_kv_heads * cut.chunk), chunk(cut.chunk),
+          kv_head((int)(item % cut.of_role % args_.n_kv_heads)), warp(threadIdx.x >> 5),
           lane(threadIdx.x & 31)
     {
         key_transform = key_transform_of(role.codec, role.key_transform, kv_head);
@@ -223,7 +229,7 @@ template <int D> struct TrellisItem {
     /* Encodes the item's tokens, at most one for each warp. */
     KVANT_INLINE void encode_few() const
     {
-        const int n = (int)args.chunk;
+        const int n = (int)chunk;
         const bool there = warp < n && rows.tokens.slot[warp] >= 0;
         bool finite = true;
         if (warp < n) {
@@ -340,7 +346,7 @@ template <int D> struct TrellisItem {
     /* Encodes the item's tokens from t on. */
     KVANT_INLINE void encode_many(int t) const
     {
-        const int n = min((int)args.chunk - t, R::AT_ONCE), at = warp * R::ROWS,
+        const int n = min((int)chunk - t, R::AT_ONCE), at = warp * R::ROWS,
                   own = warp < R::SEARCHERS ? max(min(R::ROWS, n - at), 0) : 0;
         if (own > 0)
             load_rows(t, at, own);
@@ -357,7 +363,7 @@ template <int D> struct TrellisItem {
     {
         __syncthreads();
         write_block(
-            rows.tokens, role, (int)args.chunk, kv_head,
+            rows.tokens, role, (int)chunk, kv_head,
             [&](uint32_t *page) {
                 write_codes<D>(role.codec, rows.nibbles, rows.tokens.page_tokens, page);
             },
@@ -367,6 +373,24 @@ template <int D> struct TrellisItem {
     }
 };
 
+/* Tokens per item. Few rows are spread over a GPU's multiprocessors, about 132 with two blocks
+ * each, so that no row waits for another. */
+template <int D> __host__ __device__ inline uint32_t chunk_of(uint32_t n_rows)
+{
+    constexpr uint32_t MULTIPROCESSORS = 132, AT_ONCE = TrellisRows<D>::AT_ONCE;
+    if (n_rows <= MULTIPROCESSORS * WARPS)
+        return n_rows <= MULTIPROCESSORS ? 1 : (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
+    return n_rows <= 2 * MULTIPROCESSORS * AT_ONCE ? AT_ONCE : PAGE_TOKENS;
+}
+
+template <int D>
+__host__ __device__ inline TrellisCut cut_of(const TrellisAppendArgs &args, uint32_t n_tokens)
+{
+    const uint32_t chunk = chunk_of<D>(n_tokens * args.n_kv_heads * args.n_roles),
+                   of_role = (n_tokens + chunk - 1) / chunk * args.n_kv_heads;
+    return TrellisCut{ chunk, of_role, args.n_roles * of_role };
+}
+
 template <int D>
 __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
     append_trellis_kernel(const __grid_constant__ TrellisAppendArgs args)
@@ -374,12 +398,18 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
     extern __shared__ __align__(128) uint8_t raw[];
     TrellisRows<D> &rows = *reinterpret_cast<TrellisRows<D> *>(raw);
     uint32_t filled = 2; /* the role whose table is there */
+    const TrellisCut cut = cut_of<D>(args, row_count(args));
+    if (blockIdx.x >= cut.all) { /* a list may be empty; the next kernel relies on this wait */
+        begin_next();
+        wait_for_prior();
+        return;
+    }
 #pragma unroll 1
-    for (uint32_t item = blockIdx.x; item < args.n_items; item += gridDim.x) {
-        const TrellisItem<D> own(rows, args, item);
+    for (uint32_t item = blockIdx.x; item < cut.all; item += gridDim.x) {
+        const TrellisItem<D> own(rows, args, cut, item);
         __syncthreads();
-        if (item / args.items_of_role != filled) {
-            filled = item / args.items_of_role;
+        if (item / cut.of_role != filled) {
+            filled = item / cut.of_role;
             own.prepare(args.books[filled]);
         }
         if (item == blockIdx.x) {
@@ -387,27 +417,17 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
             begin_next();
         }
         if (threadIdx.x < PAGE_TOKENS)
-            rows.tokens.slot[threadIdx.x] = slot_of(args, own.first);
+            rows.tokens.slot[threadIdx.x] = slot_of(args, own.first, cut.chunk);
         __syncthreads();
-        if (args.chunk <= WARPS) {
+        if (cut.chunk <= WARPS) {
             own.encode_few();
             continue;
         }
 #pragma unroll 1
-        for (int t = 0; t < (int)args.chunk; t += TrellisRows<D>::AT_ONCE)
+        for (int t = 0; t < (int)cut.chunk; t += TrellisRows<D>::AT_ONCE)
             own.encode_many(t);
         own.write();
     }
-}
-
-/* Tokens per item. Few rows are spread over a GPU's multiprocessors, about 132 with two blocks
- * each, so that no row waits for another. */
-template <int D> static uint32_t chunk_of(uint32_t n_rows)
-{
-    constexpr uint32_t MULTIPROCESSORS = 132, AT_ONCE = TrellisRows<D>::AT_ONCE;
-    if (n_rows <= MULTIPROCESSORS * WARPS)
-        return (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
-    return n_rows <= 2 * MULTIPROCESSORS * AT_ONCE ? AT_ONCE : PAGE_TOKENS;
 }
 
 template <int D>
@@ -415,19 +435,18 @@ static cudaError_t launch_with_memory(TrellisAppendArgs &args, int n_roles, cuda
 {
     const void *kernel = (const void *)append_trellis_kernel<D>;
     cudaError_t error = allow_shared(kernel, TrellisRows<D>::BYTES);
-    if (error != cudaSuccess)
+    if (error != cudaSuccess || args.n_tokens == 0)
         return error;
-    args.chunk = chunk_of<D>(args.n_tokens * args.n_kv_heads * n_roles);
-    args.items_of_role = (args.n_tokens + args.chunk - 1) / args.chunk * args.n_kv_heads;
-    args.n_items = n_roles * args.items_of_role;
-    int blocks = (int)args.n_items;
-    if (args.chunk == PAGE_TOKENS)
+    args.n_roles = (uint32_t)n_roles;
+    const TrellisCut cut = cut_of<D>(args, args.n_tokens);
+    int blocks = (int)cut.all;
+    if (cut.chunk == PAGE_TOKENS || args.listed)
         error = blocks_at_once(kernel, THREADS, TrellisRows<D>::BYTES, blocks);
     if (error != cudaSuccess)
         return error;
     void *parameters[] = { &args };
-    return launch_early(kernel, dim3(std::min(args.n_items, (uint32_t)blocks)), THREADS, parameters,
-                        TrellisRows<D>::BYTES, stream);
+    return launch_early(kernel, dim3(args.listed ? blocks : std::min((int)cut.all, blocks)),
+                        THREADS, parameters, TrellisRows<D>::BYTES, stream);
 }
 
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,
@@ -440,7 +459,7 @@ cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int
     cudaError_t error = with_head_dim(head_dim, [&](auto d) {
         return launch_with_memory<decltype(d)::value>(p, n_roles, stream);
     });
-    for (int i = 0; error == cudaErrorNotSupported && i < n_roles;
+    for (int i = 0; error == cudaErrorNotSupported && !args.listed && i < n_roles;
          i++) { /* not enough shared memory */
         AppendArgs one = args;
         one.roles[0] = args.roles[i];

@@ -52,6 +52,7 @@ template <class Book> struct FewArgs {
     uint32_t n_roles; /* behind them, a matrix of queries each */
     QueryArgs queries;
     uint32_t n_tokens;
+    bool clear_refused; /* as in append.h */
 };
 
 /* The stage at which a warp begins. One warp works (WORKS), and all further warps rehearse. */

@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(WARPS_OF<P> * 32)
     const DecodeArgs &args = all.decode;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y,
               d = (int)args.codec.head_dim;
+    if (args.blocks[blockIdx.x] < 0)
+        return;
     const uint8_t *page = args.base +
                           (size_t)(uint32_t)args.blocks[blockIdx.x] * args.block_stride +
                           kv_head * args.head_stride;

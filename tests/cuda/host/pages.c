@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../../../src/base/half.h"
+#include "../../../src/cuda/pages/exact_step.h"
 #include "internal.h"
 
 /* Marks a token as refused, if the caller asks for marks. Kernels write only rows that a codec
@@ -95,6 +96,9 @@ static void append_role(const kvant_cuda_kernel_append_args *args, const kvant_c
                 kvant_transform_forward(&t, host_kernels(), &affine, row, y);
             if (!takes(args, rows, row, y)) {
                 mark(args, i);
+                if (args->clear_refused && host_is_open(rows->codec))
+                    memset(page + (size_t)(args->slots[i] % TOKENS) * d * sizeof(uint16_t), 0,
+                           d * sizeof(uint16_t));
                 continue;
             }
             if (exact)
@@ -258,10 +262,49 @@ kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream s
 {
     ANSWER(decode, args, stream);
     for (uint32_t i = 0; i < args->n_blocks; i++)
-        for (uint32_t head = 0; head < args->n_kv_heads; head++)
+        for (uint32_t head = 0; args->blocks[i] >= 0 && head < args->n_kv_heads; head++)
             for (uint32_t t = 0; t < TOKENS; t++)
                 decode_row(args, i, head, t);
     if (host_is_wrong("decode") && args->type == KVANT_CUDA_F32)
         ((float *)args->out)[5] += 0.01f;
+    return KVANT_OK;
+}
+
+kvant_status host_exact_step(const kvant_cuda_exact_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(exact_step, args, stream);
+    if (!exact_valid(args))
+        return KVANT_ERR_ARGUMENT;
+    exact_plan(args);
+    for (size_t i = 0; i < exact_items(args); i++)
+        exact_find(args, i);
+    return KVANT_OK;
+}
+
+/* Quantises row i of a list for a kv head. */
+static void seal_row(const kvant_cuda_seal_rows_args *args, const kvant_cuda_seal_pages *role,
+                     uint32_t i, uint32_t head)
+{
+    const kvant_codec *codec = host_source(role->codec);
+    float y[MOST];
+    kvant_codec_decode_open(codec, host_kernels(),
+                            host_page(&role->open, args->from[i] / TOKENS, head),
+                            (uint32_t)(args->from[i] % TOKENS), 1, y);
+    kvant_codec_encode_transformed(codec, host_kernels(), y, (uint32_t)(args->to[i] % TOKENS), 1,
+                                   host_page(&role->sealed, args->to[i] / TOKENS, head));
+}
+
+kvant_status host_seal_rows(const kvant_cuda_seal_rows_args *args, kvant_cuda_stream stream)
+{
+    const kvant_cuda_seal_pages *roles[] = { &args->k, &args->v };
+    ANSWER(seal_rows, args, stream);
+    for (int r = 0; r < 2; r++) {
+        const kvant_codec *codec = roles[r]->codec ? host_source(roles[r]->codec) : NULL;
+        if (codec && (codec->info.block_tokens > 1 || codec->feedback || codec->view.table_bytes))
+            return KVANT_ERR_UNSUPPORTED;
+        for (uint32_t i = 0; codec && args->most_rows && i < *args->n_rows; i++)
+            for (uint32_t head = 0; head < args->n_kv_heads; head++)
+                seal_row(args, roles[r], i, head);
+    }
     return KVANT_OK;
 }
