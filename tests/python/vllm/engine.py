@@ -4,8 +4,8 @@ the CPU.
 Arguments: the folder of a model, then options of LLM as JSON, then requests as JSON. A request has
 prompts as token ids, and options of SamplingParams; "adapter" is the folder of a LoRA adapter. With
 KVANT_VLLM the cache is kvant's. With TEST_GPU_PAGES attention is the GPU backend's, on the mock
-that KVANT_CUDA_LIBRARY names. With TEST_WRONG_ATTENTION outputs are twice as large as they should
-be.
+that KVANT_CUDA_LIBRARY names. With TEST_EXACT all codecs have exact blocks, `few` or `all`. With
+TEST_WRONG_ATTENTION outputs are twice as large as they should be.
 
 Without arguments it reads jobs from stdin, one line of JSON each: arguments, environment, and a
 file for the engine's messages. Each job is a new process that begins with vLLM imported, because
@@ -59,6 +59,31 @@ def use_gpu_pages():
     cpu.Backend.get_impl_cls = staticmethod(lambda: gpu.Impl)
     cpu.Backend.get_supported_kernel_block_sizes = impl.Backend.get_supported_kernel_block_sizes
     CPUModelRunner._zero_block_ids = clear_blocks
+
+
+def use_exact_blocks(how):
+    """`few`: a pool that is full soon. `all`: a pool that keeps every block. Counts blocks of steps
+    that were exact and that were not, and rows that were sealed.
+    """
+    from kvant.vllm import exact
+
+    exact.is_possible = exact.is_wanted = lambda *of: True
+    sizes = {"few": (exact.LEAST, exact.LEAST), "all": (16, 96)}
+    exact.slots_of = lambda *of: exact.Slots(*sizes[how])
+    exact.NEWEST = exact.NEWEST if how == "few" else 99
+    plan, counts = exact.State.step, {"exact": 0, "sealed": 0, "listed": 0}
+
+    def step(self, starts, lengths, table, slots):
+        made = plan(self, starts, lengths, table, slots)
+        for entries, n in zip(self.table.tolist(), lengths.tolist()):
+            used = entries[: -(-n // 64)]
+            counts["exact"] += sum(x < 0 for x in used)
+            counts["sealed"] += sum(x >= 0 for x in used)
+        counts["listed"] += int(self.n_sealed)
+        return made
+
+    exact.State.step = step
+    return counts
 
 
 def make_attention_wrong():
@@ -116,6 +141,8 @@ def run(folder, options, rounds):
     kvant.vllm.register()  # vLLM's entry point does this in an installed wheel
     if os.environ.get("TEST_GPU_PAGES"):
         use_gpu_pages()
+    how = os.environ.get("TEST_EXACT")
+    exact = use_exact_blocks(how) if how else {}
     if os.environ.get("TEST_WRONG_ATTENTION"):
         make_attention_wrong()
     common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024)
@@ -149,6 +176,7 @@ def run(folder, options, rounds):
         "rounds": found,
         "gaps": apart,
         "counts": counts,
+        "exact": exact,
     }
     print("RESULT", json.dumps(made))
 

@@ -50,12 +50,20 @@ def made_impl(
     **others,
 ):
     """settings: more parts of vLLM's configuration."""
-    model = types.SimpleNamespace(model=None, get_total_num_kv_heads=lambda: total)
-    cache = types.SimpleNamespace(user_specified_block_size=True, block_size=block_size)
-    layers = types.SimpleNamespace(static_forward_context={})
-    config = types.SimpleNamespace(
-        model_config=model, cache_config=cache, compilation_config=layers, **settings or {}
+    model = types.SimpleNamespace(
+        model=None, get_total_num_kv_heads=lambda: total, get_num_layers=lambda parallel: 2
     )
+    cache = types.SimpleNamespace(
+        user_specified_block_size=True, block_size=block_size, kv_cache_memory_bytes=1 << 24
+    )
+    parts = dict(
+        model_config=model,
+        cache_config=cache,
+        compilation_config=types.SimpleNamespace(static_forward_context={}),
+        parallel_config=None,
+        scheduler_config=types.SimpleNamespace(max_num_seqs=4),
+    )
+    config = types.SimpleNamespace(**parts | (settings or {}))
     environment = {"KVANT_VLLM": stored} | (
         {"KVANT_VLLM_CALIBRATION": str(calibration)} if calibration else {}
     )

@@ -160,6 +160,30 @@ class Engine(TestCase):
         for gpu in MOCK:
             self.same(self.run_engine("f32/f32", rounds, gpu=gpu, **few), stock)
 
+    def test_exact_blocks(self):
+        """Exact blocks with prefixes, preemption, prompts in parts, and drafts of n-grams. On the
+        mock few blocks are exact: pages of fp16 hold the same numbers, so tokens equal those of
+        such pages alone. Kernels seal no fp16, so on a GPU all blocks are exact, and tokens are
+        compared with those of vLLM's own cache.
+        """
+        few = dict(max_num_seqs=4, max_num_batched_tokens=48, num_gpu_blocks_override=18)
+        long = [([ids(n, n) for n in (250, 251, 252, 253)], {"temperature": 0, "max_tokens": 70})]
+        again = [([6 * ids(20, 1), 3 * ids(50, 2)], {"temperature": 0, "max_tokens": 150})]
+        drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+        ngrams = dict(max_num_seqs=4, speculative_config=drafts)
+        for rounds, options in ((ROUNDS, {"max_num_seqs": 4}), (long, few), (again, ngrams)):
+            with_gaps = [(prompts, sampling | {"logprobs": 2}) for prompts, sampling in rounds]
+            alone = self.run_engine(
+                "" if GPU else "f16/f16", with_gaps, gpu=not GPU, max_num_seqs=4
+            )
+            with mock.patch.dict(os.environ, TEST_EXACT="all" if GPU else "few"):
+                stored = "int-8/int-8" if GPU else "f16/f16"
+                ours = self.run_engine(stored, rounds, gpu=not GPU, **options)
+            self.same(ours, alone)
+            self.assertGreater(ours["exact"]["exact"], 10)
+            for count, least in (("sealed", 10), ("listed", 64)):
+                self.assertGreater(ours["exact"][count], -1 if GPU else least)
+
     def check_drafts(self, draft, places):
         """Runs an engine with a draft model for each of `places` and checks its tokens. Yields how
         many draft tokens were made, and how many were accepted.

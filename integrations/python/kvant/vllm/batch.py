@@ -15,7 +15,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
+from ..library import PAGE_TOKENS
 from . import learn
+from .exact import State
 
 
 LONG = 128  # with this many queries or more, a sequence's past is unpacked to rows
@@ -48,6 +50,7 @@ class Batch(AttentionMetadata):
     slot_mapping: Tensor
     causal: bool
     parts: list[Part]
+    exact: State | None = None  #: of exact blocks, which this step has planned
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,30 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self._exact: State | None = None
+
+    def _state(self, common: Any) -> State | None:
+        """The state of exact blocks, made when the memory of the cache is there. None if the layers
+        have no exact blocks."""
+        compilation = getattr(self.vllm_config, "compilation_config", None)
+        layers = getattr(compilation, "static_forward_context", {})
+        layer = layers.get(self.layer_names[0])
+        pool, memory = getattr(getattr(layer, "impl", None), "pool", None), layer and layer.kv_cache
+        if pool is None or not isinstance(memory, Tensor) or memory.numel() == 0:
+            return None
+        if self._exact is None or self._exact.n_blocks != len(memory):
+            scheduler = self.vllm_config.scheduler_config
+            most = max(scheduler.max_num_seqs, *(compilation.cudagraph_capture_sizes or (0,)))
+            width = -(-self.vllm_config.model_config.max_model_len // PAGE_TOKENS)
+            self._exact = State(
+                pool.slots,
+                len(memory),
+                most,
+                max(width, common.block_table_tensor.shape[1]),
+                scheduler.max_num_batched_tokens + most,
+                memory.device,
+            )
+        return self._exact
 
     @classmethod
     def get_varlen_cudagraph_max_query_len(cls, vllm_config: Any, kv_cache_spec: Any) -> int:
@@ -136,8 +163,11 @@ class Builder(AttentionMetadataBuilder[Batch]):  # type: ignore[misc]
             )
         parts = list(_parts(common, self.reorder_batch_threshold or 1))
         n = common.num_reqs
-        rest = (common.block_table_tensor, common.slot_mapping, common.causal, parts)
-        return Batch(common.query_start_loc[: n + 1], common.seq_lens[:n], *rest)
+        starts, lengths = common.query_start_loc[: n + 1], common.seq_lens[:n]
+        table, slots, exact = common.block_table_tensor, common.slot_mapping, self._state(common)
+        if exact is not None:
+            exact.step(starts, lengths, table, slots)
+        return Batch(starts, lengths, table, slots, common.causal, parts, exact)
 
     def update_block_table(self, metadata: Batch, blk_table: Tensor, slot_mapping: Tensor) -> Batch:
         return Batch(

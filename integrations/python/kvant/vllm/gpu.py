@@ -12,7 +12,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from ..library import MAX_HEAD_DIM, PAGE_TOKENS
-from . import impl
+from . import codecs, exact, impl
 from .batch import Batch, Part
 from .gpu_pages import LayerPages, room_for_rows, workspace
 
@@ -49,6 +49,18 @@ class Impl(impl.Impl):
             workspace(self.head_size, device)  # before vLLM measures how much memory is left
             room_for_rows(device)
 
+    def _made_pool(self, layer: int) -> exact.Pool | None:
+        stored = self.stored.of_layer(layer)
+        made = [codecs.codecs(stored, role, self.head_size)[0] for role in "kv"]
+        slots = exact.slots_of(self.config, self.num_kv_heads, self.head_size)
+        wanted = exact.is_wanted(stored.k, stored.v)
+        if slots is None or not wanted or not exact.is_possible(made):
+            return None
+        cuda = torch.cuda.is_available()
+        device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        exact.say(slots, self.num_kv_heads * self.head_size)
+        return exact.Pool(slots, self.num_kv_heads, self.head_size, device)
+
     def attend_rows(
         self,
         pages: LayerPages,
@@ -71,9 +83,12 @@ class Impl(impl.Impl):
         )  # blocks, which vLLM may have dropped
         if unseen:
             key_starts = (key_starts - unseen * PAGE_TOKENS).clamp_(min=0)
-        blocks = batch.block_table[part.first, unseen : -(-past // PAGE_TOKENS)]
+        of_past = slice(unseen, -(-past // PAGE_TOKENS))
+        blocks, table = batch.block_table[part.first, of_past], pages.table_of(batch)
+        entries = None if table is batch.block_table else table[part.first, of_past]
         own, group = slice(part.first_row, part.last_row), self.num_heads // self.num_kv_heads
-        for heads, keys, values in pages.rows(blocks, past - unseen * PAGE_TOKENS, k[own], v[own]):
+        n = past - unseen * PAGE_TOKENS
+        for heads, keys, values in pages.rows(blocks, n, k[own], v[own], entries):
             of = slice(heads.start * group, heads.stop * group)
             sinks = None if self.sinks is None else self.sinks[of]
             self._flash(part, q[:, of], keys, values, out[:, of], starts, key_starts, sinks)

@@ -24,6 +24,7 @@ from ..gpu import (
 from ..library import PAGE_TOKENS, check, library, text_buffer
 from . import Stored, is_calibrated
 from .codecs import codecs
+from .exact import Pool, State
 
 _ROWS_BYTES = 256 << 20  # keys and values that a chunk of a prompt reads as rows
 _RELEARNED = 1024  # blocks at a time, whose rows and pages are copied
@@ -80,6 +81,8 @@ class Role:
     ) -> None:
         self.codec, self.codecs, self.device = GpuCodec.of(made[0]), made, device
         self.base, self.block_stride, self.head_stride = base, block_stride, head_stride
+        self.open: GpuCodec | None = None
+        self.open_rows: Tensor | None = None  # of exact blocks: [blocks, kv heads, 64, head_dim]
         self.numbers = numbers = Numbers([made], device)  # of one layer
         self.has_matrix = numbers.key_transform_size > made[0].head_dim
         parts = [
@@ -121,11 +124,27 @@ class Role:
     def pages(self, head: int = 0) -> Any:
         return s.CudaPages(self.base + head * self.head_stride, self.block_stride, self.head_stride)
 
-    def written(self, rows: Tensor) -> Any:
-        """The struct for appending rows [n, kv heads, head_dim], each contiguous."""
+    def use(self, rows: Tensor) -> None:
+        """Keeps exact blocks in a pool of open pages."""
+        self.open, self.open_rows = self.codec.open(), rows
+
+    def open_pages(self, head: int = 0) -> Any:
+        if self.open_rows is None:
+            return s.CudaPages()
+        block, of_head = (2 * stride for stride in self.open_rows.stride()[:2])
+        return s.CudaPages(self.open_rows.data_ptr() + head * of_head, block, of_head)
+
+    def sealed(self) -> Any:
+        """The struct for sealing rows of open pages."""
+        return s.CudaSealPages(self.codec.handle, self.open_pages(), self.pages())
+
+    def written(self, rows: Tensor, exact: bool = False) -> Any:
+        """The struct for appending rows [n, kv heads, head_dim], each contiguous; to exact blocks
+        or to pages."""
+        assert not exact or self.open is not None
         return s.CudaRows(
-            codec=self.codec.handle,
-            pages=self.pages(),
+            codec=self.open.handle if exact and self.open else self.codec.handle,
+            pages=self.open_pages() if exact else self.pages(),
             rows=rows.data_ptr(),
             token_stride=rows.stride(0),
             head_stride=rows.stride(1),
@@ -134,24 +153,54 @@ class Role:
             key_transform=pointer(self.numbers.key_transform),
         )
 
-    def read(self, blocks: Tensor, heads: slice, out: Tensor, room: Tensor) -> None:
+    def read(
+        self,
+        blocks: Tensor,
+        heads: slice,
+        out: Tensor,
+        room: Tensor,
+        entries: Tensor | None = None,
+    ) -> None:
         """Decodes the rows of some kv heads in whole blocks, int32 [n], to out [64 n, heads,
-        head_dim]. `room`: as many 16-bit numbers, for temporary results."""
+        head_dim]. `room`: as many 16-bit numbers, for temporary results. entries: of the same
+        blocks in the table of exact blocks."""
         if not self.has_matrix:
-            self._decode(blocks, heads, out, False)
+            self._decode(blocks, heads, out, False, entries)
             return
         turned, rows = (
             out.view(torch.float16),
             room.view(torch.float16).view(out.shape[1], len(out), -1),
         )
-        self._decode(blocks, heads, turned, True)
+        self._decode(blocks, heads, turned, True, entries)
         torch.bmm(turned.transpose(0, 1), self._back[heads], out=rows)
         assert self.numbers.center is not None  # of transform=file
         torch.add(
             self.numbers.center[0, heads], rows.transpose(0, 1), alpha=self._back_scale, out=out
         )
 
-    def _decode(self, blocks: Tensor, heads: slice, out: Tensor, transformed: bool) -> None:
+    def _decode(
+        self,
+        blocks: Tensor,
+        heads: slice,
+        out: Tensor,
+        transformed: bool,
+        entries: Tensor | None,
+    ) -> None:
+        self._decode_from(self.codec, self.pages(heads.start), blocks, heads, out, transformed)
+        if entries is not None and self.open is not None:
+            blocks = torch.where(entries < 0, -1 - entries, -1)  # below 0: skipped
+            pages = self.open_pages(heads.start)
+            self._decode_from(self.open, pages, blocks, heads, out, transformed)
+
+    def _decode_from(
+        self,
+        codec: GpuCodec,
+        pages: Any,
+        blocks: Tensor,
+        heads: slice,
+        out: Tensor,
+        transformed: bool,
+    ) -> None:
         of = self.numbers
         numbers = (
             (None, None, None) if transformed else (of.center, of.scale, of.inverse_key_transform)
@@ -160,8 +209,8 @@ class Role:
             None if x is None else pointer(x[0, heads]) for x in (*numbers, of.centroids)
         )
         arguments = s.CudaDecodeArgs.new(
-            codec=self.codec.handle,
-            pages=self.pages(heads.start),
+            codec=codec.handle,
+            pages=pages,
             blocks=blocks.data_ptr(),
             n_blocks=len(blocks),
             n_kv_heads=out.shape[1],
@@ -221,16 +270,83 @@ class LayerPages:
             ),
             text,
         )
+        self.exact: State | None = None  # of the last step
+
+    def use(self, pool: Pool) -> None:
+        """Keeps the first and the newest blocks of sequences exactly, as steps say."""
+        for role, rows in zip((self.k, self.v), pool.rows):
+            role.use(rows)
 
     def write(
-        self, keys: Tensor, values: Tensor, slots: Tensor, queries: Tensor | None = None
+        self,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        queries: Tensor | None = None,
+        exact: State | None = None,
     ) -> Tensor | None:
         """Writes rows [n, kv heads, head_dim]; slots below 0 are padding. `queries`: of the same
         tokens, [n, heads, head_dim]. If keys have the matrix of transform=file, the result holds
-        the queries multiplied by it, in float32; the same launch may do both."""
+        the queries multiplied by it, in float32; the same launch may do both. exact: the state of
+        exact blocks after the step's plan."""
         if len(slots) == 0:
             return None
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+        if self.k.open is None or (exact is None and self.exact is None):
+            return self._append(keys, values, slots, queries)
+        if exact is None or (self.exact is not None and exact is not self.exact):
+            return self.write_apart(keys, values, slots)
+        self.exact = exact
+        if len(slots) > exact.most_staged:
+            self._append(keys, values, slots)
+        rotated = self._append(keys, values, exact.rows, queries, True)
+        self._seal(exact.from_, exact.to, exact.n_sealed)
+        return rotated
+
+    def write_apart(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Writes rows that no step of the state has planned, to pages and to the blocks that are
+        exact."""
+        if len(slots) == 0:
+            return
+        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+        self._append(keys, values, slots)
+        if self.exact is not None:
+            self._append(keys, values, self.exact.rows_of(slots), exact=True, apart=True)
+
+    def flush(self) -> None:
+        """Seals the blocks that are exact now. They stay exact until the state forgets them."""
+        if self.exact is not None:
+            rows = self.exact.everything()
+            if self.device.type == "cuda":  # sealing reads the list before earlier work ends
+                torch.cuda.current_stream(self.device).synchronize()
+            self._seal(*rows)
+
+    def forget(self) -> None:
+        """After flush() of all layers: no block is exact any more."""
+        if self.exact is not None:
+            self.exact.forget()
+
+    def _seal(self, from_: Tensor, to: Tensor, n: Tensor) -> None:
+        arguments = s.CudaSealRowsArgs.new(
+            k=self.k.sealed(),
+            v=self.v.sealed(),
+            most_rows=len(to),
+            n_kv_heads=self.n_kv_heads,
+            from_=from_.data_ptr(),
+            to=to.data_ptr(),
+            n_rows=n.data_ptr(),
+        )
+        call("seal_rows", arguments, self.device)
+
+    def _append(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        queries: Tensor | None = None,
+        exact: bool = False,
+        apart: bool = False,
+    ) -> Tensor | None:
         rotated, fields = None, {}
         if queries is not None and self.k.has_matrix:
             rotated = torch.empty(queries.shape, dtype=torch.float32, device=queries.device)
@@ -243,17 +359,19 @@ class LayerPages:
             )
             fields = {"queries": s.CudaKernelQueryArgs.new(**own)}
         arguments = s.CudaKernelAppendArgs.new(
-            k=self.k.written(keys),
-            v=self.v.written(values),
+            k=self.k.written(keys, exact),
+            v=self.v.written(values, exact),
             type=type_of(keys),
-            n_tokens=len(slots),
+            n_tokens=len(keys),
             n_kv_heads=self.n_kv_heads,
             slots=slots.data_ptr(),
             k_feedback=pointer(self.k.numbers.feedback),
             centroids=(c.c_void_p * 2)(
                 pointer(self.k.numbers.centroids), pointer(self.v.numbers.centroids)
             ),
-            slots_ready=True,  # vLLM writes slots, lengths and tables before the model begins
+            # vLLM writes slots, lengths and tables before the model begins.
+            slots_ready=not apart,
+            clear_refused=exact,
             **fields,
         )
         call("kernel_append", arguments, self.device)
@@ -264,6 +382,7 @@ class LayerPages:
         Pages pass through temporary blocks, because an encoder writes keys and values together.
         vLLM's memory begins as zeros, so a block of zeros holds no rows, or rows of zeros. A cache
         has tens of thousands of blocks, and encoding all of them would take seconds."""
+        self.flush()
         stored, *rest = self._made_of
         part = min(_RELEARNED, len(memory))
         temporary = torch.zeros_like(memory[:part], memory_format=torch.contiguous_format)
@@ -291,7 +410,12 @@ class LayerPages:
         self.v.take(fresh.v)
 
     def rows(
-        self, blocks: Tensor, past: int, keys: Tensor, values: Tensor
+        self,
+        blocks: Tensor,
+        past: int,
+        keys: Tensor,
+        values: Tensor,
+        entries: Tensor | None = None,
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Unpacks a sequence whose first `past` tokens are in blocks and whose newest tokens are
         rows [n, kv heads, head_dim]. Yields the rows of all tokens, for as many kv heads at a time
@@ -308,9 +432,18 @@ class LayerPages:
             for role, newest, out in zip(
                 (self.k, self.v), (keys, values), made
             ):  # values last: keys need their room
-                role.read(blocks, heads, out[read], made[1][read])
+                role.read(blocks, heads, out[read], made[1][read], entries)
                 out[past:] = newest[:, heads]
             yield heads, *made
+
+    def table_of(self, batch: Any) -> Tensor:
+        """The table of a batch, which names exact blocks if this layer has some. Pages of exact
+        blocks lack rows. So layers that attend to these pages without writing to them need the
+        state with which they are written."""
+        if self.exact is None:
+            return batch.block_table
+        planned = getattr(batch, "exact", None) is self.exact
+        return self.exact.table if planned else self.exact.entries_of(batch.block_table)
 
     def _rotated(self, q: Tensor, part: Any) -> Tensor:
         """Multiplies the queries of a part by the matrix of transform=file: float32, in the same
@@ -344,7 +477,7 @@ class LayerPages:
             if options.sinks is None
             else options.sinks.detach().to(self.device, torch.float32).contiguous()
         )
-        room, table = workspace(self.head_dim, self.device), batch.block_table
+        room, table = workspace(self.head_dim, self.device), self.table_of(batch)
         n_blocks = (
             -(-part.most_tokens // PAGE_TOKENS) or table.shape[1]
         )  # few: more heads fit into the workspace
@@ -353,6 +486,8 @@ class LayerPages:
             v_codec=v.codec.handle,
             k=k.pages(),
             v=v.pages(),
+            k_open=k.open_pages(),
+            v_open=v.open_pages(),
             block_table=table[part.first].data_ptr(),
             table_stride=table.stride(0),
             blocks_per_row=n_blocks,

@@ -154,6 +154,10 @@ def _use(layers: dict[str, Any], calibration: Calibration) -> None:
         if pages is not None and id(pages) not in seen:
             seen.add(id(pages))
             pages.relearn(layer.kv_cache)
+    for layer in layers.values():  # all layers have sealed their exact blocks
+        pages = getattr(getattr(layer, "impl", None), "pages", None)
+        if pages is not None:
+            pages.forget()
     LOG.info("kvant: learned transforms from %d tokens", calibration.info.n_tokens)
 
 
@@ -228,7 +232,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.scale, self.kv_cache_dtype, self.sinks = float(scale), kv_cache_dtype, sinks
         self.sliding_window, self.logits_soft_cap = sliding_window or 0, logits_soft_cap or 0.0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
-        config = get_current_vllm_config()
+        self.config = config = get_current_vllm_config()
         limits.check(config)
         model = config.model_config
         stored = chosen(kv_cache_dtype, model.model)
@@ -242,6 +246,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self.learners = _learning(config, stored, self.layers)
         self.heads = heads_of_rank(self.num_kv_heads, model.get_total_num_kv_heads(), *ranks)
         self.pages, self.place = None, None
+        self.pool: Any = None  # of exact blocks
 
     def _pages(self, layer: Any, kv_cache: Tensor) -> Any:
         """Pages in the layer's current memory: vLLM assigns another memory after it has measured
@@ -257,6 +262,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
                 self.pages = _in_use[place, number] = self.Pages(
                     stored, kv_cache, number, self.heads, self.head_size
                 )
+                if self.pool is not None:
+                    self.pages.use(self.pool)
         return self.pages
 
     def _refuse_drafts(self, layer: Any, name: str) -> None:
@@ -271,7 +278,7 @@ class Impl(AttentionImpl):  # type: ignore[misc]
     ) -> None:
         """Writes rows without attention, for draft models that store contexts themselves."""
         n = len(slot_mapping)
-        self._pages(layer, kv_cache).write(key[:n], value[:n], slot_mapping)
+        self._pages(layer, kv_cache).write_apart(key[:n], value[:n], slot_mapping)
 
     def _write(
         self, pages: Any, query: Tensor, key: Tensor | None, value: Tensor | None, batch: Batch
@@ -281,7 +288,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         if key is None or value is None or self.kv_sharing_target_layer_name is not None:
             return None
         n, of_pages = len(batch.slot_mapping), not any(x.fresh or x.long for x in batch.parts)
-        return pages.write(key[:n], value[:n], batch.slot_mapping, query[:n] if of_pages else None)
+        queries = query[:n] if of_pages else None
+        return pages.write(key[:n], value[:n], batch.slot_mapping, queries, batch.exact)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Checks the codecs of this layer. vLLM calls this before it assigns memory."""
@@ -295,7 +303,15 @@ class Impl(AttentionImpl):  # type: ignore[misc]
         self._refuse_drafts(layer, name)
         if self.stored.first_k and number == 0:
             layer.attn_backend = _backend_of_layer(layer.attn_backend, number)
+        # vLLM comes here again when it loads other weights, and graphs have the pool's address.
+        if self.pool is None and not _is_draft(layer, name) and _one_group(self.layers):
+            self.pool = self._made_pool(number)
         self_check.check(self, number, act_dtype, self._options(True))
+
+    def _made_pool(self, layer: int) -> Any:
+        """The memory of the layer's exact blocks, or None. vLLM has not measured yet how much
+        memory is left."""
+        return None
 
     def _options(self, causal: bool) -> Options:
         return Options(self.scale, self.sliding_window, self.logits_soft_cap, self.sinks, causal)

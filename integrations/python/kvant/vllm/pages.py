@@ -98,8 +98,20 @@ class LayerPages:
                     fresh[i].write(PAGE_TOKENS * block + np.arange(PAGE_TOKENS), of_block)
                 setattr(self, name, fresh[i])
 
+    def write_apart(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Writes rows that no step has planned."""
+        self.write(keys, values, slots)
+
+    def forget(self) -> None:
+        """There are no exact blocks on a CPU."""
+
     def write(
-        self, keys: Tensor, values: Tensor, slots: Tensor, queries: Tensor | None = None
+        self,
+        keys: Tensor,
+        values: Tensor,
+        slots: Tensor,
+        queries: Tensor | None = None,
+        exact: Any = None,
     ) -> None:
         """Writes rows [n, kv heads, head_dim]; slots below 0 are padding. A write to a block's
         first slot clears the block, because other layers and sequences have left numbers there,

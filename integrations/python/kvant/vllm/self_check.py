@@ -15,6 +15,7 @@ from ..tensor import Tensor as Pages
 from . import Stored
 from .batch import Batch, Options, Part
 from .codecs import calibration_of, cell_bytes, codecs
+from .exact import LEAST, Pool, Slots, State
 
 TOKENS, BLOCKS = 130, 4  # two full blocks and the beginning of a third, in a table of mixed order
 LENGTHS = (1, 63, 64, 65, TOKENS)
@@ -102,17 +103,39 @@ def _batch(blocks: Tensor, device: torch.device) -> tuple[Batch, Tensor]:
     return made, slots.to(device)
 
 
+def _plan(state: State, batch: Batch, starts: list[int], lengths: Tensor, slots: Tensor) -> None:
+    table = batch.block_table[: len(lengths)]
+    state.step(torch.tensor(starts, dtype=torch.int32, device=table.device), lengths, table, slots)
+    if table.device.type == "cuda":  # the kernels after it read its results before it ends
+        torch.cuda.synchronize(table.device)
+
+
 def _found(
-    impl: Any, stored: Stored, layer: int, case: Case, options: Options, device: torch.device
+    impl: Any,
+    stored: Stored,
+    layer: int,
+    case: Case,
+    options: Options,
+    device: torch.device,
+    exact: bool,
 ) -> np.ndarray:
-    """Attention over pages, as a step of the engine computes it."""
+    """Attention over pages or over exact blocks, as a step of the engine computes it."""
     cell = cell_bytes(stored, impl.head_size)
     memory = torch.zeros(
         BLOCKS, len(impl.heads), PAGE_TOKENS, cell, dtype=torch.uint8, device=device
     )
     pages = impl.Pages(stored, memory, layer, impl.heads, impl.head_size)
     batch, slots = _batch(torch.tensor([3, 1, 2], device="cpu"), device)
-    pages.write(case.k.to(device), case.v.to(device), slots)
+    if exact:  # all three blocks are exact: the first one, and the newest two
+        room = Slots(LEAST, LEAST)
+        pages.use(Pool(room, len(impl.heads), impl.head_size, device))
+        n, width = batch.block_table.shape
+        batch.exact = state = State(room, BLOCKS, n, width, TOKENS, device)
+        _plan(state, batch, [0, TOKENS], batch.seq_lens[-1:], slots)
+        pages.write(case.k.to(device), case.v.to(device), slots, None, state)
+        _plan(state, batch, [0] * (n + 1), batch.seq_lens, slots[:0])
+    else:
+        pages.write(case.k.to(device), case.v.to(device), slots)
     q = case.q.to(device)
     out = torch.zeros_like(q)
     pages.attend(q, out, batch, batch.parts[0], options)
@@ -135,20 +158,24 @@ def check(impl: Any, layer: int, dtype: torch.dtype, options: Options) -> None:
         for role, before, after in zip("kv", rows, kept):
             _check_codec(stored, role, impl.head_size, before.double().numpy(), after)
     q = torch.from_numpy(_queries(impl, kept[0], options.scale, random)).to(dtype)
-    expected = np.stack(
-        [
-            attention(one, *(x[:n] for x in kept), options)
-            for one, n in zip(q.double().numpy(), LENGTHS)
-        ]
-    )
-    found = _found(impl, stored, layer, Case(*rows, q), options, device)
-    wrong = np.abs(found - expected).max() / np.abs(expected).max()
-    if not wrong <= _KERNELS:
-        raise RuntimeError(
-            f"kvant: attention over {stored.k}/{stored.v} pages is wrong by {wrong:.2g} "
-            f"of its largest output, and at most {_KERNELS:.2g} is right: build kvant again for "
-            "this machine and this vLLM"
+    sources = {f"{stored.k}/{stored.v} pages": kept}
+    if impl.pool is not None:
+        sources["exact blocks"] = [x.double().numpy() for x in rows]
+    for what, source in sources.items():
+        expected = np.stack(
+            [
+                attention(one, *(x[:n] for x in source), options)
+                for one, n in zip(q.double().numpy(), LENGTHS)
+            ]
         )
+        case = Case(*rows, q)
+        found = _found(impl, stored, layer, case, options, device, source is not kept)
+        wrong = np.abs(found - expected).max() / np.abs(expected).max()
+        if not wrong <= _KERNELS:
+            raise RuntimeError(
+                f"kvant: attention over {what} is wrong by {wrong:.2g} of its largest output, and "
+                f"at most {_KERNELS:.2g} is right: build kvant again for this machine and this vLLM"
+            )
 
 
 def _check_codec(
