@@ -143,7 +143,11 @@ def is_cpu():
 
 
 def cache_options(name):
-    """Options of LLM for a cache, with KVANT_VLLM set where it is kvant's."""
+    """Options of LLM for a cache, with KVANT_VLLM set where it is kvant's. NAME+codes and
+    NAME+exact: without and with exact blocks."""
+    name, _, kind = name.partition("+")
+    if kind:
+        os.environ["KVANT_VLLM_EXACT"] = {"codes": "0", "exact": "1"}[kind]
     cache, backend, dtype = (name.split("@") + ["", ""])[:3]
     chosen = {"dtype": dtype} if dtype else {}
     if cache.startswith(OF_VLLM):

@@ -38,7 +38,8 @@ COLUMNS = (
     "requests tps_system tps_request ttft_ms ttft_p99_ms tpot_ms"
 ).split()
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # batches that get a CUDA graph
-FILLED = 72  # tokens of a request of `filled`
+# Tokens of a request of `filled`: more than four blocks, because kvant encodes whole blocks.
+FILLED = 264
 WARM = 2048  # tokens of the first prompts, from which presets learn their transforms
 
 
@@ -173,16 +174,25 @@ class Client:
                 yield {"kind": "served"} | made
 
 
+def share_of_exact():
+    """The part of a cache's memory that kvant's exact blocks take next to vLLM's blocks."""
+    if not os.environ.get("KVANT_VLLM") or bench_vllm.is_cpu():
+        return 0
+    from kvant.vllm import chosen, exact
+
+    return exact.SHARE if exact.is_wanted(*chosen()[:2]) else 0
+
+
 def options(a, folder):
     """Options of vLLM's engine."""
-    made = bench_vllm.cache_options("balanced" if a.cache == "kvant" else a.cache)
+    made = bench_vllm.cache_options(a.cache.replace("kvant", "balanced", 1))
     if bench_vllm.is_cpu():
         made |= {"enforce_eager": True}
     else:
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
         made |= {"compilation_config": graphs | {"cudagraph_capture_sizes": list(GRAPHS)}}
     if a.gib:
-        made["kv_cache_memory_bytes"] = int(a.gib * 2**30)
+        made["kv_cache_memory_bytes"] = int((1 - share_of_exact()) * a.gib * 2**30)
         if not bench_vllm.is_cpu():  # vLLM only checks then that so much of a GPU is free
             made["gpu_memory_utilization"] = 0.1
     if a.filled:

@@ -7,6 +7,8 @@ from tables import transformers, vllm
 from text import divergence, table, times
 
 PRESETS = ("quality", "small")  # whose speed nobody measured in vllm_serving.csv
+WITH_POOL = ("balanced", *PRESETS)
+POOL = 0.03  # of the memory: their exact blocks (integrations/python/kvant/vllm/exact.py)
 COLUMNS = {
     "speed, 1 x 1,024": ("filled", 1, 1024, "tpot_ms"),
     "speed, 64 x 4,096": ("filled", 64, 4096, "tpot_ms"),
@@ -19,8 +21,9 @@ COLUMNS = {
 def _tokens(results):
     """{name of a cache: tokens in the same memory, relative to bfloat16}"""
     rows = [[cell.strip() for cell in row.split("|")[1:3]] for row in vllm.vllm_bytes(results)[2:]]
-    most = float(dict(rows)["bfloat16"])
-    return {name: times(most / float(size)) for name, size in rows}
+    most, pools = float(dict(rows)["bfloat16"]), {f"kvant `{name}`" for name in WITH_POOL}
+    rooms = ((name, 1 - POOL if name in pools else 1, float(size)) for name, size in rows)
+    return {name: times(room * most / size) for name, room, size in rooms}
 
 
 def _cell(results, cache, shape):

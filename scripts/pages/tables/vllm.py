@@ -137,6 +137,29 @@ def vllm_quality(results):
     return table(heading, *rows)
 
 
+# GPUs keep the first block of a sequence and its newest two in fp16.
+EXACT = "sink=64,recent=128"
+
+
+def _exact_lines(results, cache):
+    """The lines of each model for codes alone, and with exact blocks."""
+    k, v = (spec.split(":")[0] for spec in STORED[cache])
+    exact = _quality_lines(results, f"{k}:transform=file,{EXACT}", f"{v}:{EXACT}")
+    return _quality_of(results, cache), exact
+
+
+def vllm_exact(results):
+    """KLD of vLLM's caches with codes alone and with exact blocks, which models with windows do not
+    have in vLLM."""
+    models, rows = [name for name in MODELS.values() if "Gemma" not in name], []
+    for cache in ("fast", "balanced"):
+        cells = zip(*(divergence_cells(lines) for lines in _exact_lines(results, cache)))
+        rows.append([NAMES[cache], *(x for _, pair in zip(models, cells) for x in pair)])
+    kinds = ("codes alone", "fp16 ends")
+    heading = ["KV cache", *(f"KLD, {name}, {kind}" for name in models for kind in kinds)]
+    return table(heading, *rows)
+
+
 def vllm_transforms(results):
     """KLD of codecs whose keys have learned transforms, with nothing in fp16."""
     rows = [
