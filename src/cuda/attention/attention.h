@@ -20,13 +20,6 @@ constexpr uint32_t MOST_COLUMNS = 16; /* of a kernel: two MMAs an unpacked opera
 constexpr int LEAST_PAGES = 2;
 constexpr size_t COUNTER_BYTES = MAX_BLOCKS * MOST_COLUMNS * sizeof(uint32_t);
 
-/* Clears the counters before kernels that use them, unless they are zero already. */
-inline cudaError_t clear_counters(const kvant_cuda_kernel_attention_args &args, cudaStream_t stream)
-{
-    return args.clear_counters ? cudaMemsetAsync(args.workspace, 0, COUNTER_BYTES, stream)
-                               : cudaSuccess;
-}
-
 __host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
 {
     return MOST_COLUMNS * (head_dim + 2); /* rows, then maximum and sum of each column */

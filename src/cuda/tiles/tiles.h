@@ -7,6 +7,13 @@
 namespace kvant
 {
 
+/* Clears the counters before kernels that use them, unless they are zero already. */
+inline cudaError_t clear_counters(const kvant_cuda_kernel_attention_args &args, cudaStream_t stream)
+{
+    return args.clear_counters ? cudaMemsetAsync(args.workspace, 0, COUNTER_BYTES, stream)
+                               : cudaSuccess;
+}
+
 /* The data of a codec that unpacking reads. */
 struct TileCodec {
     kvant_cuda_params params;
