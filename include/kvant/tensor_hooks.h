@@ -101,9 +101,9 @@ KVANT_API kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
  * KVANT_ERR_MEMORY. `kvant_tensor_affine_transform` writes a centre and a scale (NULL: none), and
  * returns how many bytes it wrote.
  *
- * `kvant_tensor_mean_codecs` makes a codec for each kv head as kvant_tensor_make_codec does, but with
- * the centre of blocks whose position is not known. `like` and `codecs` have one entry per kv head.
- * After an error the caller frees those of `codecs` that are not NULL.
+ * `kvant_tensor_mean_codecs` makes a codec for each kv head as kvant_tensor_make_codec does, but
+ * with the centre of blocks whose position is not known. `like` and `codecs` have one entry per kv
+ * head. After an error some of `codecs` may not be NULL; the caller frees them.
  * `kvant_tensor_center_rope` says by which RoPE the centre of a block rotates; frequencies has room
  * for head_dim / 2 numbers. KVANT_ERR_UNSUPPORTED: it does not. */
 #define KVANT_TRANSFORM_HEAD 8u
