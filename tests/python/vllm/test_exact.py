@@ -20,7 +20,7 @@ from common import TestCase, np  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.vllm import codecs, exact  # noqa: E402
+from kvant.vllm import codecs, exact, learn  # noqa: E402
 from schedules import PAGE, Engine  # noqa: E402
 from steps import (  # noqa: E402
     BLOCKS,
@@ -128,6 +128,16 @@ class Attention(TestCase):
         + [(133 + i, 64 + i, 302 + i) for i in range(70)]
         + [(203, 134, 372), (303, 134, 373), (304, 140, 374)]
     )
+
+    def setUp(self):
+        """Presets learn in these steps. What they learn must not reach other tests."""
+        for owner, name, value in (
+            (learn, "learners", []),
+            (codecs.learned, "calibration", None),
+        ):
+            patch = mock.patch.object(owner, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
 
     def begin(self, stored, dtype, calibration=None, slots=(4, 5), layer=1):
         made = made_impl(stored, calibration)
@@ -274,7 +284,7 @@ class Attention(TestCase):
         it.impl.stored = it.impl.stored._replace(learns=True)
         it.rows[0] += torch.linspace(-20, 20, DIM)
 
-        def learn():
+        def relearn():
             calibrator, queries = kvant.Calibrator(model="rows"), torch.randn(200, HEADS, DIM)
             for layer in (0, 1):
                 for role, rows in zip("kv", it.rows):
@@ -286,9 +296,7 @@ class Attention(TestCase):
             it.impl.pages.forget()
             self.assertEqual(int((it.state.owners >= 0).sum()), 0)
 
-        with mock.patch.object(codecs.learned, "calibration", None):
-            rows = functools.partial(self.decoded, least=0)
-            self.run_steps(it, rows, 2.0**-6, learn)
+        self.run_steps(it, functools.partial(self.decoded, least=0), 2.0**-6, relearn)
 
     def test_steps_that_nobody_planned(self):
         """Rows that come without a plan, and layers that attend to another layer's pages."""
