@@ -4,8 +4,7 @@
  * the records of state.c. Programs call llama_state_get_size and its family here. This file calls
  * llama.cpp's functions on reserved memory, and gives the program the packed state (pack.h) and its
  * size. A state without records goes to llama.cpp's functions unchanged. */
-#ifndef KVP_LLAMA_STATES_H
-#define KVP_LLAMA_STATES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,5 +47,3 @@ bool kvp_restoring_refuse(const char *why);
 /* Notes that a cache was created whose rows may be saved as codes, or that it was freed. States of
  * a process without such caches are llama.cpp's business. */
 void kvp_states_count(int n);
-
-#endif /* KVP_LLAMA_STATES_H */

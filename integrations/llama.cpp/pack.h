@@ -3,8 +3,7 @@
  *
  * pack.c owns the packed form and its checks, pack_write.c writes it. Both do not know llama.cpp or
  * cache tensors: llama_states.c finds the zeros and restores the states. */
-#ifndef KVP_PACK_H
-#define KVP_PACK_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -152,5 +151,3 @@ void kvp_unpacking_free(kvp_unpacking *u);
 
 /* Reads only the number of tokens of a file. */
 const char *kvp_pack_count(int file, size_t *n_tokens);
-
-#endif /* KVP_PACK_H */

@@ -1,7 +1,6 @@
 /* record_copy.h - a tensor in the computer's memory that holds the blocks of a record alone. State
  * files decode from it, and a GPU's cache gets its pages from it. */
-#ifndef KVP_RECORD_COPY_H
-#define KVP_RECORD_COPY_H
+#pragma once
 
 #include <kvant/tensor.h>
 
@@ -15,5 +14,3 @@ typedef struct kvp_record_copy {
 kvant_status kvp_record_copy_create(const kvant_codec *const *codecs, uint32_t n_kv_heads,
                                     uint32_t n_blocks, kvp_record_copy *copy);
 void kvp_record_copy_free(kvp_record_copy *copy);
-
-#endif /* KVP_RECORD_COPY_H */

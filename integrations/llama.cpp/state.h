@@ -8,8 +8,7 @@
  *
  * This file owns the bytes of such a run (format.md, "Saved states"), the pieces of a run that has
  * not come wholly, and the blocks that restored rows go to. Nominal rows are kv_tensor.c's. */
-#ifndef KVP_STATE_H
-#define KVP_STATE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,5 +41,3 @@ size_t kvp_state_before_record(const struct kvp_kv *kv, const void *data, size_t
 
 /* Forgets a run that did not come wholly. Its cells stay invalid. */
 void kvp_state_drop(struct kvp_kv *kv);
-
-#endif /* KVP_STATE_H */

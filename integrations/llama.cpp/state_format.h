@@ -1,7 +1,6 @@
 /* state_format.h - the heads of saved rows that are codes, and of packed states (format.md, "Saved
  * states"). state.c and pack.c write and read them; `kvant state` finds them in files. */
-#ifndef KVP_STATE_FORMAT_H
-#define KVP_STATE_FORMAT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -96,5 +95,3 @@ static inline uint64_t kvp_pack_run_check(const uint8_t *run, size_t lists, size
     kvant_checksum_add(&sum, run + kept - sizeof(uint64_t), sizeof(uint64_t));
     return kvant_checksum_end(&sum);
 }
-
-#endif /* KVP_STATE_FORMAT_H */

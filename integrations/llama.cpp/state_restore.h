@@ -1,7 +1,6 @@
 /* state_restore.h - a run of a saved state that is being restored: what state.c and state_remote.c
  * share. */
-#ifndef KVP_STATE_RESTORE_H
-#define KVP_STATE_RESTORE_H
+#pragma once
 
 #include <kvant/tensor_hooks.h>
 
@@ -40,5 +39,3 @@ kvant_status kvp_state_decode(kvp_state_restored *r);
 
 /* state_remote.c. Restores the run in the memory of another device. */
 kvant_status kvp_state_restore_remote(kvp_state_restored *r);
-
-#endif /* KVP_STATE_RESTORE_H */

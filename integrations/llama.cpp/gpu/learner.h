@@ -2,8 +2,7 @@
  * buckets. A thread per layer writes keys and queries to a tensor in the computer's memory, which
  * learns from them. A learner knows neither graphs nor caches. Its callers, first_matrix.c and
  * ready.c, choose the keys and queries, and decide when a key transform comes in force. */
-#ifndef KVP_CUDA_LEARNER_H
-#define KVP_CUDA_LEARNER_H
+#pragma once
 
 #include "gpu.h"
 
@@ -106,5 +105,3 @@ void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
  * failed, and true when no thread was started. */
 bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);
-
-#endif /* KVP_CUDA_LEARNER_H */

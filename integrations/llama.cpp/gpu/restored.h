@@ -1,7 +1,6 @@
 /* restored.h - blocks of records that come back to a cache in GPU memory, and the functions of
  * other files that put their transforms in force. */
-#ifndef KVP_GPU_RESTORED_H
-#define KVP_GPU_RESTORED_H
+#pragma once
 
 #include "saved.h"
 
@@ -47,5 +46,3 @@ bool kvp_gpu_first_adopt(const kvp_gpu_incoming *in, kvp_gpu_learned_transform *
 
 /* learn.c. The same for the centre and scale of a block of a tensor. */
 bool kvp_gpu_adopt_affine(kvp_gpu_cells *cells, const kvant_tensor *from, uint32_t block);
-
-#endif /* KVP_GPU_RESTORED_H */

@@ -1,7 +1,6 @@
 /* saved.h - saved states of caches in GPU memory: records of rows (saved.c), and records that come
  * back (restored.c). The lock is held unless a comment says otherwise. */
-#ifndef KVP_GPU_SAVED_H
-#define KVP_GPU_SAVED_H
+#pragma once
 
 #include <kvant/tensor_hooks.h>
 
@@ -21,5 +20,3 @@ kvant_status kvp_gpu_record_size(const kvp_kv *kv, const kvant_block_slots *bloc
                                  size_t *bytes);
 kvant_status kvp_gpu_export_record(const kvp_kv *kv, const kvant_block_slots *blocks, uint32_t n,
                                    void *data, size_t bytes);
-
-#endif /* KVP_GPU_SAVED_H */
