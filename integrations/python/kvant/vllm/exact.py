@@ -185,18 +185,21 @@ class State:
         call("exact_step", arguments, self.device)
         return self
 
+    def _places_of(self, blocks: Tensor) -> Tensor:
+        """The slots of exact blocks, as they are between two steps; -1: the block is not exact."""
+        places = self.places[blocks.clamp(0, self.n_blocks - 1).long()]
+        owned = (places >= 0) & (self.owners[places.clamp(min=0).long()] == blocks)
+        return torch.where(owned, places, -1)
+
     def rows_of(self, slots: Tensor) -> Tensor:
         """The pool's rows for slots of pages, as they are between two steps; -1: none."""
-        blocks = slots.div(PAGE_TOKENS, rounding_mode="floor")
-        places = self.places[blocks.clamp(0, self.n_blocks - 1)].long()
-        owned = (blocks >= 0) & (places >= 0) & (self.owners[places.clamp(min=0)] == blocks)
-        return torch.where(owned, places * PAGE_TOKENS + slots % PAGE_TOKENS, -1)
+        places = self._places_of(slots.div(PAGE_TOKENS, rounding_mode="floor")).long()
+        return torch.where(places >= 0, places * PAGE_TOKENS + slots % PAGE_TOKENS, -1)
 
     def entries_of(self, table: Tensor) -> Tensor:
         """A table with exact blocks in place of sealed ones, as they are between two steps."""
-        places = self.places[table.clamp(0, self.n_blocks - 1).long()]
-        owned = (places >= 0) & (self.owners[places.clamp(min=0).long()] == table)
-        return torch.where(owned, -1 - places, table)
+        places = self._places_of(table)
+        return torch.where(places >= 0, -1 - places, table)
 
     def everything(self) -> tuple[Tensor, Tensor, Tensor]:
         """A list of the rows of all exact blocks, for sealing: from, to, and their number."""
