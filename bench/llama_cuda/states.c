@@ -53,6 +53,15 @@ static void decode(const llama_token *from, int n, int position, bool all)
     llama_batch_free(batch);
 }
 
+static size_t best_of(const float *logits)
+{
+    size_t best = 0;
+
+    for (size_t i = 0; i < (size_t)n_vocab; i++)
+        best = logits[i] > logits[best] ? i : best;
+    return best;
+}
+
 /* Logits of NEXT tokens after the prompt, then greedy tokens with their logits. */
 static float *answer(int n)
 {
@@ -63,10 +72,7 @@ static float *answer(int n)
     decode(tokens + n, NEXT, n, true);
     memcpy(at, llama_get_logits(context), NEXT * row * sizeof(*at));
     for (int i = 0; i < GREEDY; i++) {
-        const float *last = at + (i == 0 ? NEXT - 1 : 0) * row;
-        llama_token best = 0;
-        for (int j = 0; j < n_vocab; j++)
-            best = last[j] > last[best] ? j : best;
+        const llama_token best = (llama_token)best_of(at + (i == 0 ? NEXT - 1 : 0) * row);
         decode(&best, 1, n + NEXT + i, true);
         at = logits + (size_t)(NEXT + i) * row;
         memcpy(at, llama_get_logits(context), row * sizeof(*at));
@@ -75,17 +81,8 @@ static float *answer(int n)
     return logits;
 }
 
-static size_t best_of(const float *logits)
-{
-    size_t best = 0;
-
-    for (size_t i = 0; i < (size_t)n_vocab; i++)
-        best = logits[i] > logits[best] ? i : best;
-    return best;
-}
-
-/* After the first greedy token that differs, the texts are not the same any more. So differences of
- * logits are those of the given tokens. */
+/* After the first greedy token that differs, the texts are not the same any more. So logits are
+ * compared for the given tokens only. */
 static void compare(const char *what, const float *a, const float *b)
 {
     const size_t row = (size_t)n_vocab, all = (NEXT + GREEDY) * row;
