@@ -170,8 +170,9 @@ static int32_t shift_of_new_blocks(const kvp_gpu_cache *cache, size_t block)
     return n < MOST_SHIFTS ? 0 : smallest;
 }
 
-/* The transform of the block before, if it came with a restored state, a row at this position
- * continues its sequence, and the cache has no transform for later positions; else 0. */
+/* The transform of the block before, or 0. It counts if it came with a restored state, and if the
+ * cache has no transform for later positions. A row at this position has to continue the block's
+ * sequence. */
 static uint32_t restored_transform(const kvp_gpu_cache *cache, size_t block, int32_t position)
 {
     const kvp_gpu_buckets *buckets = &cache->buckets;

@@ -2,7 +2,7 @@
  *
  * All tensors of a cache share the exact pages, positions and transform ids of blocks. So the first
  * tensor of a restored run decides these for all of them. A block is refused if it holds other rows
- * too, if its keys were shifted, or if its transform has no place; state.c then decodes the rows of
+ * too, if its keys were shifted, or if its transform has no place. Then state.c decodes the rows of
  * the block and stores them like new rows.
  *
  * restored_transforms.c finds places for transforms. */
