@@ -491,7 +491,8 @@ kvant_status kvant_record_import(kvant_tensor *tensor, const struct kvant_block_
 
 /* transfer.c */
 
-/* How many rows of its sequence were written after the block's rows. */
+/* How many rows of its sequence were written after the block's rows; of a sink, all rows of its
+ * sequence. */
 uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block);
 
 /* Gives an empty block of this age an open page, whose bytes are not specified. KVANT_NO_PAGE as

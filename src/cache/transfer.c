@@ -107,6 +107,10 @@ bool kvant_block_finds_page(const kvant_tensor *tensor, uint32_t block)
 
 uint64_t kvant_block_age(const kvant_tensor *tensor, uint32_t block)
 {
+    /* A sink may have any age. With the number of all rows, a tensor that takes the block counts as
+     * many rows as this one. */
+    if (kvant_is_sink(tensor, block))
+        return tensor->clocks[tensor->blocks[block].sequence];
     const int64_t age = tensor->plan ? kvant_plan_age(tensor->plan, block) : 0;
     return age > 0 ? (uint64_t)age : 0;
 }

@@ -129,6 +129,7 @@ static void check_moves(const char *of, const text *t, const kvant_exact_part *p
     again = export_record(&h, &all);
     third = export_record(&f, &all);
     assert_int_equal(again.bytes, e.bytes);
+    assert_memory_equal(again.data, e.data, e.bytes);
     assert_memory_equal(third.data, e.data, e.bytes);
     free(e.data);
     free(again.data);
