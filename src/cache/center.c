@@ -173,11 +173,11 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     for (size_t i = first; i < first + n; i++) {
         const int32_t at = l && l->rope && l->rope->block_centers
                                ? kvant_row_position(tensor, &rows, i)
-                               : -1,
-                      own = at - (int32_t)(slots[i] % KVANT_PAGE_TOKENS);
-        if (at < 0 || (i > first && own != begin))
+                               : -1;
+        const int64_t own = (int64_t)at - slots[i] % KVANT_PAGE_TOKENS;
+        if (at < 0 || !kvant_is_block_position(own) || (i > first && own != begin))
             return KVANT_NO_POSITION;
-        begin = own;
+        begin = (int32_t)own;
     }
     return begin;
 }

@@ -324,6 +324,8 @@ static kvant_status check_blocks(kvant_tensor *tensor, const kvant_block_slots *
         const uint8_t *body = at;
         if (!fits(tensor, &header, r->of_any_slots ? header.written : blocks[i].slots))
             return kvant_damaged("a block has other slots than its record says");
+        if (header.position != KVANT_NO_POSITION && !kvant_is_block_position(header.position))
+            return kvant_damaged("a block has a position that no row can have");
         if (header.transform > n_transforms || header.transform >= r->n_transforms)
             return kvant_damaged("its transforms are not in the order of their use");
         n_transforms += header.transform == n_transforms;

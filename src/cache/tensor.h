@@ -33,6 +33,13 @@
 #define KVANT_CANDIDATE KVANT_MAX_TRANSFORMS /* index of a new transform that is not in force yet */
 #define KVANT_NO_POSITION INT32_MIN
 
+/* Whether slot 0 of a block can have this position: positions of rows are not below 0, and the
+ * position after the block's last row is an int32_t. */
+static inline bool kvant_is_block_position(int64_t position)
+{
+    return position > -(int64_t)KVANT_PAGE_TOKENS && position <= INT32_MAX - KVANT_PAGE_TOKENS;
+}
+
 typedef struct kvant_block {
     uint64_t written;  /* bit per slot */
     int32_t open_page; /* KVANT_NO_PAGE unless the block is open or a sink */

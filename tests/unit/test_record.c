@@ -297,6 +297,37 @@ static void damage_is_refused(void **state)
     free(t);
 }
 
+/* The sums of a position and a slot fit an int32_t wherever a record goes, so other positions are
+ * refused. */
+static void impossible_positions_are_refused(void **state)
+{
+    static const struct {
+        int32_t position;
+        kvant_status status;
+    } cases[] = { { INT32_MIN, KVANT_OK },
+                  { INT32_MIN + 1, KVANT_ERR_FORMAT },
+                  { -64, KVANT_ERR_FORMAT },
+                  { -63, KVANT_OK },
+                  { INT32_MAX - 64, KVANT_OK },
+                  { INT32_MAX - 63, KVANT_ERR_FORMAT },
+                  { INT32_MAX, KVANT_ERR_FORMAT } };
+    text *t = make_text(&layouts()[2], 69);
+    fixture f = make_keys("int-4", t, NULL), g = make_like(&f);
+    const blocks all = all_from(0);
+    exported e = export_record(&f, &all);
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        /* the position in the head of the first block, after one transform without numbers */
+        memcpy(e.data + HEAD + 8 + 24, &cases[i].position, sizeof cases[i].position);
+        sign(&e);
+        assert_int_equal(import_record(&g, &all, &e), cases[i].status);
+    }
+    free(e.data);
+    drop(&g);
+    drop(&f);
+    free(t);
+}
+
 static void records_of_others_are_refused(void **state)
 {
     text *t = make_text(&layouts()[2], 66);
@@ -385,6 +416,7 @@ int main(void)
         cmocka_unit_test(rows_with_codes_are_not_encoded_again),
         cmocka_unit_test(other_slots_leave_no_bit),
         cmocka_unit_test(damage_is_refused),
+        cmocka_unit_test(impossible_positions_are_refused),
         cmocka_unit_test(records_of_others_are_refused),
         cmocka_unit_test(two_ropes_are_refused),
         cmocka_unit_test(restored_tensors_go_on_alike),
