@@ -171,9 +171,8 @@ int32_t kvant_position_of_rows(const kvant_tensor *tensor, const int64_t *slots,
     const kvant_new_rows rows = { .n = n_slots, .slots = slots };
     int32_t begin = KVANT_NO_POSITION;
     for (size_t i = first; i < first + n; i++) {
-        const int32_t at = l && l->rope && l->rope->block_centers
-                               ? kvant_row_position(tensor, &rows, i)
-                               : -1;
+        const int32_t at =
+            l && l->rope && l->rope->block_centers ? kvant_row_position(tensor, &rows, i) : -1;
         const int64_t own = (int64_t)at - slots[i] % KVANT_PAGE_TOKENS;
         if (at < 0 || !kvant_is_block_position(own) || (i > first && own != begin))
             return KVANT_NO_POSITION;

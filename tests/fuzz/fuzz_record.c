@@ -36,9 +36,12 @@ static const struct {
     int exact;     /* the first and the newest rows are fp16 */
     int32_t shift; /* of the rows in the valid record */
 } schemes[] = {
-    { "trellis-4:transform=first", 1, -77 }, { "turboquant-4:transform=first", 0, 0 },
-    { "turboquant-3:transform=first", 1, 0 }, { "trellis-3:center=first,norm=first", 1, 5 },
-    { "int-4:axis=channel,group=32,recent=100,sink=4", 0, 9 }, { "f16", 0, -1 },
+    { "trellis-4:transform=first", 1, -77 },
+    { "turboquant-4:transform=first", 0, 0 },
+    { "turboquant-3:transform=first", 1, 0 },
+    { "trellis-3:center=first,norm=first", 1, 5 },
+    { "int-4:axis=channel,group=32,recent=100,sink=4", 0, 9 },
+    { "f16", 0, -1 },
 };
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
@@ -162,9 +165,8 @@ static void write_text(kvant_tensor *tensor)
 static void list_blocks(kvant_block_slots *blocks)
 {
     for (uint32_t i = 0; i < N; i++)
-        blocks[i] = (kvant_block_slots){
-            i + 1 < N ? UINT64_MAX : ((uint64_t)1 << TOKENS % 64) - 1, i
-        };
+        blocks[i] =
+            (kvant_block_slots){ i + 1 < N ? UINT64_MAX : ((uint64_t)1 << TOKENS % 64) - 1, i };
 }
 
 static uint8_t *export_all(const kvant_tensor *tensor, size_t *bytes)
@@ -204,8 +206,8 @@ static void attend(const keys *k)
                                               .causal = true };
     require(kvant_attention_workspace(k->tensor, k->values, &problem, &bytes) == KVANT_OK);
     void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    require(workspace && kvant_attention(k->tensor, k->values, &problem, workspace, bytes) ==
-                             KVANT_OK);
+    require(workspace &&
+            kvant_attention(k->tensor, k->values, &problem, workspace, bytes) == KVANT_OK);
     free(workspace);
 }
 
@@ -311,8 +313,7 @@ static void read_elsewhere(size_t scheme, const uint8_t *data, size_t bytes, boo
             size_t used;
             require(again != NULL);
             if (kvant_tensor_set_transform(k.tensor, BLOCKS - 1, transforms[i], 1) == KVANT_OK)
-                require(kvant_tensor_get_transform(k.tensor, BLOCKS - 1, again, &used) ==
-                        KVANT_OK);
+                require(kvant_tensor_get_transform(k.tensor, BLOCKS - 1, again, &used) == KVANT_OK);
             else
                 require(!imported);
             free(again);
@@ -356,8 +357,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         before = export_all(k.tensor, &before_bytes);
     }
     require(write_rows(k.values, 0, 100, 1) == KVANT_OK);
-    const kvant_status status =
-        kvant_tensor_import_record(k.tensor, all, N, record, bytes, 1);
+    const kvant_status status = kvant_tensor_import_record(k.tensor, all, N, record, bytes, 1);
     if (status != KVANT_OK && before) {
         after = export_all(k.tensor, &after_bytes);
         require(after_bytes == before_bytes && memcmp(after, before, after_bytes) == 0);

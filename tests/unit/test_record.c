@@ -304,12 +304,9 @@ static void impossible_positions_are_refused(void **state)
     static const struct {
         int32_t position;
         kvant_status status;
-    } cases[] = { { INT32_MIN, KVANT_OK },
-                  { INT32_MIN + 1, KVANT_ERR_FORMAT },
-                  { -64, KVANT_ERR_FORMAT },
-                  { -63, KVANT_OK },
-                  { INT32_MAX - 64, KVANT_OK },
-                  { INT32_MAX - 63, KVANT_ERR_FORMAT },
+    } cases[] = { { INT32_MIN, KVANT_OK },        { INT32_MIN + 1, KVANT_ERR_FORMAT },
+                  { -64, KVANT_ERR_FORMAT },      { -63, KVANT_OK },
+                  { INT32_MAX - 64, KVANT_OK },   { INT32_MAX - 63, KVANT_ERR_FORMAT },
                   { INT32_MAX, KVANT_ERR_FORMAT } };
     text *t = make_text(&layouts()[2], 69);
     fixture f = make_keys("int-4", t, NULL), g = make_like(&f);

@@ -6,10 +6,7 @@
 #include <string.h>
 
 #include "../../integrations/llama.cpp/host.h"
-#include "../../integrations/llama.cpp/kv_store.h"
-#include "../../integrations/llama.cpp/kv_tensor.h"
-#include "../../integrations/llama.cpp/llama_states.h"
-#include "../../integrations/llama.cpp/state_restore.h"
+#include "state_mocks.h"
 
 enum { HEAD = 32, CELLS = 200, BLOCKS = 4, FIRST = 10, RUN = 90 };
 
@@ -21,7 +18,6 @@ static struct fixture {
     uint16_t state[RUN * HEAD];
 } f;
 
-/* The parts of the plug-in that state.c calls. */
 static bool refuses;
 
 kvant_status __real_kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
@@ -48,16 +44,6 @@ const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv)
     return &f.codec;
 }
 
-bool kvp_kv_ready(kvp_kv *kv)
-{
-    return kv->tensor != NULL;
-}
-
-void kvp_kv_count(kvp_kv *kv)
-{
-    (void)kv;
-}
-
 kvant_status kvp_kv_assign_block(kvp_kv *kv, uint32_t block)
 {
     (void)kv;
@@ -69,40 +55,6 @@ void kvp_kv_store_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *
 {
     (void)kv, (void)cells, (void)n, (void)rows;
     fail_msg("the run fits here, so no row is decoded");
-}
-
-bool kvp_saving_measures(void)
-{
-    return false;
-}
-
-void kvp_saving_note(const void *at, size_t kept, size_t room)
-{
-    (void)at, (void)kept, (void)room;
-}
-
-uint8_t *kvp_saving_begin(uint8_t *at, size_t kept, size_t room)
-{
-    (void)kept, (void)room;
-    return at;
-}
-
-void kvp_saving_end(bool done)
-{
-    assert_true(done);
-}
-
-bool kvp_restoring_is_checked(const void *bytes, size_t n)
-{
-    (void)bytes, (void)n;
-    return false;
-}
-
-kvant_status kvp_state_restore_remote(kvp_state_restored *r)
-{
-    (void)r;
-    fail_msg("the rows are in the computer's memory");
-    return KVANT_ERR_ARGUMENT;
 }
 
 bool kvp_restoring_refuse(const char *why)
