@@ -3,7 +3,9 @@
 
 tree.txt lists what still exceeds this: per file the lines that are too wide, and the length of the
 file if it is too long. A file may neither have more than the list says nor less: a smaller number
-has to be written into the list, so it can only shrink. `test_tree.py --write` writes it again."""
+has to be written into the list, so it can only shrink. `test_tree.py --write` writes it again.
+
+An executable file is a script. Any other one is the output of a compiler, added by mistake."""
 
 import pathlib
 import re
@@ -39,6 +41,20 @@ def excess():
     return found
 
 
+def outputs():
+    """Executable files that are no scripts."""
+    lines = subprocess.run(
+        ["git", "ls-files", "-s"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    names = [line.split("\t")[1] for line in lines if line.startswith("100755")]
+    assert len(names) > 30, "this check finds too few executable files"
+    return [
+        name
+        for name in names
+        if (ROOT / name).is_file() and (ROOT / name).read_bytes()[:2] != b"#!"
+    ]
+
+
 def listed():
     rows = (line.split() for line in LIST.read_text().splitlines())
     return {name: (int(wide), int(long)) for name, wide, long in rows}
@@ -62,6 +78,9 @@ def main():
             elif now < then:
                 print(f"{name}: {now} {what}, {then} in {LIST.name}: run test_tree.py --write")
             wrong += now != then
+    for name in outputs():
+        print(f"{name}: an executable file that is no script: remove it")
+        wrong += 1
     return 1 if wrong else 0
 
 

@@ -93,8 +93,8 @@ static void make_cache(int kind)
 {
     kvant_tensor_params params = { .size = sizeof params, .n_kv_heads = 1, .n_sequences = 1 };
     size_t bytes;
-    f = (struct cache){ .n_blocks = kind & PLACED ? kvp_placement_blocks(CELLS)
-                                                  : (CELLS + 63) / 64 };
+    f = (struct cache){ .n_blocks =
+                            kind & PLACED ? kvp_placement_blocks(CELLS) : (CELLS + 63) / 64 };
     require(kvant_codec_create("int-4", HEAD, KVANT_ROLE_K, 1, &f.owned, NULL, 0) == KVANT_OK);
     f.codec = f.owned;
     params.codecs = &f.codec;
