@@ -273,7 +273,7 @@ static void damage_is_refused(void **state)
             const exported cut = { data, at };
             memcpy(data, e.data, e.bytes);
             assert_int_equal(import_record(&g, &all, &cut), KVANT_ERR_FORMAT);
-            data[at] ^= 1u << at % 8;
+            data[at] = (uint8_t)(data[at] ^ 1u << at % 8);
             assert_int_equal(import_record(&g, &all, &(exported){ data, e.bytes }),
                              KVANT_ERR_FORMAT);
         }
