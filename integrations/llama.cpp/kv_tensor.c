@@ -494,6 +494,7 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         refuse_restored(kv, offset, size);
         return;
     }
+    kvp_state_begin(kv, offset / row, (size + row - 1) / row);
     if (offset % row != 0)
         write_rows(kv, offset, size, data);
     for (; offset % row == 0 && size > 0; offset += n, at += n, size -= n) {

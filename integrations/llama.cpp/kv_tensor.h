@@ -128,6 +128,7 @@ struct kvp_kv {
     struct kvp_pending_rows pending;
     kvp_invalid invalid; /* cells whose rows were refused */
     kvp_incoming incoming;
+    kvp_restored_cells restored;
     /* Position of a single token that is stored and whose queries are not accumulated yet; -1:
      * none. */
     int32_t single_position;

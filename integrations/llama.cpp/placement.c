@@ -293,6 +293,19 @@ static bool are_distinct(const uint32_t *at, uint32_t n)
     return true;
 }
 
+/* Whether n rows share their blocks with other rows, and could have blocks of their own. Other rows
+ * are mostly tokens that llama.cpp has removed, such as an answer's. Writing them again would make
+ * restored rows older, so that fewer of them stayed exact. */
+static bool can_be_alone(const kvp_placement *p, size_t n, const uint32_t *at, uint32_t n_blocks)
+{
+    size_t used = 0;
+
+    for (uint32_t i = 0; i < n_blocks; i++)
+        used += at[i] < p->n_blocks ? p->blocks[at[i]].n_used : 0;
+    /* the restored rows give up all blocks but those with others */
+    return used > n && count_free_blocks(p) >= (used - n < n_blocks ? used - n : n_blocks);
+}
+
 /* Places the rows in new blocks. */
 static bool place_restored(kvp_placement *p, const kvp_restored *rows, size_t n,
                            const uint32_t *index, uint32_t n_blocks, uint32_t *at)
@@ -325,7 +338,8 @@ bool kvp_placement_restore(kvp_placement *p, const kvp_restored *rows, size_t n,
         if (rows[i].cell < 0 || rows[i].cell >= p->n_cells || rows[i].block >= n_blocks)
             return false;
     memset(at, 0xff, n_blocks * sizeof(*at));
-    if (lie_alike(p, rows, n, at) && are_distinct(at, n_blocks))
+    if (lie_alike(p, rows, n, at) && are_distinct(at, n_blocks) &&
+        (some_are_placed(p, rows, n) || !can_be_alone(p, n, at, n_blocks)))
         for (size_t i = 0; i < n; i++)
             enter(p, rows[i].cell, p->slot_of[rows[i].cell]);
     else if (!place_restored(p, rows, n, index, n_blocks, at))

@@ -258,8 +258,34 @@ static bool find_blocks(kvp_state_restored *r)
     return ok;
 }
 
-/* Rows of other cells in the blocks that the record replaces. llama.cpp may have freed these cells;
- * the plug-in is not told. */
+void kvp_state_begin(kvp_kv *kv, size_t cell, size_t n)
+{
+    kvp_restored_cells *cells = &kv->restored;
+    bool alone;
+    const unsigned state = kvp_restoring_number(&alone);
+
+    if (state != cells->state)
+        *cells = (kvp_restored_cells){ .state = state, .first = cell, .end = cell };
+    cells->alone = alone || kv->shape.n_streams > 1;
+    cells->first = cell < cells->first ? cell : cells->first;
+    cells->end = cell + n > cells->end ? cell + n : cells->end;
+}
+
+/* Whether a slot has a row of the sequence that the state replaces. Each stream has one sequence.
+ * Rows of this state may be between the cells that it wrote so far. With a placement, restored rows
+ * get blocks of their own. */
+static bool is_replaced(const kvp_kv *kv, uint32_t block, uint32_t slot)
+{
+    const uint32_t a_stream = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
+    const size_t cell = (size_t)(block / a_stream) * kv->shape.n_cells +
+                        (size_t)(block % a_stream) * KVANT_PAGE_TOKENS + slot;
+
+    return kv->placement == NULL && kv->restored.state != 0 && kv->restored.alone &&
+           (cell < kv->restored.first || cell >= kv->restored.end);
+}
+
+/* Rows of other cells in the blocks that the record replaces. llama.cpp may have freed these cells.
+ * The plug-in is told only when the program's functions are served. */
 typedef struct others {
     int64_t *slots;
     float *rows;
@@ -276,7 +302,7 @@ static bool others_read(const kvp_state_restored *r, others *o)
         const kvant_block_slots *b = &r->l.blocks[i];
         kvant_tensor_get_block(r->kv->tensor, b->block, 0, &info);
         for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
-            if ((info.written & ~b->slots) >> slot & 1)
+            if ((info.written & ~b->slots) >> slot & 1 && !is_replaced(r->kv, b->block, slot))
                 o->slots[o->n++] = (int64_t)b->block * KVANT_PAGE_TOKENS + slot;
     }
     o->rows = o->slots != NULL ? malloc((o->n + 1) * width * sizeof(float)) : NULL;

@@ -25,10 +25,21 @@ typedef struct kvp_incoming {
     size_t have, total; /* nominal bytes */
 } kvp_incoming;
 
+/* The cells from the first one to the last one that a state has restored so far. alone: all further
+ * rows of their stream are of the sequence that the state replaces. */
+typedef struct kvp_restored_cells {
+    unsigned state; /* kvp_restoring_number(); 0: none */
+    bool alone;
+    size_t first, end;
+} kvp_restored_cells;
+
 /* Writes the rows of n cells of one stream, from `cell` on, as a record to `out`, which has room
  * for their nominal rows. False when they cannot be a record, or when it would be larger; `out` is
  * then unchanged or has unspecified bytes. */
 bool kvp_state_read(const struct kvp_kv *kv, size_t cell, size_t n, void *out);
+
+/* Notes that llama.cpp writes to n cells, which it may do to restore a state. */
+void kvp_state_begin(struct kvp_kv *kv, size_t cell, size_t n);
 
 /* Accepts bytes that llama.cpp writes to the cells from `cell` on, if they begin with a record or
  * continue one. Returns how many nominal bytes that were, whole rows; 0: none. Rows of a damaged or

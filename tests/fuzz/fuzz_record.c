@@ -433,7 +433,7 @@ static size_t mutate(uint8_t *record, size_t n, const places *p, uint64_t *state
                    n - at < 4 ? n - at : 1 + fuzz_next(state) % 4);
             break;
         default:
-            memcpy(record + at, record + p->at[fuzz_next(state) % p->n], n - at < 4 ? n - at : 4);
+            memmove(record + at, record + p->at[fuzz_next(state) % p->n], n - at < 4 ? n - at : 4);
         }
     }
     return fuzz_next(state) % 16 ? n : n - 8 * (fuzz_next(state) % (n / 8));

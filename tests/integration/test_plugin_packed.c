@@ -180,6 +180,40 @@ static void a_slot_gets_its_prompt_back(void **state)
     }
 }
 
+/* An answer is discarded and the state of its prompt comes back. The answer's first tokens are in the
+ * prompt's last block, and its later tokens have pushed a block out of the exact part. Alone, next
+ * to another sequence, and in streams. */
+static void a_prompt_without_its_answer_comes_back(void **state)
+{
+    static const harness_options caches[] = { { .n_ctx = 1024 },
+                                              { .n_ctx = 2048, .n_seq = 2, .unified = true },
+                                              { .n_ctx = 2048, .n_seq = 2 } };
+    enum { N = 444 }; /* 4 slots of its last block are free */
+
+    (void)state;
+    for (size_t i = 0; i < N_SPECS; i++)
+        for (size_t k = 0; k < sizeof(caches) / sizeof(caches[0]); k++) {
+            harness_options options = caches[k];
+            struct llama_context *context;
+            saved s;
+            float *original;
+
+            options.spec = specs[i];
+            context = prompted(&options, N);
+            if (options.n_seq > 1)
+                harness_decode(context, tokens + 5, N_OTHER, 0, 1, false);
+            s = save(context, 0);
+            original = continue_from(context, N, 0);
+            for (int again = 0; again < 2; again++) {
+                assert_int_equal(restore(context, &s, 0), s.size);
+                assert_continues_after(context, N, 0, original, specs[i]);
+            }
+            llama_free(context);
+            drop(&s);
+            free(original);
+        }
+}
+
 /* The bytes of the cache when `share` of its cells are written: pages, fp16 rows, transforms. */
 static double cache_bytes(double share)
 {
@@ -531,6 +565,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(restored_logits_have_the_same_bits),
         cmocka_unit_test(a_slot_gets_its_prompt_back),
+        cmocka_unit_test(a_prompt_without_its_answer_comes_back),
         cmocka_unit_test(states_are_as_small_as_caches),
         cmocka_unit_test(room_for_the_nominal_state_gets_it),
         cmocka_unit_test(states_of_llama_cpp_are_restored),

@@ -1,5 +1,6 @@
-/* test_state_lost.c - a saved run is restored into blocks that hold rows of other cells, and these
- * rows cannot be stored again. The linker lets a test refuse kvant_tensor_write. */
+/* test_state_lost.c - a saved run is restored into blocks that hold rows of other cells. These rows
+ * cannot be stored again, or they belong to the sequence that the state replaces, or the same state
+ * has restored them before. The linker lets a test refuse kvant_tensor_write. */
 #include "testing.h"
 
 #include <stdlib.h>
@@ -160,11 +161,62 @@ static void lost_rows_are_invalid(void **state)
     }
 }
 
+static void assert_row_near(size_t cell, size_t stored_as, float offset)
+{
+    float row[HEAD];
+
+    read_row(cell, row);
+    for (size_t i = 0; i < HEAD; i++)
+        assert_float_equal(row[i], offset + (float)((stored_as * HEAD + i) % 17) - 8.0f, 2.0f);
+}
+
+static void write_run(size_t cell, const uint16_t *run, size_t n)
+{
+    kvp_state_begin(&f.kv, cell, n);
+    assert_int_equal(kvp_state_write(&f.kv, cell, run, n * HEAD * sizeof(*run)),
+                     n * HEAD * sizeof(*run));
+}
+
+static uint64_t written(uint32_t block)
+{
+    kvant_block_info info = { .size = sizeof(info) };
+
+    assert_int_equal(kvant_tensor_get_block(f.kv.tensor, block, 0, &info), KVANT_OK);
+    return info.written;
+}
+
+/* The cells between two runs of a state were removed when it was saved, and llama.cpp restores the
+ * runs next to each other. The second run has the slots of its block that follow the first run.
+ * Rows of the replaced sequence go, the first run stays. */
+static void runs_of_a_state_share_a_block(void **state)
+{
+    enum { N = 30, SECOND = 94, N_SECOND = 34 }; /* 94 = 64 + 30, 94 + 34 = 128 */
+    static uint16_t first[N * HEAD], second[N_SECOND * HEAD];
+
+    (void)state;
+    refuses = false;
+    store(0.0f);
+    assert_true(kvp_state_read(&f.kv, 0, N, first));
+    assert_true(kvp_state_read(&f.kv, SECOND, N_SECOND, second));
+    store(5.0f);
+    mock_state = 1;
+    write_run(0, first, N);
+    assert_int_equal(written(0), ((uint64_t)1 << N) - 1);
+    write_run(N, second, N_SECOND);
+    mock_state = 0;
+    assert_int_equal(f.kv.invalid.n, 0);
+    for (size_t cell = 0; cell < N; cell++)
+        assert_row_near(cell, cell, 0.0f);
+    for (size_t cell = N; cell < N + N_SECOND; cell++)
+        assert_row_near(cell, SECOND + cell - N, 0.0f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(other_rows_stay, start, stop),
         cmocka_unit_test_setup_teardown(lost_rows_are_invalid, start, stop),
+        cmocka_unit_test_setup_teardown(runs_of_a_state_share_a_block, start, stop),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
