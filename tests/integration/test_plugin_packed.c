@@ -180,9 +180,9 @@ static void a_slot_gets_its_prompt_back(void **state)
     }
 }
 
-/* An answer is discarded and the state of its prompt comes back. The answer's first tokens are in the
- * prompt's last block, and its later tokens have pushed a block out of the exact part. Alone, next
- * to another sequence, and in streams. */
+/* An answer is discarded and the state of its prompt comes back. The answer's first tokens are in
+ * the prompt's last block, and its later tokens have pushed a block out of the exact part. The
+ * sequence is alone, next to another one, and in a stream. */
 static void a_prompt_without_its_answer_comes_back(void **state)
 {
     static const harness_options caches[] = { { .n_ctx = 1024 },
