@@ -132,8 +132,11 @@ typedef struct abi_buffer_iface {
                        size_t size);
     void (*get_tensor)(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset,
                        size_t size);
-    void (*set_tensor_2d)(void); /* never set: ggml falls back to set_tensor */
-    void (*get_tensor_2d)(void); /* never set: ggml falls back to get_tensor */
+    /* `n` pieces of `size` bytes; the strides are from one piece to the next one */
+    void (*set_tensor_2d)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
+                          size_t size, size_t n, size_t tensor_stride, size_t data_stride);
+    void (*get_tensor_2d)(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset,
+                          size_t size, size_t n, size_t tensor_stride, size_t data_stride);
     bool (*cpy_tensor)(abi_buffer *buffer, const abi_tensor *src, abi_tensor *dst);
     void (*clear)(abi_buffer *buffer, uint8_t value);
     void (*reset)(abi_buffer *buffer);

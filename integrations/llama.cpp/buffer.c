@@ -2,6 +2,7 @@
 #include "buffer.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "buffer_region.h"
@@ -9,6 +10,7 @@
 #include "ggml_api.h"
 #include "host.h"
 #include "kv_steps.h"
+#include "llama_states.h"
 #include "log.h"
 #include "trace.h"
 
@@ -176,6 +178,64 @@ static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void
         memset(data, 0xff, size);
 }
 
+/* With -sm tensor each device has a part of every row, and llama.cpp saves and restores a state by
+ * pieces that are rows here. They are transferred together, because a row alone takes a GPU as long
+ * as hundreds of rows. Their bytes are nominal: codes of a part would fit no other split. */
+
+/* Memory for the pieces, if they are rows that follow each other. */
+static char *room_for_pieces(const kvp_kv *kv, size_t size, size_t n, size_t stride)
+{
+    return kv != NULL && n > 1 && size > 0 && size == stride && n <= SIZE_MAX / size
+               ? malloc(n * size)
+               : NULL;
+}
+
+static void buffer_set_tensor_2d(abi_buffer *buffer, abi_tensor *tensor, const void *data,
+                                 size_t offset, size_t size, size_t n, size_t tensor_stride,
+                                 size_t data_stride)
+{
+    abi_buffer *inner = ((kvp_region *)buffer->context)->inner;
+    kvp_kv *kv = kvp_kv_of(tensor);
+    char *rows = room_for_pieces(kv, size, n, tensor_stride);
+
+    /* pieces of a damaged state are refused one by one */
+    if (rows != NULL && kvp_restoring_wait(data, (n - 1) * data_stride + size, false) == data) {
+        for (size_t i = 0; i < n; i++)
+            memcpy(rows + i * size, (const char *)data + i * data_stride, size);
+        kvp_kv_write(kv, nominal_offset(tensor, offset), n * size, rows);
+    } else if (kv == NULL && inner != NULL && inner->iface.set_tensor_2d != NULL) {
+        inner->iface.set_tensor_2d(inner, tensor, data, offset, size, n, tensor_stride,
+                                   data_stride);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            buffer_set_tensor(buffer, tensor, (const char *)data + i * data_stride,
+                              offset + i * tensor_stride, size);
+    }
+    free(rows);
+}
+
+static void buffer_get_tensor_2d(abi_buffer *buffer, const abi_tensor *tensor, void *data,
+                                 size_t offset, size_t size, size_t n, size_t tensor_stride,
+                                 size_t data_stride)
+{
+    abi_buffer *inner = ((kvp_region *)buffer->context)->inner;
+    kvp_kv *kv = kvp_kv_of(tensor);
+    char *rows = room_for_pieces(kv, size, n, tensor_stride);
+
+    if (rows != NULL && kvp_kv_read_nominal(kv, nominal_offset(tensor, offset), n * size, rows)) {
+        for (size_t i = 0; i < n; i++)
+            memcpy((char *)data + i * data_stride, rows + i * size, size);
+    } else if (kv == NULL && inner != NULL && inner->iface.get_tensor_2d != NULL) {
+        inner->iface.get_tensor_2d(inner, tensor, data, offset, size, n, tensor_stride,
+                                   data_stride);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            buffer_get_tensor(buffer, tensor, (char *)data + i * data_stride,
+                              offset + i * tensor_stride, size);
+    }
+    free(rows);
+}
+
 static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value,
                                  size_t offset, size_t size)
 {
@@ -259,6 +319,8 @@ static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buf
         .memset_tensor = buffer_memset_tensor,
         .set_tensor = buffer_set_tensor,
         .get_tensor = buffer_get_tensor,
+        .set_tensor_2d = buffer_set_tensor_2d,
+        .get_tensor_2d = buffer_get_tensor_2d,
         .cpy_tensor = buffer_cpy_tensor,
         .clear = buffer_clear,
     };

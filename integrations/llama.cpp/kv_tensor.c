@@ -370,11 +370,16 @@ static kvant_status translate(kvp_kv *kv, size_t offset, size_t size, const stru
     return status;
 }
 
+static bool is_within(const kvp_kv *kv, size_t offset, size_t size)
+{
+    const size_t total = kvp_kv_stream_bytes(kv) * kv->shape.n_streams;
+
+    return offset <= total && size <= total - offset;
+}
+
 static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t size)
 {
-    size_t total = kvp_kv_stream_bytes(kv) * kv->shape.n_streams;
-
-    if (offset <= total && size <= total - offset)
+    if (is_within(kv, offset, size))
         return true;
     kvp_error("%s: llama.cpp wants to %s %zu bytes at %zu, which is outside of the tensor; report "
               "the program",
@@ -388,7 +393,8 @@ static bool read_codes(kvp_kv *kv, size_t offset, size_t size, void *out)
     const size_t row = kvp_kv_row_bytes(kv), cell = offset / row, n = size / row;
 
     if (!kv->settings->saves_codes || !kvp_kv_is_bound(kv) || n == 0 || offset % row != 0 ||
-        size % row != 0 || cell / kv->shape.n_cells != (cell + n - 1) / kv->shape.n_cells)
+        size % row != 0 || !is_within(kv, offset, size) ||
+        cell / kv->shape.n_cells != (cell + n - 1) / kv->shape.n_cells)
         return false;
     if (kv->tensor != NULL)
         kvp_kv_flush(kv, NULL, kvant_available_cpus());
@@ -397,12 +403,17 @@ static bool read_codes(kvp_kv *kv, size_t offset, size_t size, void *out)
 
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
+    return read_codes(kv, offset, size, out) || kvp_kv_read_nominal(kv, offset, size, out);
+}
+
+bool kvp_kv_read_nominal(kvp_kv *kv, size_t offset, size_t size, void *out)
+{
     const struct bytes bytes = { .out = out };
     kvant_status status;
 
     if (!in_range(kv, "read", offset, size))
         return false;
-    if (read_codes(kv, offset, size, out) || kvp_saving_measures())
+    if (kvp_saving_measures())
         return true;
     status = translate(kv, offset, size, &bytes);
     if (status != KVANT_OK)

@@ -384,6 +384,9 @@ size_t kvp_kv_stream_bytes(const kvp_kv *kv);
  * too, unless zeros are written.
  */
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out);
+
+/* The same without codes: all rows are fp16. */
+bool kvp_kv_read_nominal(kvp_kv *kv, size_t offset, size_t size, void *out);
 void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
 void kvp_kv_fill(kvp_kv *kv, size_t offset, size_t size, uint8_t value);
 

@@ -16,6 +16,8 @@
 #include "ggml.h"
 #include "harness.h"
 
+#include "../../integrations/llama.cpp/abi.h"
+
 enum { ROW = 128, N_CELLS = 256, N_LAYERS = 2, SLACK = 1 << 20 };
 
 typedef struct layout {
@@ -174,6 +176,44 @@ static int start(void **state)
     return harness_load_plugin(state);
 }
 
+/* Rows that lie apart in the program's memory, as llama.cpp transfers them when each device has a
+ * part of every row. They have the bytes of rows that come one by one, and bytes between them
+ * stay. */
+static void rows_may_lie_apart(void **state)
+{
+    enum { FIRST = 3, N = 100, APART = 300 };
+    static ggml_fp16_t rows[ROW * N_CELLS], apart[N * APART], got[N * APART], one[ROW];
+    const size_t row = ROW * sizeof(*rows), stride = APART * sizeof(*rows);
+    layout l;
+
+    (void)state;
+    choose("int-4");
+    l = size_tensors();
+    for (int i = 0; i < N_LAYERS; i++)
+        assert_int_equal(place(&l, i, (size_t)i * l.size), GGML_STATUS_SUCCESS);
+    assert_non_null(((const abi_buffer *)(const void *)l.buffer)->iface.get_tensor_2d);
+    assert_non_null(((const abi_buffer *)(const void *)l.buffer)->iface.set_tensor_2d);
+    fill(rows, 3);
+    for (int i = 0; i < N; i++)
+        memcpy(apart + i * APART, rows + i * ROW, row);
+    ggml_backend_tensor_set_2d(l.keys[0], apart, FIRST * row, row, N, row, stride);
+    for (int i = 0; i < N; i++)
+        ggml_backend_tensor_set(l.keys[1], rows + i * ROW, (size_t)(FIRST + i) * row, row);
+    memset(got, 0x11, sizeof(got));
+    memset(apart, 0x11, sizeof(apart));
+    for (int i = 0; i < N; i++) {
+        ggml_backend_tensor_get(l.keys[1], one, (size_t)(FIRST + i) * row, row);
+        memcpy(apart + i * APART, one, row);
+    }
+    ggml_backend_tensor_get_2d(l.keys[0], got, FIRST * row, row, N, row, stride);
+    assert_memory_equal(got, apart, sizeof(got));
+    /* columns of rows */
+    ggml_backend_tensor_get_2d(l.keys[0], got, FIRST * row + 64, 32, N, row, stride);
+    for (int i = 0; i < N; i++)
+        assert_memory_equal(got + i * APART, apart + i * APART + 32, 32);
+    free_layout(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -181,6 +221,7 @@ int main(void)
         cmocka_unit_test(the_next_context_has_the_new_settings),
         cmocka_unit_test(sizes_stay_when_a_file_changes),
         cmocka_unit_test(overlapping_tensors_are_refused),
+        cmocka_unit_test(rows_may_lie_apart),
     };
 
     return cmocka_run_group_tests(tests, start, NULL);
