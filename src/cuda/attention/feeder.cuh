@@ -136,6 +136,7 @@ struct Feeder {
             if (MANY)
                 matrices[slot] = (uint8_t)matrix;
         }
+        __syncwarp(); /* all lanes read both, some at once; a vote alone orders no memory */
         if (__any_sync(FULL,
                        ring.lane == in_batch && entry < 0)) /* read where it lies (open.cuh) */
             ring.fill_none(slot, of_batch(k), of_batch(v), p.k_open.bytes);
