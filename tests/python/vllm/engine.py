@@ -136,6 +136,11 @@ def gaps(steps):
     return [second - first for first, second in best]
 
 
+def first_of(steps):
+    """The log-probabilities of a first token, in the order of tokens."""
+    return [p.logprob for _, p in sorted(steps[0].items())] if steps else []
+
+
 def run(folder, options, rounds):
     options, rounds = json.loads(options), json.loads(rounds)
     kvant.vllm.register()  # vLLM's entry point does this in an installed wheel
@@ -147,7 +152,7 @@ def run(folder, options, rounds):
         make_attention_wrong()
     common = dict(model=folder, skip_tokenizer_init=True, block_size=64, max_model_len=1024)
     llm = LLM(**common | of_device() | options)
-    found, apart = [], []
+    found, apart, first = [], [], []
     for prompts, sampling in rounds:
         adapter = adapter_request(sampling.pop("adapter", None))
         made = llm.generate(
@@ -163,6 +168,7 @@ def run(folder, options, rounds):
             ]
         )
         apart.append([[gaps(one.logprobs) for one in x.outputs] for x in made])
+        first.append([first_of(x.outputs[0].logprobs) for x in made])
     counts = (
         {x.name: x.value for x in llm.get_metrics() if hasattr(x, "value")}
         if "disable_log_stats" in options
@@ -175,6 +181,7 @@ def run(folder, options, rounds):
         "blocks": config.cache_config.num_gpu_blocks,
         "rounds": found,
         "gaps": apart,
+        "first": first,
         "counts": counts,
         "exact": exact,
     }

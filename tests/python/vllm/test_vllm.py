@@ -49,8 +49,14 @@ ROUNDS = [
     ([SHARED + ids(n, n) for n in (7, 60, 89)], GREEDY),  # a prefix that is not cached yet
     ([SHARED + ids(n, n) for n in (8, 33)], GREEDY),  # and a cached prefix
 ]
+LEARNED_BYTES = "int-8:transform=file,sink=0/int-8"
 CALIBRATED = "int-4:transform=file,sink=0/int-4:center=file,sink=0"
 SAMPLES = ([ids(100, 3)], {"temperature": 0.8, "max_tokens": 8, "n": 3, "seed": 4})
+
+
+def divergence(p, q):
+    """The KLD of each row of log-probabilities."""
+    return (np.exp(p) * (p - q)).sum(axis=1)
 
 
 class Engine(TestCase):
@@ -459,26 +465,37 @@ class Engine(TestCase):
                         if isinstance(y, np.ndarray):
                             self.assertLess(np.abs(x - y).max(), rounded * np.abs(y).max())
 
+    def first_tokens(self, made):
+        """The log-probabilities of all tokens after the prompts of the last two rounds."""
+        return np.array([one for of_round in made["first"][2:] for one in of_round])
+
     def test_a_preset_that_learns_while_it_serves(self):
-        """A prefix is stored before transforms are learned and read after they are. Most first
-        tokens equal the stock cache's: there are 300 tokens to choose from. A GPU encodes all
-        blocks again, which the mock does slowly, so there are few.
+        """A prefix is stored before transforms are learned and read after they are. With keys of 8
+        bits the KLD to the stock cache is 0.04 at most. Without the prefix's second encoding it is
+        0.26 or more. Codes of 4 bits move the answers of this random model too far for such a
+        comparison (a KLD of 0.6 on average). So they only have to be closer to the stock cache's
+        answer than the answers to other prompts, whose KLD is 4 to 6. A GPU encodes all blocks
+        again, which the mock does slowly, so there are few.
         """
         first, texts = ([SHARED + ids(60, 60)], GREEDY), [ids(900, n) for n in range(3)]
         rounds = [first, (texts, {"temperature": 0, "max_tokens": 2}), ROUNDS[2], ROUNDS[0]]
-        options = dict(max_num_seqs=1, num_gpu_blocks_override=72)
-        stock = self.run_stock(rounds, **options)
-        for name, gpu in (*(("balanced", gpu) for gpu in MOCK), ("fast", MOCK[0])):
-            with mock.patch.dict(os.environ, TEST_LOGGING="INFO"):
+        rounds = [(prompts, sampling | {"logprobs": 300}) for prompts, sampling in rounds]
+        options = dict(max_num_seqs=1, num_gpu_blocks_override=72, max_logprobs=300)
+        stock = self.run_engine("", rounds, **options)
+        expected = self.first_tokens(stock)
+        others = min(
+            divergence(expected, np.roll(expected, i, axis=0)).mean()
+            for i in range(1, len(expected))
+        )
+        for name, gpu in itertools.product((LEARNED_BYTES, "balanced", "fast"), MOCK):
+            with self.subTest(name, gpu=gpu), mock.patch.dict(os.environ, TEST_LOGGING="INFO"):
                 ours = self.run_engine(name, rounds, gpu=gpu, **options)
-            self.assertIn("kvant: learned transforms from 2", self.said)
-            self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])
-            pairs = [
-                (x["ids"][0][0], y["ids"][0][0])
-                for mine, its in zip(ours["rounds"][2:], stock["rounds"][2:])
-                for x, y in zip(mine, its)
-            ]
-            self.assertGreaterEqual(sum(x == y for x, y in pairs), 5)  # of 7
+                self.assertIn("kvant: learned transforms from 2", self.said)
+                self.assertEqual([x["cached"] for x in ours["rounds"][2]], [192, 192])
+                found = divergence(expected, self.first_tokens(ours))
+                if name == LEARNED_BYTES:
+                    self.assertLess(found.max(), 0.1)
+                self.assertLess(found.mean(), others / 3)
 
     def test_learning(self):
         self.check_learning()
