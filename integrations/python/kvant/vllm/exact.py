@@ -145,6 +145,24 @@ class State:
         self.rows = array(most_tokens, dtype=wide)
         self.from_, self.to = (array(MOST_STAGED + PAGE_TOKENS * n, dtype=wide) for _ in range(2))
         self.n_sealed = array(1, value=0)
+        self._arguments = s.CudaExactArgs.new(
+            owners=self.owners.data_ptr(),
+            births=self.births.data_ptr(),
+            lives=self.lives.data_ptr(),
+            places=self.places.data_ptr(),
+            clock=self.clock.data_ptr(),
+            n_first=slots.first,
+            n_newest=slots.newest,
+            n_blocks=n_blocks,
+            newest=NEWEST,
+            most_staged=self.most_staged,
+            table=self.table.data_ptr(),
+            to_stride=self.table.stride(0),
+            rows=self.rows.data_ptr(),
+            from_=self.from_.data_ptr(),
+            to=self.to.data_ptr(),
+            n_sealed=self.n_sealed.data_ptr(),
+        )  # what all steps have alike
 
     def step(self, query_starts: Tensor, lengths: Tensor, table: Tensor, slots: Tensor) -> State:
         """Plans a step of some sequences: their query tokens' slots, and their lengths with these
@@ -156,33 +174,13 @@ class State:
                 f"kvant: a step of (sequences, blocks, tokens) {shape} is larger than {room}: set "
                 "KVANT_VLLM_EXACT=0"
             )
-        arguments = s.CudaExactArgs.new(
-            owners=self.owners.data_ptr(),
-            births=self.births.data_ptr(),
-            lives=self.lives.data_ptr(),
-            places=self.places.data_ptr(),
-            clock=self.clock.data_ptr(),
-            n_first=self.slots.first,
-            n_newest=self.slots.newest,
-            n_blocks=self.n_blocks,
-            lengths=lengths.data_ptr(),
-            query_starts=query_starts.data_ptr(),
-            block_table=table.data_ptr(),
-            batch=batch,
-            n_tokens=n,
-            table_stride=table.stride(0),
-            blocks_per_row=table.shape[1],
-            slots=slots.data_ptr(),
-            newest=NEWEST,
-            most_staged=self.most_staged,
-            table=self.table.data_ptr(),
-            to_stride=self.table.stride(0),
-            rows=self.rows.data_ptr(),
-            from_=self.from_.data_ptr(),
-            to=self.to.data_ptr(),
-            n_sealed=self.n_sealed.data_ptr(),
-        )
-        call("exact_step", arguments, self.device)
+        own = self._arguments
+        own.lengths = lengths.data_ptr()
+        own.query_starts = query_starts.data_ptr()
+        own.block_table, own.slots = table.data_ptr(), slots.data_ptr()
+        own.batch, own.n_tokens = batch, n
+        own.table_stride, own.blocks_per_row = table.stride(0), table.shape[1]
+        call("exact_step", own, self.device)
         return self
 
     def _places_of(self, blocks: Tensor) -> Tensor:
