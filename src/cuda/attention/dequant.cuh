@@ -48,6 +48,13 @@ KVANT_INLINE uint32_t shift_by(uint32_t x, uint32_t power)
     return __umulhi(x, power);
 }
 
+/* x >> 16, if unit is 256. A product of halves with bytes takes half the time of the product that
+ * shift_by computes. */
+KVANT_INLINE uint32_t upper_half(uint32_t x, uint32_t unit)
+{
+    return __dp2a_lo(x, unit, 0u);
+}
+
 /* Makes two registers, [a0 0 b0 0] and [a1 0 b1 0], from bytes in the order a0 a1 b0 b1. */
 KVANT_INLINE void widen(uint32_t x, const Bytes &table, uint32_t &even, uint32_t &odd)
 {

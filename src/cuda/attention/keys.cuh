@@ -335,7 +335,7 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes,
             for_each_trellis_key<C, D>(page, lane, table, multiply);
         else
             for_each_tile<C, 4, D / 16>(page, lane, table, multiply);
-        const TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
+        const TokenScales scales = load_scales<C>(page + codes, lane, symmetric, offset);
         unrolled_for (int t = 0; t < TILES; t++)
             scale_scores<C, D>(s[t], factors[t], scales);
     } else {

@@ -34,19 +34,33 @@ struct TokenScales {
     float scale[8], zero[8];
 };
 
-template <class C>
-KVANT_INLINE TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
+/* 64 numbers of a page's tokens. A transposed matrix has a number of every eighth token in a lane,
+ * so that four matrices replace eight loads. */
+KVANT_INLINE void load_token_numbers(const uint8_t *from, int lane, float (&x)[8])
 {
-    const __half *numbers = reinterpret_cast<const __half *>(metadata) + row;
-    TokenScales t;
-    unrolled_for (int i = 0; i < 8; i++) {
-        t.scale[i] = __half2float(numbers[8 * i]);
-        if constexpr (!HAS_ZEROS<C>)
-            t.zero[i] = 0;
-        else
-            t.zero[i] =
-                symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
+    uint32_t pairs[4];
+    load_matrices<true>(pairs,
+                        reinterpret_cast<const __half *>(from) + lane / 8 * 16 + lane % 2 * 8);
+    unrolled_for (int i = 0; i < 4; i++) {
+        const float2 both = __half22float2(*reinterpret_cast<const __half2 *>(&pairs[i]));
+        x[2 * i] = both.x;
+        x[2 * i + 1] = both.y;
     }
+}
+
+template <class C>
+KVANT_INLINE TokenScales load_scales(const uint8_t *metadata, int lane, int symmetric, float offset)
+{
+    TokenScales t;
+    load_token_numbers(metadata, lane, t.scale);
+    if constexpr (HAS_ZEROS<C>)
+        if (!symmetric)
+            load_token_numbers(metadata + 2 * PAGE_TOKENS, lane, t.zero);
+    unrolled_for (int i = 0; i < 8; i++)
+        if (!HAS_ZEROS<C>)
+            t.zero[i] = 0;
+        else if (symmetric)
+            t.zero[i] = offset * t.scale[i];
     return t;
 }
 

@@ -204,7 +204,7 @@ KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int s
                            float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
 {
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
-        TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
+        TokenScales scales = load_scales<C>(page + codes, lane, symmetric, offset);
         if (valid < PAGE_TOKENS)
             unrolled_for (int t = 0; t < TILES; t++)
                 mask_tokens(s[t], scales, valid, lane >> 2);

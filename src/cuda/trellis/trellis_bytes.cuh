@@ -5,7 +5,12 @@
  * from each of two codes are the address of eight bytes. The remaining two bits of each code select
  * one of four bytes, by prmt. So the table has 256 entries. With 16 copies side by side, which take
  * 32 KB, no two lanes of a half warp read the same bank. A product of bytes (dp4a) computes the
- * address on the multiplier. */
+ * address on the multiplier.
+ *
+ * Logic instructions and prmt share the pipe that limits attention. So an address has the code's
+ * three bits and the lowest bit of its subset: they are a nibble of the word in which the trellis
+ * bit is replaced. The upper two bits of subsets select bytes. Each takes one instruction for eight
+ * codes. */
 #pragma once
 
 #include "trellis_pairs.cuh"
@@ -14,15 +19,15 @@ namespace kvant
 {
 
 /* Entry i. The address has 4 bits of the lower code, and then the same bits of the upper code. They
- * are the low two bits of the subset and bits 2 and 3 of the code. The bytes are in the order of
- * bit 2 of the subset and bit 1 of the code. */
+ * are the lowest bit of the subset and bits 1 to 3 of the code. The bytes are in the order of the
+ * upper two bits of the subset. */
 KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t i)
 {
     uint64_t x = 0;
 #pragma unroll 2
     /* hardly unrolled, because a thread makes an entry only once: see for_each_trellis_value */
     for (int k = 0; k < 8; k++) {
-        const uint32_t code = i >> k / 4 * 4 & 15, m = code % 4 + 4 * (k % 4) + code / 4 * 16;
+        const uint32_t code = i >> k / 4 * 4 & 15, m = code % 2 + 2 * (k % 4) + code / 2 * 8;
         x |= (uint64_t)half_of_level<Trellis4>(magnitudes, m) << 8 * k;
     }
     return make_uint2((uint32_t)x, (uint32_t)(x >> 32));
@@ -58,17 +63,17 @@ struct WordLevels {
     uint32_t rows0[2], rows8[2];
 };
 
-/* low has the low two bits of subsets in the low two bits of nibbles. high has the third bit of
- * subsets in the lowest bit of nibbles. Other bits are ignored. */
+/* index: each nibble has a code whose trellis bit is replaced by the lowest bit of its subset.
+ * upper: each nibble has the upper two bits of the subset in its low two bits. Its other bits are
+ * ignored. */
 template <class T>
-KVANT_INLINE WordLevels word_levels(uint32_t w, uint32_t low, uint32_t high, const T &table)
+KVANT_INLINE WordLevels word_levels(uint32_t index, uint32_t upper, const T &table)
 {
-    const uint32_t index = bit_select<0x33333333u>(low, w),
-                   which = bit_select<0x11111111u>(high, (w & 0x22222222u) | 0x44004400u);
+    const uint32_t which = (upper & 0x33333333u) | table.second,
+                   far = upper_half(which, table.unit_of_half);
     uint2 x[4];
     unrolled_for (int n = 0; n < 4; n++)
         x[n] = look_up_two_words(__dp4a(index, 8u * T::COPIES << 8 * n, table.own));
-    const uint32_t far = shift_by(which, table.shift16);
     return WordLevels{ { prmt(x[0].x, x[1].x, which), prmt(x[2].x, x[3].x, far) },
                        { prmt(x[0].y, x[1].y, which), prmt(x[2].y, x[3].y, far) } };
 }
@@ -80,12 +85,13 @@ KVANT_INLINE void each_word(const uint32_t (&w)[4], const At &at, const T &table
 {
     uint32_t plane[4];
     subsets_of(at, plane);
-    const uint32_t even = even_bits(plane[0], plane[1]), odd = odd_bits(plane[0], plane[1], table);
-    use(0, word_levels(w[0], even, plane[2], table));
-    use(1, word_levels(w[1], odd, shift_by(plane[2], table.shift1), table));
-    use(2,
-        word_levels(w[2], shift_by(even, table.shift2), shift_by(plane[2], table.shift2), table));
-    use(3, word_levels(w[3], shift_by(odd, table.shift2), plane[2] >> 3, table));
+    const uint32_t even = even_bits(plane[1], plane[2]), odd = odd_bits(plane[1], plane[2], table);
+    const uint32_t lowest[4] = { plane[0], shift_by(plane[0], table.shift1),
+                                 shift_by(plane[0], table.shift2), plane[0] >> 3 };
+    const uint32_t upper[4] = { even, odd, shift_by(even, table.shift2),
+                                shift_by(odd, table.shift2) };
+    unrolled_for (int j = 0; j < 4; j++)
+        use(j, word_levels(bit_select<0x11111111u>(lowest[j], w[j]), upper[j], table));
 }
 
 /* Computes operands of 32 codes as halves, with columns c and c + 8 in a register, for use(word,

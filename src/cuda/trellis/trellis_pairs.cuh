@@ -76,14 +76,20 @@ KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_
 template <int COPIES_> struct LevelTable {
     static constexpr int COPIES = COPIES_;
     uint32_t own; /* address of the lane's copy */
-    uint32_t shift1, shift2, shift4, shift16;
+    uint32_t shift1, shift2, shift4;
+    uint32_t unit_of_half; /* for upper_half() */
+    uint32_t second;       /* selects bytes of the second register for every other pair of codes */
 };
 
 template <class C, int COPIES>
 KVANT_INLINE LevelTable<COPIES> level_table(const uint8_t *table, uint32_t one, int lane)
 {
     return LevelTable<COPIES>{ shared_address(table) + (C::BITS == 4 ? 8u : 4u) * (lane % COPIES),
-                               one << 31, one << 30, one << 28, one << 16 };
+                               one << 31,
+                               one << 30,
+                               one << 28,
+                               one << 8,
+                               one * 0x44004400u };
 }
 
 /* The table's entry for the codes of byte I of a word of level numbers. The argument `more` counts
