@@ -238,9 +238,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
     using L = Lengths<GENERAL, S::COLUMNS>;
-    /* Registers suffice there. With open pages a layer of 1024 tokens takes 1 us longer, because
-     * more instructions come from memory. */
-    constexpr bool STRAIGHT = D <= 128 && !MANY && !GENERAL && (!OPEN || S::WARPS <= 8);
+    constexpr bool PLAIN = D <= 128 && !MANY && !GENERAL;
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
@@ -333,6 +331,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         bool any = false; /* the warp has sums of this stretch */
         Counted<TILES> counted;
         counted.begin();
+        const uint4 *operands = reinterpret_cast<const uint4 *>(shared.queries.fixed);
         auto load_tile = [&](const typename S::Query &queries, int i) {
             unrolled_for (int t = 0; t < TILES; t++) {
                 if constexpr (!S::RELOAD)
@@ -375,9 +374,9 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                     split_hybrid(page + k_codes, p.k_groups, p.k_offset, lane);
                     feeder.ring.fence_writes();
                 }
-                score_page<KC, D, S::BYTES, STRAIGHT>(page, k_codes, q, factors, k_table,
-                                                      p.k_symmetric, p.k_offset, p.k_groups, lane,
-                                                      s);
+                score_page<KC, D, S::BYTES, PLAIN>(page, k_codes, q, factors, k_table,
+                                                   p.k_symmetric, p.k_offset, p.k_groups, lane, s,
+                                                   operands);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
@@ -402,8 +401,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                         clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
                     feeder.ring.fence_writes();
                 }
-                add_page<VC, D, STRAIGHT>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric,
-                                          p.v_offset, p.v_groups, lane, valid, s, sums);
+                add_page<VC, D, PLAIN>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric,
+                                       p.v_offset, p.v_groups, lane, valid, s, sums);
             }
             __syncwarp();
             mine += S::WARPS;

@@ -270,9 +270,10 @@ template <int N> KVANT_INLINE void next_pair(uint32_t (&q)[N][2])
  * bits of 1.5 * 2^23 therefore has the bits of the float 1.5 * 2^23 + sum. Bytes of a trellis
  * have no sign. Their sums with lower bytes begin at 2^23. They stay below 2^24, because they grow
  * by less than 2^23. Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
-template <class C, int D, bool STRAIGHT, int TILES, class T>
+template <class C, int D, bool PLAIN, int TILES, class T>
 KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 16][2],
-                                 const T &table, int lane, float (&s)[TILES][4][4])
+                                 const uint4 *operands, const T &table, int lane,
+                                 float (&s)[TILES][4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
     constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
@@ -289,9 +290,20 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 1
                                              q[t][2 * pair + 1][1]);
         }
     };
-    if constexpr (HAS_TRELLIS<C>) /* all pairs rotate q back to its first order */
-        for_each_trellis_byte<C, D, STRAIGHT>(
-            page, lane, table, [&](int rt, const uint32_t(&a)[4]) { multiply(rt, 0, a); },
+    if constexpr (HAS_TRELLIS<C> && PLAIN) {
+        uint4 own; /* of the pair */
+        for_each_trellis_byte<C, D, PLAIN>(
+            page, lane, table,
+            [&](int rt, int pair, const uint32_t(&a)[4]) {
+                if (rt == 0)
+                    own = operands[32 * pair + lane];
+                mma_bytes<false, false>(low[0][rt], a, own.x, own.y);
+                mma_bytes<false, true>(high[0][rt], a, own.z, own.w);
+            },
+            [] {});
+    } else if constexpr (HAS_TRELLIS<C>) /* all pairs rotate q back to its first order */
+        for_each_trellis_byte<C, D, PLAIN>(
+            page, lane, table, [&](int rt, int, const uint32_t(&a)[4]) { multiply(rt, 0, a); },
             [&] {
                 unrolled_for (int t = 0; t < TILES; t++)
                     next_pair(q[t]);
@@ -307,14 +319,14 @@ KVANT_INLINE void multiply_bytes(const uint8_t *page, uint32_t (&q)[TILES][D / 1
 }
 
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
- * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. STRAIGHT: see
- * for_each_trellis_value. */
-template <class C, int D, bool BYTES, bool STRAIGHT = false, int TILES, class T>
+ * codes: bytes of codes in front of the metadata. Kinds with groups have one tile. PLAIN: q of
+ * keys with trellis codes is read from `operands`, which put_operand filled. */
+template <class C, int D, bool BYTES, bool PLAIN = false, int TILES, class T>
 KVANT_INLINE void score_page(const uint8_t *page, int codes,
                              uint32_t (&q)[TILES][key_tiles<C, D>()][2],
                              const ScoreFactors<C, D> (&factors)[TILES], const T &table,
                              int symmetric, float offset, const GroupPlaces &places, int lane,
-                             float (&s)[TILES][4][4])
+                             float (&s)[TILES][4][4], const uint4 *operands = nullptr)
 {
     unrolled_for (int i = 0; i < 16 * TILES; i++)
         s[i / 16][i / 4 % 4][i % 4] = 0;
@@ -328,7 +340,7 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes,
         else if constexpr (HAS_WIDE_BOOK<C>)
             for_each_wide_key<C, D>(page, lane, table, multiply);
         else if constexpr (BYTES)
-            multiply_bytes<C, D, STRAIGHT>(page, q, table, lane, s);
+            multiply_bytes<C, D, PLAIN>(page, q, operands, table, lane, s);
         else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
             for_each_trellis_key4<C, D>(page, lane, table, multiply);
         else if constexpr (HAS_TRELLIS<C>)

@@ -26,9 +26,10 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     static constexpr bool BYTES = BYTES_;
     static constexpr int STRIDE = D + 8; /* keeps the 8 columns of an operand in different banks */
     alignas(16) __half rows[COLUMNS * STRIDE];
-    int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
-    float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
-    float sum[COLUMNS];                          /* ... + sum of the row * factor * zero point */
+    /* rows * FIXED_ONE; of keys with trellis codes as operands (put_operand) */
+    alignas(16) int16_t fixed[BYTES ? COLUMNS * STRIDE : 8];
+    float factor[COLUMNS];            /* score (log2) = factor * <rows, codes> ... */
+    float sum[COLUMNS];               /* ... + sum of the row * factor * zero point */
     float bias[COLUMNS];              /* what the keys' centre adds to all of these scores */
     float group_sum[COLUMNS][D / 16]; /* of group_step channels each, for kinds with such groups */
     /* Used by general kernels only (scores.cuh). */
@@ -125,6 +126,18 @@ KVANT_INLINE float bias_of(const AttentionArgs &p, const Row<D> &row, const Row<
     return p.k_center ? warp_sum(sum) * p.scale_log2 : 0;
 }
 
+/* Puts a number of column n where the lane that multiplies it reads it. For each pair of column
+ * tiles, a lane has 16 bytes: the lower bytes of the first tile's numbers, those of the second
+ * tile, then the upper bytes of both. */
+KVANT_INLINE void put_operand(int16_t *operands, int n, int channel, int x)
+{
+    uint8_t *at = reinterpret_cast<uint8_t *>(operands) +
+                  16 * (channel / 32 * 32 + 4 * n + channel % 8 / 2) + channel / 16 % 2 * 4 +
+                  channel / 8 % 2 * 2 + channel % 2;
+    at[0] = (uint8_t)x;
+    at[8] = (uint8_t)(x >> 8);
+}
+
 /* center: of keys, or NULL where a kernel knows none. */
 template <class C, int D, class Q>
 KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row,
@@ -142,7 +155,10 @@ KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &ro
         tile.rows[n * Q::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
         if constexpr (Q::BYTES) {
             int v = __float2int_rn(row.x[j] * inverse * FIXED_ONE);
-            tile.fixed[n * Q::STRIDE + lane + 32 * j] = (int16_t)v;
+            if constexpr (HAS_TRELLIS<C>)
+                put_operand(tile.fixed, n, lane + 32 * j, v);
+            else
+                tile.fixed[n * Q::STRIDE + lane + 32 * j] = (int16_t)v;
             sum += (float)v;
         } else
             sum += __half2float(h);
@@ -240,15 +256,17 @@ template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D 
 template <class C, int D>
 KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
+    if constexpr (HAS_TRELLIS<C>) {
+        unrolled_for (int t = 0; t < D / 16; t += 2) {
+            const uint4 x = reinterpret_cast<const uint4 *>(fixed)[16 * t + lane];
+            q[t][0] = x.x, q[t][1] = x.y, q[t + 1][0] = x.z, q[t + 1][1] = x.w;
+        }
+        return;
+    }
     load_pairs<D>(fixed, q, lane);
     unrolled_for (int t = 0; t < D / 16; t += 2) {
         uint32_t low[2], high[2];
-        if constexpr (HAS_TRELLIS<C>) {
-            unrolled_for (int i = 0; i < 2; i++) {
-                low[i] = prmt(q[t + i][0], q[t + i][1], 0x6420);
-                high[i] = prmt(q[t + i][0], q[t + i][1], 0x7531);
-            }
-        } else if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
+        if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
             unrolled_for (int i = 0; i < 2; i++) {
                 low[i] = prmt(q[t + i][0], q[t + i][1], 0x6240);
                 high[i] = prmt(q[t + i][0], q[t + i][1], 0x7351);

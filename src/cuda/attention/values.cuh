@@ -197,8 +197,8 @@ template <int N, class T, int TILES> KVANT_INLINE T (&part(T (&tiles)[TILES], in
 }
 
 /* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
- * for all tiles. STRAIGHT: see for_each_trellis_value. */
-template <class C, int D, bool STRAIGHT = false, int TILES, class T>
+ * for all tiles. */
+template <class C, int D, bool PLAIN = false, int TILES, class T>
 KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
                            float offset, const GroupPlaces &places, int lane, int valid,
                            float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
@@ -224,7 +224,7 @@ KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int s
         if constexpr (HAS_CHUNKS<C>)
             C::template for_each_value_tile<D>(page, lane, table, multiply);
         else if constexpr (HAS_TRELLIS<C>)
-            for_each_trellis_value<C, D, STRAIGHT>(page, lane, table, multiply, [&] {
+            for_each_trellis_value<C, D, PLAIN>(page, lane, table, multiply, [&] {
                 unrolled_for (int i = 0; i < 6 * TILES; i++)
                     weights[i / 6][i / 2 % 3][i % 2] = weights[i / 6][i / 2 % 3 + 1][i % 2];
             });

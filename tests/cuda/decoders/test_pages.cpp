@@ -83,6 +83,15 @@ template <class C, int D> static void score()
         split_hybrid(task.page->page + codes, task.places, task.args.k_offset, warp.lane);
     score_page<C, D, BYTES>(task.page->page, codes, q, factors, table, task.args.k_symmetric,
                             task.args.k_offset, task.places, warp.lane, s);
+    if constexpr (BYTES) { /* kernels for one matrix read q from the tile: the same scores */
+        float own[1][4][4];
+        score_page<C, D, BYTES, true>(task.page->page, codes, q, factors, table,
+                                      task.args.k_symmetric, task.args.k_offset, task.places,
+                                      warp.lane, own, reinterpret_cast<uint4 *>(tile.fixed));
+        for (int i = 0; i < 16; i++)
+            if (own[0][i / 4][i % 4] != s[0][i / 4][i % 4])
+                s[0][i / 4][i % 4] = NAN;
+    }
     for (int i = 0; i < 16; i++)
         task.of_tokens[16 * (i / 4) + 8 * (i / 2 % 2) + warp.lane / 4]
                       [2 * (warp.lane % 4) + i % 2] = s[0][i / 4][i % 4];
