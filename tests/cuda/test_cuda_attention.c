@@ -170,6 +170,25 @@ static void test_chunks(void **unused)
     }
 }
 
+/* More pairs of a sequence and a kv head than multiprocessors: a thread block ends one pair and
+ * begins another one, and two thread blocks may share a multiprocessor. */
+static void test_many_sequences(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "trellis-4:rotate=hadamard", "int-4" };
+    enum { MANY = 64 };
+    int32_t lengths[2][MANY];
+    for (int i = 0; i < MANY; i++)
+        lengths[0][i] = 321, lengths[1][i] = odd_lengths[i % 10];
+    for (int i = 0; i < 8; i++) {
+        attention_case c = {
+            specs[i / 4], specs[i / 4], 128,           8, 16, MANY, KVANT_CUDA_F16, lengths[i % 2],
+            false,        0.5f,         i / 2 % 2 * 3u
+        };
+        run_attention(&c);
+    }
+}
+
 /* Every pair of a trellis, each with and without exact pages. */
 static void test_trellis(void **unused)
 {
@@ -314,7 +333,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_open_pages),    cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_trellis),       cmocka_unit_test(test_wide_keys),
         cmocka_unit_test(test_head_groups),   cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_shared_blocks),
+        cmocka_unit_test(test_shared_blocks), cmocka_unit_test(test_many_sequences),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,11 +232,12 @@ KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const
 
 /* OPEN: the table may name open blocks. MANY: keys may have several matrices, or centres.
  * GENERAL kernels are both, too. */
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES,
+          int BLOCKS>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
 {
-    using S = Shape<KC, VC, D, LARGE, TILES>;
-    using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
+    using S = Shape<KC, VC, D, LARGE, TILES, BLOCKS>;
+    using Memory = SharedMemory<S>;
     using L = Lengths<GENERAL, S::COLUMNS>;
     constexpr bool PLAIN = D <= 128 && !MANY && !GENERAL;
     extern __shared__ uint8_t raw[];
@@ -409,14 +410,14 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
             if (++slot == S::STAGES)
                 slot = 0, parity ^= 1;
         }
+        const int used = slot == 0 ? S::STAGES - 1
+                                   : slot - 1; /* of the last page: nothing is on its way there */
         if constexpr (OPEN)
             any |= attend_open_pages<VC, D, GENERAL, MANY, S::STAGED, S::WARPS>(
                 p, shared.queries, at, seen, max(piece.begin, at.first), warp, lane,
-                reinterpret_cast<__half *>(shared.open_rows[S::STAGED ? warp : 0]), counted, sums);
+                reinterpret_cast<__half *>(shared.slots[warp][used]), counted, sums);
         if constexpr (MANY)
             counted.end(sums);
-        const int used = slot == 0 ? S::STAGES - 1
-                                   : slot - 1; /* of the last page: nothing is on its way there */
         unrolled_for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
             if (any)
@@ -447,34 +448,43 @@ __host__ __device__ constexpr bool has_large_shapes(int arch)
     return arch >= 10 * LARGE_PTX && arch / 100 != 12;
 }
 
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
-__global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES>::WARPS * 32, 1)
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES,
+          int BLOCKS>
+__global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES, BLOCKS>::WARPS * 32, BLOCKS)
     attention_kernel(const __grid_constant__ ArgsOf<KC, VC> p)
 {
 #ifdef __CUDA_ARCH__
     if constexpr (!LARGE || has_large_shapes(__CUDA_ARCH__))
-        attend<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>(p);
+        attend<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES, BLOCKS>(p);
     else
         __trap();
 #endif
 }
 
-template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES>
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES,
+          int BLOCKS = 1>
 AttentionKernel kernel_of()
 {
-    using S = Shape<KC, VC, D, LARGE, TILES>;
-    constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
-    static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
+    using S = Shape<KC, VC, D, LARGE, TILES, BLOCKS>;
+    constexpr size_t bytes = sizeof(SharedMemory<S>);
+    static_assert(bytes <= S::BYTES_A_BLOCK, "a block's memory");
     return AttentionKernel{
-        (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES>,
+        (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, MANY, GENERAL, TILES, BLOCKS>,
         S::WARPS * 32,
         (int)bytes,
         LARGE ? LARGE_BYTES : 0,
         S::COLUMNS,
         S::BYTES,
-        LARGE ? LARGE_PTX : 0
+        LARGE ? LARGE_PTX : 0,
+        BLOCKS
     };
 }
+
+/* The pair of `balanced` has a kernel with two blocks on a multiprocessor. With many pairs of
+ * sequences and kv heads, one block computes while the other one ends a pair. */
+template <class KC, class VC, int D>
+constexpr bool HAS_TWO_BLOCKS =
+    std::is_same<KC, Trellis4>::value && std::is_same<VC, Trellis4>::value && D == 128;
 
 /* In large shapes, one query token without masks has kernels of its own: general kernels are up
  * to 10 % slower (octopus 20 %), and those of several matrices 2 %. A kernel without open pages
@@ -489,6 +499,9 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
                                 : kernel_of<KC, VC, D, false, true, true, true, 2>();
         return AttentionKernel{};
     }
+    if constexpr (HAS_TWO_BLOCKS<KC, VC, D>)
+        if (choice.large && !choice.general && !choice.many && choice.two_blocks)
+            return kernel_of<KC, VC, D, true, true, false, false, 1, 2>();
     if constexpr (!RARE && std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN)
         if (choice.large && !choice.general && !choice.many && !choice.open)
             return kernel_of<KC, VC, D, true, false, false, false, 1>();

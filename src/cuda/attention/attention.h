@@ -11,7 +11,7 @@ namespace kvant
 {
 
 /* Workspace: counters for every thread block, one per column, then two partial results for each
- * (attention.cuh says why two). There is a block a multiprocessor. */
+ * (attention.cuh says why two). A multiprocessor has one block, or two. */
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t TILE_COLUMNS = 8;  /* query rows that share an operand: the columns of an MMA */
 constexpr uint32_t MOST_COLUMNS = 16; /* of a kernel: two MMAs an unpacked operand */
@@ -134,14 +134,16 @@ struct AttentionKernel {
     int columns;      /* query rows per pass over the pages */
     bool byte_keys;   /* codebook keys are multiplied as signed bytes */
     int ptx_least;    /* code made from older PTX has no body */
+    int blocks;       /* on a multiprocessor at once: 1 or 2 */
 };
 
 /* With `large`, a block has up to 227 KB of shared memory, for compute_90 and later. Otherwise it
  * has at most 99 KB, for every GPU. With `open`, the table may name exact pages. With `many`, keys
  * have several matrices, or centres. With `general`, a sequence has several query tokens, or there
- * are windows or masks, and open and many as well. With `wide`, a pass has 16 columns, not 8. */
+ * are windows or masks, and open and many as well. With `wide`, a pass has 16 columns, not 8. With
+ * `two_blocks`, two thread blocks share a multiprocessor if the pair has such a kernel. */
 struct KernelChoice {
-    bool large, open, many, general, wide;
+    bool large, open, many, general, wide, two_blocks;
 };
 
 /* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does

@@ -86,24 +86,30 @@ AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params 
     return AttentionKernel{};
 }
 
-/* As many blocks as run at once: every further one would start with a cold ring. */
-uint32_t grid_of(const Device &device)
+/* As many blocks as run at once, `blocks` on a multiprocessor: every further one would start with a
+ * cold ring. */
+uint32_t grid_of(const Device &device, int blocks = 1)
 {
-    return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
+    return std::min((uint32_t)(blocks * device.multiprocessors), MAX_BLOCKS);
 }
 
-/* The thread blocks of attention for which no multiprocessor is free at first, if the kernel before
- * stores new rows. That kernel has a block for each kv head of the keys and of the values, and for
- * each matrix of queries. 0 if it leaves no multiprocessor free. A call that follows no such kernel
- * has the same parts, so that its sums are the same. */
-int late_blocks(const kvant_cuda_kernel_attention_args &args, uint32_t grid, const Device &device)
+/* The most thread blocks of a decode kernel. */
+uint32_t most_blocks(const Device &device)
+{
+    return grid_of(device, 2);
+}
+
+/* The thread blocks of attention for which no multiprocessor has room at first, if the kernel
+ * before stores new rows. That kernel has a block for each kv head of the keys and of the values,
+ * and for each matrix of queries. 0 if it leaves no room. A call that follows no such kernel has the
+ * same parts, so that its sums are the same. */
+int late_blocks(const kvant_cuda_kernel_attention_args &args, uint32_t grid, int blocks,
+                const Device &device)
 {
     const uint64_t before = (uint64_t)args.batch * args.n_kv_heads *
                             (2 + (args.q_matrix_stride > 0 ? std::max(args.n_matrices, 1u) : 0)),
-                   multiprocessors = (uint64_t)device.multiprocessors;
-    return before < multiprocessors && grid + before > multiprocessors
-               ? (int)(grid + before - multiprocessors)
-               : 0;
+                   at_once = grid_of(device, blocks);
+    return before < at_once && grid + before > at_once ? (int)(grid + before - at_once) : 0;
 }
 
 /* No more blocks than can have work: LEAST_PAGES for each, as find_piece shares pages out. */
@@ -113,7 +119,7 @@ uint32_t grid_for(const AttentionArgs &p, const AttentionKernel &kernel, const D
                             kernel.columns,
                    parts = (p.max_tokens / KVANT_PAGE_TOKENS + LEAST_PAGES - 1) / LEAST_PAGES;
     return (uint32_t)std::min<uint64_t>((uint64_t)p.batch * p.kv_heads * groups * parts,
-                                        grid_of(device));
+                                        grid_of(device, kernel.blocks));
 }
 
 /* Checks that the loaded code has a body and that the kernel fits the device. */
@@ -136,6 +142,13 @@ uint32_t columns_of(const kvant_cuda_kernel_attention_args &args)
     return args.n_heads / args.n_kv_heads * args.query_tokens;
 }
 
+/* Whether thread blocks that are alone on their multiprocessors would have several pairs of a
+ * sequence and a kv head each. */
+bool has_many_pairs(const kvant_cuda_kernel_attention_args &args, const Device &device)
+{
+    return (uint64_t)args.batch * args.n_kv_heads > grid_of(device);
+}
+
 bool is_general(const kvant_cuda_kernel_attention_args &args)
 {
     return args.query_tokens > 1 || args.window || args.mask || args.sinks ||
@@ -149,9 +162,12 @@ kvant_status choose_kernel(const kvant_cuda_kernel_attention_args &args, const D
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     for (int i = 0; i < 4 && status == KVANT_ERR_UNSUPPORTED; i++) {
-        const KernelChoice choice{ i < 2, args.k_open.base != NULL,
+        const KernelChoice choice{ i < 2,
+                                   args.k_open.base != NULL,
                                    args.n_matrices > 1 || args.k_center || args.page_offsets,
-                                   general, i % 2 == 0 };
+                                   general,
+                                   i % 2 == 0,
+                                   has_many_pairs(args, device) };
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
@@ -311,7 +327,7 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
     p.further_tiles =
-        static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, grid_of(device));
+        static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, most_blocks(device));
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
@@ -391,6 +407,7 @@ kvant_status launch_others(const kvant_cuda_kernel_attention_args &args, bool an
 {
     AttentionKernel none{};
     none.columns = TILE_COLUMNS;
+    none.blocks = 1;
     const AttentionArgs common = launch_args(args, none, device);
     const int multiprocessors = (int)grid_of(device);
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
@@ -424,7 +441,7 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec,
 
 size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
 {
-    const uint32_t blocks = grid_of(current_device());
+    const uint32_t blocks = most_blocks(current_device());
     if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM)
         return 0;
     return tiles_at(head_dim, blocks) +
@@ -483,7 +500,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
     if (kvant_cuda_has_chunks(&args.v_codec->params))
         p.v_directions = args.v_codec->directions;
     const uint32_t grid = grid_for(p, kernel, device);
-    p.n_late = late_blocks(args, grid, device);
+    p.n_late = late_blocks(args, grid, kernel.blocks, device);
     const cudaError_t cleared = clear_counters(args, static_cast<cudaStream_t>(stream));
     if (cleared != cudaSuccess)
         return from_cuda(cleared);

@@ -43,8 +43,9 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC>;
 }
 
-/* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
-constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
+/* Shared memory per block: compute capability 9.0 and 10.0, and where two blocks share a
+ * multiprocessor there; 8.6, 8.9 and 12.0. */
+constexpr int LARGE_BYTES = 227 * 1024, HALF_BYTES = 113 * 1024, SMALL_BYTES = 99 * 1024;
 
 /* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one
  * slot a warp will do. How many warps are best was measured where there is much room. */
@@ -84,8 +85,11 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
 /* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
  * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
  * unpacking limits the speed. */
-template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
-    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES;
+template <class KC, class VC, int D, bool LARGE, int TILES_, int BLOCKS_> struct Shape {
+    static constexpr int TILES = TILES_, COLUMNS = TILE_COLUMNS * TILES, BLOCKS = BLOCKS_;
+    static constexpr int BYTES_A_BLOCK = !LARGE       ? SMALL_BYTES
+                                         : BLOCKS > 1 ? HALF_BYTES
+                                                      : LARGE_BYTES;
     /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then
      * as halves. */
     static constexpr bool BYTES = KC::BIASED && TILES == 1;
@@ -113,22 +117,19 @@ template <class KC, class VC, int D, bool LARGE, int TILES_> struct Shape {
     /* Shared memory that is left for slots. */
     static constexpr int OTHERS =
         TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
-    static constexpr int ROOM = !LARGE                 ? SMALL_BYTES - OTHERS
-                                : TABLES && TILES == 1 ? LARGE_BYTES - OTHERS
-                                                       : 217000 - TABLES - (TILES - 1) * 5000;
-    static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM),
+    static constexpr int ROOM = !LARGE || (TABLES && TILES == 1)
+                                    ? BYTES_A_BLOCK - OTHERS
+                                    : 217000 - TABLES - (TILES - 1) * 5000;
+    static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM *BLOCKS) / BLOCKS,
                          FIT = ROOM / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
     static constexpr bool SPLIT = STAGES == 1;
-    /* Values of open pages go through shared memory where slots leave room for them. Rows of chunks
-     * have no order that operands of matrices could have. */
-    static constexpr bool STAGED =
-        !HAS_CHUNKS<VC> && OTHERS + WARPS * (STAGES * SLOT + OpenRows<D>::BYTES) <=
-                               (LARGE ? LARGE_BYTES : SMALL_BYTES);
+    /* Values of open pages go through the slot of the warp's last page. Rows of chunks have no order
+     * that operands of matrices could have. */
+    static constexpr bool STAGED = !HAS_CHUNKS<VC> && OpenRows<D>::BYTES <= SLOT;
 };
 
-template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory {
-    using S = Shape<KC, VC, D, LARGE, TILES>;
+template <class S> struct SharedMemory {
     alignas(128) uint8_t tables[S::TABLES ? S::TABLES : 16]; /* chunks.cuh wants them first */
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
     uint64_t barriers[S::WARPS][S::STAGES * (S::SPLIT ? 2 : 1)];
@@ -136,7 +137,6 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory 
     uint8_t matrices[S::WARPS][S::STAGES];
     typename S::Query queries;
     WarpResults<S::WARPS, S::COLUMNS> results;
-    alignas(16) uint8_t open_rows[S::STAGED ? S::WARPS : 1][S::STAGED ? OpenRows<D>::BYTES : 16];
 };
 
 } // namespace kvant
