@@ -52,24 +52,43 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
 
 struct kvp_gpu_piece {
     struct kvp_gpu_piece *next;
+    cu_event done; /* the GPU has made its copy */
     float numbers[PIECE_BYTES / sizeof(float)];
 };
+
+static void free_piece(struct kvp_gpu_piece *piece)
+{
+    if (piece->done != NULL)
+        kvp_cu.event_free(piece->done);
+    kvp_cu.host_memory_free(piece);
+}
+
+static struct kvp_gpu_piece *new_piece(void)
+{
+    struct kvp_gpu_piece *piece;
+    void *memory = NULL;
+
+    if (!kvp_cu_ok(kvp_cu.host_memory_new(&memory, sizeof(*piece), CU_HOST_PORTABLE_MAPPED),
+                   "allocating host memory"))
+        return NULL;
+    piece = memory;
+    piece->done = NULL;
+    if (kvp_cu_ok(kvp_cu.event_new(&piece->done, CU_NO_TIMING), "creating an event"))
+        return piece;
+    free_piece(piece);
+    return NULL;
+}
 
 static struct kvp_gpu_piece *take_piece(kvp_gpu *gpu)
 {
     struct kvp_gpu_piece *piece;
-    void *memory = NULL;
 
     pthread_mutex_lock(&gpu->list_lock);
     piece = gpu->pieces;
     if (piece != NULL)
         gpu->pieces = piece->next;
     pthread_mutex_unlock(&gpu->list_lock);
-    if (piece == NULL &&
-        kvp_cu_ok(kvp_cu.host_memory_new(&memory, sizeof(*piece), CU_HOST_PORTABLE_MAPPED),
-                  "allocating host memory"))
-        piece = memory;
-    return piece;
+    return piece != NULL ? piece : new_piece();
 }
 
 static void give_piece(kvp_gpu *gpu, struct kvp_gpu_piece *piece)
@@ -103,53 +122,105 @@ bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, b
 }
 
 /* Saved states. Their rows lie at equal distances (pitch) in the computer's memory, and one after
- * another on the GPU. */
+ * another on the GPU. While the GPU copies to or from a piece, the computer copies from or to
+ * another one. */
 
-/* Copies n bytes between a piece and these rows, from the at-th byte of all rows on. */
-static void copy_pitched(char *piece, char *rows, size_t pitch, size_t width, size_t at, size_t n,
-                         bool out)
+typedef struct pitched {
+    kvp_gpu *gpu;
+    char *rows;
+    size_t pitch, width, n; /* n: bytes of all rows */
+    cu_address at;
+    bool out;
+} pitched;
+
+static size_t bytes_of_piece(const pitched *p, size_t first)
 {
-    for (size_t done = 0, some; done < n; done += some, at += some) {
-        char *row = rows + at / width * pitch + at % width;
-        some = width - at % width < n - done ? width - at % width : n - done;
-        memcpy(out ? row : piece + done, out ? piece + done : row, some);
+    return p->n - first < PIECE_BYTES ? p->n - first : PIECE_BYTES;
+}
+
+/* The computer's part: between a piece and the rows, from the first-th byte of all rows on. */
+static void copy_rows_of(const pitched *p, struct kvp_gpu_piece *piece, size_t first)
+{
+    const size_t n = bytes_of_piece(p, first);
+    char *bytes = (char *)piece->numbers;
+
+    for (size_t done = 0, some; done < n; done += some, first += some) {
+        char *row = p->rows + first / p->width * p->pitch + first % p->width;
+        some = p->width - first % p->width < n - done ? p->width - first % p->width : n - done;
+        memcpy(p->out ? row : bytes + done, p->out ? bytes + done : row, some);
     }
 }
 
-static bool copy_rows(kvp_gpu *gpu, char *rows, size_t pitch, cu_address at, size_t width, size_t n,
-                      bool out)
+/* The GPU's part, which has been made when piece->done has happened. */
+static bool begin_piece(const pitched *p, struct kvp_gpu_piece *piece, size_t first)
 {
-    struct kvp_gpu_piece *piece = take_piece(gpu);
-    bool ok = piece != NULL;
+    const size_t n = bytes_of_piece(p, first);
 
-    for (size_t done = 0, some; done < n * width && ok; done += some) {
-        char *bytes = (char *)piece->numbers;
-        some = n * width - done < PIECE_BYTES ? n * width - done : PIECE_BYTES;
-        if (!out)
-            copy_pitched(bytes, rows, pitch, width, done, some, false);
-        ok = kvp_cu_ok(out ? kvp_cu.copy_out(bytes, at + done, some, gpu->stream)
-                           : kvp_cu.copy_in(at + done, bytes, some, gpu->stream),
-                       "copying") &&
-             kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
-        if (ok && out)
-            copy_pitched(bytes, rows, pitch, width, done, some, true);
+    return kvp_cu_ok(p->out ? kvp_cu.copy_out(piece->numbers, p->at + first, n, p->gpu->stream)
+                            : kvp_cu.copy_in(p->at + first, piece->numbers, n, p->gpu->stream),
+                     "copying") &&
+           kvp_cu_ok(kvp_cu.event_record(piece->done, p->gpu->stream), "copying");
+}
+
+static bool finish_piece(const struct kvp_gpu_piece *piece)
+{
+    return kvp_cu_ok(kvp_cu.event_finish(piece->done), "copying");
+}
+
+static bool copy_out_pieces(const pitched *p, struct kvp_gpu_piece *pieces[2])
+{
+    bool ok = p->n == 0 || begin_piece(p, pieces[0], 0);
+
+    for (size_t first = 0, i = 0; first < p->n && ok; first += PIECE_BYTES, i = 1 - i) {
+        if (first + PIECE_BYTES < p->n)
+            ok = begin_piece(p, pieces[1 - i], first + PIECE_BYTES);
+        ok = ok && finish_piece(pieces[i]);
+        if (ok)
+            copy_rows_of(p, pieces[i], first);
     }
-    if (piece != NULL)
-        give_piece(gpu, piece);
+    return ok;
+}
+
+static bool copy_in_pieces(const pitched *p, struct kvp_gpu_piece *pieces[2])
+{
+    bool ok = true;
+
+    for (size_t first = 0, i = 0; first < p->n && ok; first += PIECE_BYTES, i = 1 - i) {
+        if (first >= 2 * PIECE_BYTES)
+            ok = finish_piece(pieces[i]);
+        if (ok)
+            copy_rows_of(p, pieces[i], first);
+        ok = ok && begin_piece(p, pieces[i], first);
+    }
+    return ok;
+}
+
+/* A piece is given back when the GPU does not use it any more. */
+static bool copy_rows(const pitched *p)
+{
+    struct kvp_gpu_piece *pieces[2] = { take_piece(p->gpu), take_piece(p->gpu) };
+    bool ok = pieces[0] != NULL && pieces[1] != NULL &&
+              (p->out ? copy_out_pieces(p, pieces) : copy_in_pieces(p, pieces));
+
+    ok = kvp_cu_ok(kvp_cu.stream_finish(p->gpu->stream), "copying") && ok;
+    for (int i = 0; i < 2; i++)
+        if (pieces[i] != NULL)
+            give_piece(p->gpu, pieces[i]);
     return ok;
 }
 
 bool kvp_gpu_copy_out_rows(kvp_gpu *gpu, void *to, size_t pitch, const void *from, size_t width,
                            size_t n)
 {
-    return copy_rows(gpu, to, pitch, (cu_address)(uintptr_t)from, width, n, true);
+    return copy_rows(
+        &(pitched){ gpu, to, pitch, width, n * width, (cu_address)(uintptr_t)from, true });
 }
 
 bool kvp_gpu_copy_in_rows(kvp_gpu *gpu, void *to, const void *from, size_t pitch, size_t width,
                           size_t n)
 {
-    return copy_rows(gpu, (char *)(uintptr_t)from, pitch, (cu_address)(uintptr_t)to, width, n,
-                     false);
+    return copy_rows(&(pitched){ gpu, (char *)(uintptr_t)from, pitch, width, n * width,
+                                 (cu_address)(uintptr_t)to, false });
 }
 
 bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu)
@@ -171,7 +242,7 @@ void kvp_gpu_copying_release(kvp_gpu *gpu)
     gpu->copying = NULL;
     while (gpu->pieces != NULL) {
         struct kvp_gpu_piece *next = gpu->pieces->next;
-        kvp_cu.host_memory_free(gpu->pieces);
+        free_piece(gpu->pieces);
         gpu->pieces = next;
     }
 }

@@ -63,7 +63,9 @@ static float *affine_of(const kvp_gpu_incoming *in, const transform *t)
 
 static bool is_same(kvp_gpu_cells *cells, uint32_t id, const transform *t)
 {
-    return kvp_gpu_transform_of(cells, id, t->room) && memcmp(t->room, t->data, t->bytes) == 0;
+    const void *own = kvp_gpu_transform_of(cells, id, t->room);
+
+    return own != NULL && memcmp(own, t->data, t->bytes) == 0;
 }
 
 static bool any_matrix(const kvp_gpu_incoming *in)

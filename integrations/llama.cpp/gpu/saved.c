@@ -67,25 +67,23 @@ static bool read_affine(const kvp_gpu_cells *cells, const kvant_tensor *form, vo
     return ok;
 }
 
-bool kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *transform)
+const void *kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *room)
 {
     const kvant_tensor *form = kvp_gpu_form(cells);
-    const void *kept;
+    bool ok = true;
 
     if (form == NULL)
-        return false;
+        return NULL;
     id = serving_id(cells, id);
-    kept = cells->kept[id];
-    if (kept != NULL)
-        memcpy(transform, kept, kvant_tensor_transform_size(form));
-    else if (id > 0 ||
-             (cells->learned && cells->learns_key_transform && cells->key_transform_size > 0))
-        return false; /* there was no memory to keep it */
-    else if (cells->learned)
-        return read_affine(cells, form, transform);
+    if (cells->kept[id] != NULL)
+        return cells->kept[id];
+    if (id > 0 || (cells->learned && cells->learns_key_transform && cells->key_transform_size > 0))
+        return NULL; /* there was no memory to keep it */
+    if (cells->learned)
+        ok = read_affine(cells, form, room);
     else
-        kvant_tensor_affine_transform(form, NULL, NULL, transform);
-    return true;
+        kvant_tensor_affine_transform(form, NULL, NULL, room);
+    return ok ? room : NULL;
 }
 
 /* Blocks */
@@ -94,7 +92,7 @@ bool kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *transform)
 typedef struct saved {
     kvant_outer_record record;
     kvant_outer_block *blocks;
-    uint8_t *transforms; /* of KVP_MOST_BUCKETS places */
+    void *transform; /* room for the one that the cells do not keep */
     const void *list[KVP_MOST_BUCKETS];
     int32_t place[KVP_MOST_BUCKETS]; /* by id: its place in the list, or -1 */
 } saved;
@@ -102,7 +100,7 @@ typedef struct saved {
 static void saved_free(saved *s)
 {
     free(s->blocks);
-    free(s->transforms);
+    free(s->transform);
 }
 
 /* The distance by which a block's keys moved since they were encoded. Keys of layers without RoPE
@@ -142,11 +140,11 @@ static void describe(const kvp_kv *kv, const kvant_block_slots *from, kvant_oute
  * known. */
 static int32_t place_of(kvp_gpu_cells *cells, saved *s, uint32_t id)
 {
-    uint8_t *to = s->transforms + id * kvant_tensor_transform_size(cells->form.tensor);
+    const void *transform = s->place[id] < 0 ? kvp_gpu_transform_of(cells, id, s->transform) : NULL;
 
-    if (s->place[id] < 0 && kvp_gpu_transform_of(cells, id, to)) {
+    if (transform != NULL) {
         s->place[id] = (int32_t)s->record.n_transforms;
-        s->list[s->record.n_transforms++] = to;
+        s->list[s->record.n_transforms++] = transform;
     }
     return s->place[id];
 }
@@ -179,8 +177,8 @@ static bool saved_begin(const kvp_kv *kv, const kvant_block_slots *blocks, uint3
 
     *s = (saved){ .blocks = malloc((n + 1) * sizeof(*s->blocks)) };
     if (ok)
-        s->transforms = malloc(KVP_MOST_BUCKETS * kvant_tensor_transform_size(cells->form.tensor));
-    ok = ok && s->blocks != NULL && s->transforms != NULL;
+        s->transform = malloc(kvant_tensor_transform_size(cells->form.tensor));
+    ok = ok && s->blocks != NULL && s->transform != NULL;
     memset(s->place, 0xff, sizeof(s->place));
     for (uint32_t i = 0; i < n && ok; i++) {
         uint32_t id;

@@ -9,9 +9,10 @@
 /* One block with the tensor's codecs, without pages. NULL without memory. */
 kvant_tensor *kvp_gpu_form(kvp_gpu_cells *cells);
 
-/* `kvp_gpu_transform_of` writes the transform that serves blocks with an id of a position bucket,
- * as records hold it. False: it is not known. */
-bool kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *transform);
+/* `kvp_gpu_transform_of` returns the transform that serves blocks with an id of a position bucket,
+ * as records hold it. It is in `room`, which has room for a transform, or kept by the cells. NULL:
+ * it is not known. */
+const void *kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *room);
 
 /* Functions of kvp_remote (kv_tensor.h), which take the lock themselves. */
 const kvant_codec *const *kvp_gpu_codecs_of(const kvp_kv *kv);
