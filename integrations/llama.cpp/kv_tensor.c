@@ -492,12 +492,12 @@ static void refuse_restored(kvp_kv *kv, size_t offset, size_t size)
 
 void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
 {
-    const size_t row = kvp_kv_row_bytes(kv);
+    const size_t row = kvp_kv_row_bytes(kv), first = offset;
     const char *at;
     bool moved;
     size_t n;
 
-    if (!in_range(kv, "write", offset, size) || size == 0)
+    if (!in_range(kv, "write", offset, size) || size == 0 || kvp_restoring_ignores(kv))
         return;
     at = kvp_restoring_wait(data, size, offset % row == 0);
     moved = at != data;
@@ -511,7 +511,7 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
     for (; offset % row == 0 && size > 0; offset += n, at += n, size -= n) {
         if (kv->tensor != NULL)
             kvp_kv_flush(kv, NULL, kvant_available_cpus());
-        n = kvp_state_write(kv, offset / row, at, size);
+        n = kvp_state_write(kv, offset / row, at, size, (const char *)data + (offset - first));
         if (n > 0 && kvp_trace_is_on)
             kvp_trace_write(kv, offset, n);
         if (moved && n < size) { /* a run of fewer cells; its zeros are not there */

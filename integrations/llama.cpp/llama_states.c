@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "align.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "log.h"
-#include "pack.h"
 
 /* A state with a part of the caches is served like any state. States with other flags go to
  * llama.cpp: the rows of such a state stay in the device's memory, or the flag is not known. */
@@ -49,6 +49,11 @@ static _Thread_local struct {
     char refused[256];        /* the first reason; "": no row was refused */
     unsigned number;          /* of the state that is restored */
     bool alone;               /* no other sequence has tokens */
+    /* notes: the places of rows are noted in `align`, of the tensor that is written first. With
+     * `misfit` the state will be restored once more. Without `notes` it may have fillers. */
+    kvp_alignment *align;
+    bool notes, misfit;
+    const void *first;
 } now;
 
 static atomic_uint n_restored;
@@ -109,15 +114,42 @@ bool kvp_restoring_is_checked(const void *bytes, size_t n)
 
 const void *kvp_restoring_wait(const void *bytes, size_t n, bool moves)
 {
-    return now.unpacking != NULL && kvp_plain_has(&now.unpacking->plain, bytes, n)
-               ? kvp_unpacking_wait(now.unpacking, bytes, n, moves)
-               : bytes;
+    if (now.unpacking == NULL)
+        return bytes;
+    if (kvp_plain_has(&now.unpacking->plain, bytes, n))
+        return kvp_unpacking_wait(now.unpacking, bytes, n, moves);
+    now.notes = false; /* fillers are found by the addresses of bytes */
+    return bytes;
 }
 
 unsigned kvp_restoring_number(bool *alone)
 {
     *alone = now.restores && now.alone;
     return now.restores ? now.number : 0;
+}
+
+bool kvp_restoring_note(const void *tensor, const kvp_align_place *places, size_t n, bool fits)
+{
+    if (!now.notes)
+        return false;
+    now.first = now.first != NULL ? now.first : tensor;
+    if (tensor == now.first) {
+        now.misfit = now.misfit || !fits;
+        now.notes = kvp_align_note(now.align, places, n);
+    }
+    return now.misfit;
+}
+
+bool kvp_restoring_ignores(const void *tensor)
+{
+    return now.misfit && tensor != now.first;
+}
+
+const bool *kvp_restoring_fillers(const void *bytes, size_t *n)
+{
+    return now.align != NULL && !now.notes && now.unpacking != NULL
+               ? kvp_align_fillers(now.align, &now.unpacking->plain, bytes, n)
+               : NULL;
 }
 
 bool kvp_restoring_refuse(const char *why)
@@ -314,26 +346,73 @@ static bool is_empty(const which *w)
            llama.memory_seq_pos_max(memory, w->seq) < 0;
 }
 
-/* Restores a packed state. With `early`, llama.cpp gets runs while further ones are read. *again:
- * something else than a compressed cache may have read bytes of runs before they were there. */
-static bool set_packed_once(const which *w, const kvp_pack_source *source, kvp_pack_tokens *tokens,
-                            const char *what, bool early, bool *again)
+/* A way to restore a packed state, and what became of it. */
+typedef struct attempt {
+    bool early; /* llama.cpp gets runs while further ones are read */
+    bool notes; /* places are noted in `align`; otherwise it may have fillers for the state */
+    kvp_alignment align;
+    bool done;
+    /* something else than a compressed cache may have read bytes of runs before they were there */
+    bool again;
+    bool misfit; /* codes do not fit the cells that llama.cpp chose */
+} attempt;
+
+static void align_state(kvp_plain *plain, void *of)
+{
+    attempt *t = of;
+
+    if (!t->notes && t->align.is_filler != NULL)
+        kvp_align_state(&t->align, plain);
+}
+
+static void try(const which *w, const kvp_pack_source *source, kvp_pack_tokens *tokens,
+                const char *what, attempt *t)
 {
     kvp_unpacking u;
-    const char *why = kvp_unpacking_begin(&u, source, w->all, early, tokens);
-    bool done = false;
+    const char *why = kvp_unpacking_begin(&u, source, w->all, t->early, tokens, align_state, t);
 
-    *again = false;
+    t->done = t->again = t->misfit = false;
     if (why == NULL && !u.early)
         why = kvp_unpacking_finish(&u);
-    if (why == NULL) {
-        done = set_state(w, u.plain.bytes, u.plain.n, &u, what) == u.plain.n;
-        *again = done && u.early && (u.missed || u.n_seen < u.plain.n_runs);
-    } else {
+    if (why != NULL)
         report(what, why);
+    if (why == NULL) {
+        now.align = &t->align;
+        now.notes = t->notes;
+        now.misfit = false;
+        now.first = NULL;
+        t->done = set_state(w, u.plain.bytes, u.plain.n, &u, what) == u.plain.n;
+        t->misfit = t->done && now.misfit;
+        t->again = t->done && !t->misfit && u.early && (u.missed || u.n_seen < u.plain.n_runs);
+        now.align = NULL;
+        now.notes = now.misfit = false;
     }
     kvp_unpacking_free(&u);
-    return done;
+}
+
+/* Removes the fillers. llama.cpp may have no free cells for them. */
+static bool remove_fillers(const which *w, const attempt *t)
+{
+    void *memory = llama.get_memory(w->context);
+
+    return t->align.position == 0 || (t->done && memory != NULL &&
+                                      llama.memory_seq_rm(memory, w->seq, t->align.position, -1));
+}
+
+/* Restores a state to cells that its blocks fit. If that cannot be done, rows are decoded. */
+static void align(const which *w, const kvp_pack_source *source, kvp_pack_tokens *tokens,
+                  const char *what, attempt *t)
+{
+    take_back(w);
+    t->notes = false;
+    kvp_align_plan(&t->align);
+    try(w, source, tokens, what, t);
+    if (remove_fillers(w, t))
+        return;
+    if (t->done)
+        take_back(w);
+    kvp_align_free(&t->align);
+    try(w, source, tokens, what, t);
 }
 
 /* All runs are checked before llama.cpp sees the state, unless its sequence is empty, so that a
@@ -341,11 +420,19 @@ static bool set_packed_once(const which *w, const kvp_pack_source *source, kvp_p
 static bool set_packed(const which *w, const kvp_pack_source *source, kvp_pack_tokens *tokens,
                        const char *what)
 {
-    bool again, done = set_packed_once(w, source, tokens, what, is_empty(w), &again);
+    attempt t = { .early = is_empty(w), .notes = !w->all };
 
-    if (again)
+    try(w, source, tokens, what, &t);
+    if (t.misfit)
+        align(w, source, tokens, what, &t);
+    if (t.again) {
         take_back(w);
-    return again ? set_packed_once(w, source, tokens, what, false, &again) : done;
+        t.early = t.notes = false;
+        try(w, source, tokens, what, &t);
+        t.done = remove_fillers(w, &t) && t.done;
+    }
+    kvp_align_free(&t.align);
+    return t.done;
 }
 
 static const char in_memory[] = "a state in memory";

@@ -39,6 +39,18 @@ bool kvp_restoring_is_checked(const void *bytes, size_t n);
  * taken over, or nothing is restored. alone: no other sequence of the context has tokens. */
 unsigned kvp_restoring_number(bool *alone);
 
+/* Called while a cache tensor is written whose cells are slots. `kvp_restoring_note` notes the
+ * places of rows, and whether their blocks fit the cells. True: the state will be restored once
+ * more, to other cells (align.h), so these rows are not stored. `kvp_restoring_ignores`: the same
+ * for a tensor whose places are not needed. `kvp_restoring_fillers`: which cells of the run that
+ * begins with these bytes belong to no row, and the number of all its cells; NULL: they all have
+ * rows. */
+struct kvp_align_place;
+bool kvp_restoring_note(const void *tensor, const struct kvp_align_place *places, size_t n,
+                        bool fits);
+bool kvp_restoring_ignores(const void *tensor);
+const bool *kvp_restoring_fillers(const void *bytes, size_t *n);
+
 /* Notes that rows of the state that is being restored were refused. False when the functions were
  * not taken over: the rows' cells then have to be NaN. Otherwise the program is told that the state
  * was not restored. */

@@ -352,7 +352,8 @@ static const char *get_prefix(kvp_unpacking *u, bool all, kvp_pack_tokens *token
 }
 
 const char *kvp_unpacking_begin(kvp_unpacking *u, const kvp_pack_source *source, bool all,
-                                bool early, kvp_pack_tokens *tokens)
+                                bool early, kvp_pack_tokens *tokens, kvp_unpacking_form *change,
+                                void *context)
 {
     const char *why;
 
@@ -362,6 +363,8 @@ const char *kvp_unpacking_begin(kvp_unpacking *u, const kvp_pack_source *source,
     why = source->from != NULL || kvant_os_size(source->file, &u->source.n)
               ? get_prefix(u, all, tokens)
               : kvp_pack_damaged;
+    if (why == NULL && change != NULL)
+        change(&u->plain, context);
     if (why == NULL)
         why = begin_runs(u);
     if (why != NULL)

@@ -131,10 +131,15 @@ typedef struct kvp_unpacking {
     bool failed; /* a run cannot be read, or is damaged, or the caller wants no more */
 } kvp_unpacking;
 
+/* Changes the form of a state of which all bytes other than runs are there. */
+typedef void kvp_unpacking_form(kvp_plain *plain, void *context);
+
 /* Begins to unpack. All bytes other than runs are in u->plain and right when this returns. NULL, or
- * the reason why the state cannot be right; *u is then empty. `all`: the wanted kind of state. */
+ * the reason why the state cannot be right; *u is then empty. `all`: the wanted kind of state.
+ * `change` (NULL: none) may change u->plain before its runs are read. */
 const char *kvp_unpacking_begin(kvp_unpacking *u, const kvp_pack_source *source, bool all,
-                                bool early, kvp_pack_tokens *tokens);
+                                bool early, kvp_pack_tokens *tokens, kvp_unpacking_form *change,
+                                void *context);
 
 /* With `early`: waits for the runs that n bytes of u->plain belong to, and puts them there. If they
  * are exactly one run and the caller needs only its `kept` bytes (moves), these may stay elsewhere

@@ -465,22 +465,49 @@ void kvp_state_drop(kvp_kv *kv)
 
 /* Begins a run of which `size` bytes are here. If it is whole, its bytes are not copied. False when
  * its header cannot be right, or when memory is short. */
-static bool begin(kvp_kv *kv, const kvp_state_header *header, size_t size)
+static bool begin(kvp_kv *kv, const kvp_state_header *header, size_t size, const void *origin)
 {
-    const size_t n = header->n_cells, total = n * kvp_kv_row_bytes(kv);
+    size_t n = header->n_cells, total;
+    const bool *fillers = kvp_restoring_fillers(origin, &n);
     kvp_incoming *in = &kv->incoming;
 
     kvp_state_drop(kv);
-    if (n == 0 || n > kv->shape.n_cells || header->bytes < sizeof(*header) || header->bytes > total)
+    total = n * kvp_kv_row_bytes(kv);
+    if (header->n_cells == 0 || header->n_cells > n || n > kv->shape.n_cells ||
+        header->bytes < sizeof(*header) || header->bytes > total)
         return false;
     *in = (kvp_incoming){ .bytes = size < total ? malloc(header->bytes) : NULL,
                           .cells = malloc(n * sizeof(*in->cells)),
+                          .fillers = fillers,
                           .n_kept = header->bytes,
                           .total = total };
     if (in->cells != NULL && (in->bytes != NULL || size >= total))
         return true;
     kvp_state_drop(kv);
     return false;
+}
+
+/* Takes the fillers out of the run's cells, and forgets rows that were there. Returns the number of
+ * cells with rows. */
+static size_t drop_fillers(kvp_kv *kv, size_t n_all)
+{
+    kvp_incoming *in = &kv->incoming;
+    int64_t *fillers = malloc((n_all + 1) * sizeof(*fillers));
+    size_t n = 0, n_fillers = 0;
+
+    for (size_t i = 0; i < n_all; i++) {
+        if (in->fillers == NULL || !in->fillers[i]) {
+            in->cells[n++] = in->cells[i];
+            continue;
+        }
+        kvp_invalid_set(&kv->invalid, (size_t)in->cells[i], 1, false);
+        if (fillers != NULL)
+            fillers[n_fillers++] = in->cells[i];
+    }
+    if (n_fillers > 0 && kv->remote != NULL && kv->cells != NULL)
+        kv->remote->forget(kv, fillers, n_fillers);
+    free(fillers);
+    return n;
 }
 
 static size_t append(kvp_kv *kv, size_t cell, const uint8_t *data, size_t size)
@@ -497,13 +524,14 @@ static size_t append(kvp_kv *kv, size_t cell, const uint8_t *data, size_t size)
     kvp_invalid_set(&kv->invalid, cell, size / row, true);
     in->have += size;
     if (in->have == in->total) {
-        restore(kv, in->cells, in->total / row, in->bytes != NULL ? in->bytes : data, in->n_kept);
+        restore(kv, in->cells, drop_fillers(kv, in->total / row),
+                in->bytes != NULL ? in->bytes : data, in->n_kept);
         kvp_state_drop(kv);
     }
     return size;
 }
 
-size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size)
+size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size, const void *origin)
 {
     const size_t row = kvp_kv_row_bytes(kv);
     const char *why = "the head of the saved rows is damaged, or memory is short";
@@ -513,7 +541,7 @@ size_t kvp_state_write(kvp_kv *kv, size_t cell, const void *data, size_t size)
     if (size < row)
         return 0;
     if (row >= sizeof(header) && read_header(data, size, &header)) {
-        if (begin(kv, &header, size))
+        if (begin(kv, &header, size, origin))
             return append(kv, cell, data, size);
         lose(kv, &here, 1, why);
         return row;

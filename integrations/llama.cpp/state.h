@@ -20,7 +20,8 @@ struct kvp_kv;
 typedef struct kvp_incoming {
     uint8_t
         *bytes; /* the first n_kept nominal bytes, as far as they came; NULL: they came wholly */
-    int64_t *cells; /* NULL: no run has begun */
+    int64_t *cells;      /* NULL: no run has begun */
+    const bool *fillers; /* by cell: it has no row (align.h); NULL: all have rows */
     size_t n_kept;
     size_t have, total; /* nominal bytes */
 } kvp_incoming;
@@ -43,8 +44,9 @@ void kvp_state_begin(struct kvp_kv *kv, size_t cell, size_t n);
 
 /* Accepts bytes that llama.cpp writes to the cells from `cell` on, if they begin with a record or
  * continue one. Returns how many nominal bytes that were, whole rows; 0: none. Rows of a damaged or
- * foreign record make their cells invalid. */
-size_t kvp_state_write(struct kvp_kv *kv, size_t cell, const void *data, size_t size);
+ * foreign record make their cells invalid. `origin`: where llama.cpp has the bytes. */
+size_t kvp_state_write(struct kvp_kv *kv, size_t cell, const void *data, size_t size,
+                       const void *origin);
 
 /* The number of bytes from a row that begins no record to the next row that begins one, at most
  * size. */

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "align.h"
 #include "llama_states.h"
 #include "log.h"
 
@@ -61,6 +62,33 @@ static kvant_status store_left(const kvp_state_restored *r, const kvant_codec *c
     return status;
 }
 
+/* Whether the blocks fit the cells: without rows of other sequences, which may be gone. These are
+ * forgotten if no other sequence has tokens, or if the stream has one sequence. */
+static bool fits(const kvp_state_restored *r, uint32_t *at)
+{
+    bool alone, ok = kvp_state_find_fixed(r, at);
+    const bool known = kvp_restoring_number(&alone) != 0;
+
+    for (uint32_t i = 0; i < r->l.n_blocks && ok && known && !alone && r->kv->shape.n_streams == 1;
+         i++)
+        ok = (r->kv->remote->block_state(r->kv, at[i]).written & ~r->l.blocks[i].slots) == 0;
+    return ok;
+}
+
+/* Whether the state will be restored once more to other cells. */
+static bool moves(const kvp_state_restored *r, bool fit)
+{
+    kvp_align_place *places = malloc((r->l.n_cells + 1) * sizeof(*places));
+    bool again;
+
+    for (uint32_t i = 0; places != NULL && i < r->l.n_cells; i++)
+        places[i] = (kvp_align_place){ r->cells[i], r->rows[i].slot,
+                                       i == 0 || r->rows[i].block != r->rows[i - 1].block };
+    again = places != NULL && kvp_restoring_note(r->kv, places, r->l.n_cells, fit);
+    free(places);
+    return again;
+}
+
 /* Puts as many blocks of the record as possible in place of the device's, and decodes the rest. */
 static kvant_status place(kvp_state_restored *r, uint32_t *at, bool *taken, int64_t *cells)
 {
@@ -69,6 +97,8 @@ static kvant_status place(kvp_state_restored *r, uint32_t *at, bool *taken, int6
     const kvp_state_layout all = r->l;
     kvant_status status = KVANT_OK;
 
+    if (moves(r, fits(r, at)))
+        return KVANT_OK;
     if (kvp_state_find_fixed(r, at)) {
         for (uint32_t i = 0; i < all.n_blocks; i++)
             r->l.blocks[i].block = at[i];

@@ -234,7 +234,7 @@ static void write_run(const uint8_t *bytes, size_t n, int kind)
         uint8_t *part = malloc(left); /* so that a sanitiser sees any access beyond it */
         require(part != NULL);
         memcpy(part, bytes + done, left);
-        used = kvp_state_write(&f.kv, first + done / ROW, part, left);
+        used = kvp_state_write(&f.kv, first + done / ROW, part, left, NULL);
         require(used <= left && used % ROW == 0);
         if (!used) {
             used = kvp_state_before_record(&f.kv, part, left);
@@ -250,7 +250,7 @@ static void restore_packed(const uint8_t *bytes, size_t n, int kind)
     int32_t ids[PARTS];
     kvp_pack_tokens tokens = { ids, PARTS, 0 };
     kvp_unpacking u;
-    if (kvp_unpacking_begin(&u, &source, false, (kind & EARLY) != 0, &tokens) != NULL)
+    if (kvp_unpacking_begin(&u, &source, false, (kind & EARLY) != 0, &tokens, NULL, NULL) != NULL)
         return;
     require(tokens.n <= PARTS && kvp_pack_bytes(&u.plain, tokens.n) == n);
     bool ok = u.early || kvp_unpacking_finish(&u) == NULL;

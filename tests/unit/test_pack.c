@@ -138,7 +138,7 @@ static const char *unpack_of(const kvp_pack_source *source, bool all, kvp_plain 
                              kvp_pack_tokens *to)
 {
     kvp_unpacking u;
-    const char *why = kvp_unpacking_begin(&u, source, all, false, to);
+    const char *why = kvp_unpacking_begin(&u, source, all, false, to, NULL, NULL);
 
     if (why == NULL)
         why = kvp_unpacking_finish(&u);
@@ -461,7 +461,7 @@ static void large_states_come_run_by_run(void **state)
             packed[at + 1000] ^= 1;
             assert_true(kvant_os_write_at(file, packed + at + 1000, 1, at + 1000));
         }
-        assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL));
+        assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL, NULL, NULL));
         assert_true(u.early);
         assert_memory_equal(u.plain.bytes, plain.bytes, 16);
         if (damages) /* a thread may find it sooner */
@@ -491,9 +491,9 @@ static void runs_may_stay(void **state)
     kvp_unpacking u;
 
     (void)state;
-    assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL));
+    assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL, NULL, NULL));
     kvp_unpacking_free(&u);
-    assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL));
+    assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL, NULL, NULL));
     assert_non_null(kvp_unpacking_wait(&u, u.plain.bytes + plain.runs[1].at, 8, true));
     assert_true(u.missed);
     assert_null(kvp_unpacking_finish(&u));

@@ -126,7 +126,8 @@ static void save_and_restore(void)
     store(0.0f);
     assert_true(kvp_state_read(&f.kv, FIRST, RUN, f.state));
     store(5.0f);
-    assert_int_equal(kvp_state_write(&f.kv, FIRST, f.state, sizeof(f.state)), sizeof(f.state));
+    assert_int_equal(kvp_state_write(&f.kv, FIRST, f.state, sizeof(f.state), NULL),
+                     sizeof(f.state));
 }
 
 static void other_rows_stay(void **state)
@@ -173,7 +174,7 @@ static void assert_row_near(size_t cell, size_t stored_as, float offset)
 static void write_run(size_t cell, const uint16_t *run, size_t n)
 {
     kvp_state_begin(&f.kv, cell, n);
-    assert_int_equal(kvp_state_write(&f.kv, cell, run, n * HEAD * sizeof(*run)),
+    assert_int_equal(kvp_state_write(&f.kv, cell, run, n * HEAD * sizeof(*run), NULL),
                      n * HEAD * sizeof(*run));
 }
 

@@ -597,4 +597,5 @@ const kvp_remote kvp_gpu_remote = { .create = create,
                                     .record_size = kvp_gpu_record_size,
                                     .export_record = kvp_gpu_export_record,
                                     .codecs = kvp_gpu_codecs_of,
-                                    .restore = kvp_gpu_restore };
+                                    .restore = kvp_gpu_restore,
+                                    .forget = kvp_gpu_forget };

@@ -33,6 +33,34 @@ static void forget_blocks(kvp_gpu_cache *cache, uint32_t first, uint32_t n)
     cache->buckets.changed = true;
 }
 
+void kvp_gpu_forget(kvp_kv *kv, const int64_t *forgotten, size_t n)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+
+    if (cache == NULL || cells->in_place || !kvp_gpu_enter(cells->gpu))
+        return;
+    kvp_gpu_finish(cells->gpu, kv->layers);
+    pthread_mutex_lock(&cells->gpu->lock);
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t block = (uint32_t)(forgotten[i] / KVANT_PAGE_TOKENS);
+        const uint64_t slot = (uint64_t)1 << forgotten[i] % KVANT_PAGE_TOKENS;
+        const int64_t page = kvp_gpu_page_of(cache, forgotten[i]);
+        if (!(cache->written[block] & slot))
+            continue;
+        if (cache->written[block] == slot) {
+            forget_blocks(cache, block, 1);
+            continue;
+        }
+        cache->written[block] &= ~slot;
+        if (page >= 0) {
+            cache->pages[page].dirty &= ~slot;
+            cache->pages[page].moved &= ~slot;
+        }
+    }
+    pthread_mutex_unlock(&cells->gpu->lock);
+}
+
 /* Forgets transforms, too. */
 static void clear_all(const kvp_gpu_cache *cache)
 {

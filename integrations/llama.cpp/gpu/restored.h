@@ -35,7 +35,8 @@ void kvp_gpu_restored_free_ids(kvp_gpu_cache *cache);
 bool kvp_gpu_restored_keys(const kvp_gpu_incoming *in);
 void kvp_gpu_restored_values(const kvp_gpu_incoming *in);
 
-/* A function of kvp_remote (kv_tensor.h), which takes the lock itself. */
+/* Functions of kvp_remote (kv_tensor.h), which take the lock themselves. */
+void kvp_gpu_forget(kvp_kv *kv, const int64_t *forgotten, size_t n);
 kvant_status kvp_gpu_restore(kvp_kv *kv, const kvant_block_slots *blocks, uint32_t n,
                              const void *data, size_t bytes, bool is_checked, bool *taken);
 
