@@ -1,21 +1,33 @@
 /* states.c - saved states of a cache on a GPU: their bytes, how long saving and restoring takes,
  * and whether the restored cache answers with the same bits.
  *
- *     states LIBRARIES PLUGIN MODEL save|load TOKENS FILE REPEATS
+ *     states LIBRARIES PLUGIN MODEL save|load|speed|next TOKENS FILE REPEATS
  *
  * PLUGIN "none": llama.cpp's own device and cache. `save` computes a prompt, saves it in FILE and
  * continues it. `load` restores FILE in an empty context, and compares its answers with those of
  * `save`. Both also save and restore REPEATS times, in files and in memory, and print medians in
- * milliseconds. Files stay in the system's cache, and nothing waits for a disk. */
+ * milliseconds. Files stay in the system's cache, and nothing waits for a disk.
+ *
+ * `speed` computes a prompt, and then saves and restores it through FILE once, and REPEATS times
+ * more of which it prints each time and the medians, as JSON. A save counts until the file is on
+ * the disk. Before each restore the system drops its cache of files, which needs root, and the
+ * sequence is empty. The disk's own times are those of a file of the same size.
+ *
+ * `next` restores FILE in a unified cache in which another sequence has REPEATS tokens, and
+ * compares the answers, and the bytes of the state when it is saved again. */
+#define _GNU_SOURCE /* O_DIRECT, fsync, clock_gettime */
+#include <fcntl.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "plugin_model.h"
 
-enum { MOST = 65536, BATCH = 512, NEXT = 16, GREEDY = 48, MOST_REPEATS = 16 };
+enum { MOST = 65536, BATCH = 512, NEXT = 16, GREEDY = 48, MOST_REPEATS = 16, PIECE = 8 << 20 };
 
 static llama_token tokens[MOST];
 static struct llama_context *context;
@@ -37,7 +49,7 @@ static double now(void)
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-static void decode(const llama_token *from, int n, int position, bool all)
+static void decode_in(const llama_token *from, int n, int position, bool all, int sequence)
 {
     struct llama_batch batch = llama_batch_init(n, 0, 1);
 
@@ -46,11 +58,16 @@ static void decode(const llama_token *from, int n, int position, bool all)
         batch.token[i] = from[i];
         batch.pos[i] = position + i;
         batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
+        batch.seq_id[i][0] = sequence;
         batch.logits[i] = all || i == n - 1;
     }
     check(llama_decode(context, batch) == 0, "decoding");
     llama_batch_free(batch);
+}
+
+static void decode(const llama_token *from, int n, int position, bool all)
+{
+    decode_in(from, n, position, all, 0);
 }
 
 static size_t best_of(const float *logits)
@@ -185,6 +202,132 @@ static void measure(const char *of, int n, int repeats)
     remove(path);
 }
 
+/* Through a disk */
+
+static void write_back(const char *path)
+{
+    const int file = open(path, O_RDONLY);
+
+    check(file >= 0 && fsync(file) == 0, "writing a file to the disk");
+    close(file);
+}
+
+static bool drops_caches = true; /* false: the system forbids it, and files are read from memory */
+
+static void drop_caches(void)
+{
+    FILE *file = fopen("/proc/sys/vm/drop_caches", "w");
+
+    drops_caches = file != NULL && fputs("1", file) >= 0;
+    drops_caches = file != NULL && fclose(file) == 0 && drops_caches;
+}
+
+/* Moves n bytes between the disk and a small buffer. File systems in memory have no O_DIRECT. */
+static double disk_ms(const char *path, size_t n, bool writes)
+{
+    static unsigned char *piece;
+    const int flags = writes ? O_WRONLY | O_CREAT : O_RDONLY;
+    const double begin = now();
+    int file = writes ? open(path, flags | O_DIRECT, 0600) : -1;
+
+    file = file >= 0 ? file : open(path, flags, 0600);
+    if (piece == NULL && posix_memalign((void **)&piece, 4096, PIECE) == 0)
+        for (int i = 0; i < PIECE; i++)
+            piece[i] = (unsigned char)((unsigned)i * 2654435761u >> 24);
+    check(file >= 0 && piece != NULL, "opening a file for the disk's own times");
+    for (size_t i = 0; i < n; i += PIECE)
+        check((writes ? write(file, piece, PIECE) : read(file, piece, PIECE)) == PIECE,
+              "measuring the disk");
+    check(fsync(file) == 0, "measuring the disk");
+    close(file);
+    return now() - begin;
+}
+
+static void print_times(const char *name, double *times, int n)
+{
+    printf("\"%s_all\": [", name);
+    for (int i = 0; i < n; i++)
+        printf("%s%.1f", i > 0 ? ", " : "", times[i]);
+    printf("], \"%s_ms\": %.1f, ", name, median(times, n));
+}
+
+static void measure_disk(const char *path, int n, int repeats)
+{
+    double save[MOST_REPEATS], restore[MOST_REPEATS], writes[MOST_REPEATS], reads[MOST_REPEATS];
+    char other[4096];
+    size_t bytes = 0;
+
+    snprintf(other, sizeof(other), "%s.disk", path);
+    for (int i = -1; i < repeats; i++) { /* the first time the system gets memory for the file */
+        const int to = i < 0 ? 0 : i;
+        double begin;
+        unlink(path);
+        begin = now();
+        check(llama_state_seq_save_file(context, path, 0, tokens, (size_t)n) > 0, "saving");
+        write_back(path);
+        save[to] = now() - begin;
+        bytes = file_bytes(path);
+        drop_caches();
+        empty();
+        begin = now();
+        restore_file(path, n);
+        llama_synchronize(context);
+        restore[to] = now() - begin;
+        writes[to] = disk_ms(other, bytes, true);
+        drop_caches();
+        reads[to] = disk_ms(other, bytes, false);
+        unlink(other);
+    }
+    printf("{\"tokens\": %d, \"bytes\": %zu, ", n, bytes);
+    print_times("save", save, repeats);
+    print_times("restore", restore, repeats);
+    print_times("disk_write", writes, repeats);
+    print_times("disk_read", reads, repeats);
+    printf("\"drops_caches\": %s, \"path\": \"%s\"}\n", drops_caches ? "true" : "false", path);
+    unlink(path);
+}
+
+/* Next to another sequence */
+
+static unsigned char *state_of(size_t *bytes)
+{
+    unsigned char *state;
+
+    *bytes = llama_state_seq_get_size(context, 0);
+    state = malloc(*bytes);
+    check(state != NULL && llama_state_seq_get_data(context, state, *bytes, 0) == *bytes, "saving");
+    return state;
+}
+
+static float *answer_next_to(const char *path, int n, int n_others, unsigned char **state,
+                             size_t *bytes)
+{
+    if (n_others > 0)
+        decode_in(tokens + 1000, n_others, 0, false, 1);
+    restore_file(path, n);
+    *state = state_of(bytes);
+    return answer(n);
+}
+
+static void compare_next_to(const char *path, int n, int n_others)
+{
+    unsigned char *a, *b;
+    size_t n_a, n_b, equal = 0;
+    float *alone = answer_next_to(path, n, 0, &a, &n_a), *other;
+
+    empty();
+    other = answer_next_to(path, n, n_others, &b, &n_b);
+    for (size_t i = 0; i < n_a && i < n_b; i++)
+        equal += a[i] == b[i];
+    compare("next to others", alone, other);
+    printf("saved again: %zu and %zu bytes, %.2f %% are equal\n", n_a, n_b,
+           100 * (double)equal / (double)n_a);
+    free(a);
+    free(b);
+    free(alone);
+    free(other);
+}
+
 static void exchange_logits(const char *path, float *logits, bool writes)
 {
     const size_t n = (NEXT + GREEDY) * (size_t)n_vocab;
@@ -199,37 +342,22 @@ static void exchange_logits(const char *path, float *logits, bool writes)
     fclose(file);
 }
 
-int main(int argc, char **argv)
+/* Compares the answers of a restored cache with those of the saved one. */
+static void compare_restored(const char *path, int n, int repeats, bool saves)
 {
-    const bool saves = argc == 8 && strcmp(argv[4], "save") == 0;
-    const int n = argc == 8 ? atoi(argv[5]) : 0, repeats = argc == 8 ? atoi(argv[7]) : 0;
-    struct llama_context_params params = llama_context_default_params();
-    struct llama_model *model;
     float *first, *other;
     double begin;
 
-    check(n > 0 && n <= MOST - NEXT && repeats > 0 && repeats <= MOST_REPEATS, "reading arguments");
-    model = load_model(argv[1], argv[2], argv[3]);
-    n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    for (int i = 0; i < MOST; i++)
-        tokens[i] = (llama_token)(((unsigned)i * 2654435761u >> 8) % (unsigned)n_vocab);
-    params.n_ctx = (uint32_t)(n + 512);
-    params.n_batch = params.n_ubatch = BATCH;
-    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    context = llama_init_from_model(model, params);
-    check(context != NULL, "creating the context");
     if (saves) {
-        for (int i = 0; i < n; i += BATCH)
-            decode(tokens + i, n - i < BATCH ? n - i : BATCH, i, false);
-        check(llama_state_seq_save_file(context, argv[6], 0, tokens, (size_t)n) > 0, "saving");
+        check(llama_state_seq_save_file(context, path, 0, tokens, (size_t)n) > 0, "saving");
         first = answer(n);
-        exchange_logits(argv[6], first, true);
+        exchange_logits(path, first, true);
     } else {
         first = malloc((NEXT + GREEDY) * (size_t)n_vocab * sizeof(*first));
         check(first != NULL, "allocating");
-        exchange_logits(argv[6], first, false);
+        exchange_logits(path, first, false);
         begin = now();
-        restore_file(argv[6], n);
+        restore_file(path, n);
         llama_synchronize(context);
         printf("first restore %.1f ms\n", now() - begin);
         other = answer(n);
@@ -237,15 +365,50 @@ int main(int argc, char **argv)
         free(other);
     }
     empty();
-    restore_file(argv[6], n);
+    restore_file(path, n);
     other = answer(n);
     compare("same process", first, other);
     free(other);
-    measure(argv[6], n, repeats);
+    measure(path, n, repeats);
     empty();
-    restore_file(argv[6], n);
+    restore_file(path, n);
     other = answer(n);
     compare("after all repeats", first, other);
+    free(other);
+    free(first);
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc == 8 ? argv[4] : "", *path = argv[6];
+    const bool saves = strcmp(what, "save") == 0, speed = strcmp(what, "speed") == 0,
+               next = strcmp(what, "next") == 0;
+    const int n = argc == 8 ? atoi(argv[5]) : 0, repeats = argc == 8 ? atoi(argv[7]) : 0;
+    struct llama_context_params params = llama_context_default_params();
+    struct llama_model *model;
+
+    check(n > 0 && n <= MOST - NEXT && repeats > 0 && (repeats <= MOST_REPEATS || next),
+          "reading arguments");
+    model = load_model(argv[1], argv[2], argv[3]);
+    n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    for (int i = 0; i < MOST; i++)
+        tokens[i] = (llama_token)(((unsigned)i * 2654435761u >> 8) % (unsigned)n_vocab);
+    params.n_ctx = (uint32_t)(n + (next ? repeats + 1024 : 512));
+    params.n_seq_max = next ? 2 : 1;
+    params.kv_unified = next;
+    params.n_batch = params.n_ubatch = BATCH;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    context = llama_init_from_model(model, params);
+    check(context != NULL, "creating the context");
+    for (int i = 0; i < n && (saves || speed); i += BATCH)
+        decode(tokens + i, n - i < BATCH ? n - i : BATCH, i, false);
+    if (speed)
+        for (char *one = strtok(argv[6], ","); one != NULL; one = strtok(NULL, ","))
+            measure_disk(one, n, repeats);
+    else if (next)
+        compare_next_to(path, n, repeats);
+    else
+        compare_restored(path, n, repeats, saves);
     llama_free(context);
     llama_model_free(model);
     return 0;

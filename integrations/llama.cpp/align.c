@@ -1,7 +1,6 @@
 /* align.c - see align.h. */
 #include "align.h"
 
-
 #include <stdlib.h>
 #include <string.h>
 
