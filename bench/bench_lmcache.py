@@ -5,7 +5,7 @@ bench/results/lmcache.csv. LMCache itself is not needed.
     bench/bench_lmcache.py --workers 1 8 --append bench/results/lmcache.csv            # on the CPU
     bench/bench_lmcache.py --device cuda --append bench/results/lmcache.csv
 
-gb_per_s counts raw bytes (bfloat16), checksums included, in the best of several runs. One worker on
+gb_per_s counts raw bytes (bfloat16), in the best of several runs, with checksums on the host. One worker on
 the CPU is timed by its thread's clock, which counts seconds of a core and does not depend on other
 programs. `where` of a GPU: "host" goes from pinned memory to pinned memory as LMCache's server
 does; "device" leaves rows and pages on the GPU, as in LMCache's published figures."""
@@ -129,15 +129,15 @@ def on_device(codecs, shape, device, seconds):
     stored = serde._stored([x.shape], [x.dtype])[0]
     if not gpu.takes(stored):
         raise SystemExit(f"the GPU does not take {codecs}")
-    body, *_ = gpu.to_pages(x, stored)
+    pages, own, _ = gpu.to_pages(x, stored)
     y = torch.empty_like(x)
 
     def encode():
-        gpu.to_pages(x, stored)[1].cpu()
+        gpu.to_pages(x, stored)
+        torch.cuda.synchronize()
 
     def decode():
-        gpu.sums(body).cpu()
-        gpu.from_pages(body, stored, y)
+        gpu.from_pages(pages, own, stored, y)
         torch.cuda.synchronize()
 
     for what, call in (("encode", encode), ("decode", decode)):

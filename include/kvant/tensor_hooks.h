@@ -99,7 +99,8 @@ KVANT_API kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
  * `kvant_tensor_set_transform` gives a transform to a block without rows, for functions that read
  * it: kvant_tensor_get_block and the two functions below. KVANT_ERR_FORMAT, KVANT_ERR_FULL,
  * KVANT_ERR_MEMORY. `kvant_tensor_affine_transform` writes a centre and a scale (NULL: none), and
- * returns how many bytes it wrote.
+ * returns how many bytes it wrote; `kvant_tensor_half_transform` rounds them to binary16, in half
+ * of the bytes.
  *
  * `kvant_tensor_mean_codecs` makes a codec for each kv head as kvant_tensor_make_codec does, but
  * with the centre of blocks whose position is not known. `like` and `codecs` have one entry per kv
@@ -115,6 +116,8 @@ KVANT_API kvant_status kvant_tensor_set_transform(kvant_tensor *tensor, uint32_t
                                                   const void *transform, uint32_t n_threads);
 KVANT_API size_t kvant_tensor_affine_transform(const kvant_tensor *tensor, const float *center,
                                                const float *scale, void *bytes);
+KVANT_API size_t kvant_tensor_half_transform(const kvant_tensor *tensor, const float *center,
+                                             const float *scale, void *bytes);
 KVANT_API kvant_status kvant_tensor_mean_codecs(const kvant_tensor *tensor, uint32_t block,
                                                 const kvant_codec *const *like, uint32_t n_threads,
                                                 kvant_codec **codecs);

@@ -7,6 +7,7 @@
 
 #include "../base/error.h"
 #include "../base/fnv.h"
+#include "../base/half.h"
 #include "center.h"
 #include "record.h"
 #include "transform_bytes.h"
@@ -68,6 +69,20 @@ size_t kvant_tensor_affine_transform(const kvant_tensor *tensor, const float *ce
     for (size_t i = 0; i < width && header.kind; i++) {
         to[i] = center ? center[i] : 0;
         to[width + i] = scale ? scale[i] : 1;
+    }
+    return sizeof header + kvant_transform_bytes(tensor, header.kind);
+}
+
+size_t kvant_tensor_half_transform(const kvant_tensor *tensor, const float *center,
+                                   const float *scale, void *bytes)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    const kvant_record_transform header = { KVANT_BYTES_HALVES, 0 };
+    uint16_t *to = (uint16_t *)(void *)((uint8_t *)bytes + sizeof header);
+    memcpy(bytes, &header, sizeof header);
+    for (size_t i = 0; i < width; i++) {
+        to[i] = kvant_half_from_float(center ? center[i] : 0);
+        to[width + i] = kvant_half_from_float(scale ? scale[i] : 1);
     }
     return sizeof header + kvant_transform_bytes(tensor, header.kind);
 }
@@ -220,7 +235,7 @@ static const uint8_t *read_block(const kvant_tensor *tensor, const kvant_record 
         .position = header.position,
         .shift = header.form & KVANT_SHIFTED ? shift_of(tensor, header.written, at) : 0,
         .exact = exact,
-        .has_matrix = transform.kind >= KVANT_BYTES_MATRICES,
+        .has_matrix = kvant_bytes_have_matrices(transform.kind),
         .has_centers = transform.kind == KVANT_BYTES_CENTERS,
         .rows = exact ? (void *)(uintptr_t)pages : NULL,
         .codes = kvant_record_has_codes(&header) ? (void *)(uintptr_t)codes : NULL

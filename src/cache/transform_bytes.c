@@ -7,6 +7,7 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 #include "../base/fnv.h"
+#include "../base/half.h"
 #include "center.h"
 #include "learn.h"
 
@@ -57,7 +58,8 @@ static size_t key_transform_bytes(const kvant_tensor *tensor)
 
 static size_t affine_bytes(const kvant_tensor *tensor, uint32_t kind)
 {
-    return kind ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
+    const size_t number = kind == KVANT_BYTES_HALVES ? sizeof(uint16_t) : sizeof(float);
+    return kind ? 2 * kvant_tensor_width(tensor) * number : 0;
 }
 
 static size_t frequency_bytes(const kvant_tensor *tensor)
@@ -75,7 +77,7 @@ static size_t centers_bytes(const kvant_tensor *tensor)
 size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind)
 {
     return affine_bytes(tensor, kind) +
-           (kind >= KVANT_BYTES_MATRICES ? (key_transform_bytes(tensor) + 7) / 8 * 8 : 0) +
+           (kvant_bytes_have_matrices(kind) ? (key_transform_bytes(tensor) + 7) / 8 * 8 : 0) +
            (kind == KVANT_BYTES_CENTERS ? centers_bytes(tensor) : 0);
 }
 
@@ -127,7 +129,7 @@ void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, u
     const size_t affine = affine_bytes(tensor, kind);
     memcpy(to, transform->center, affine);
     memset(to + affine, 0, kvant_transform_bytes(tensor, kind) - affine);
-    if (kind >= KVANT_BYTES_MATRICES)
+    if (kvant_bytes_have_matrices(kind))
         memcpy(to + affine, transform->key_transform->triangles, key_transform_bytes(tensor));
     if (kind == KVANT_BYTES_CENTERS)
         export_centers(tensor, transform->key_transform->centers, to + centers_at(tensor));
@@ -141,7 +143,7 @@ kvant_status kvant_transform_accepts(const kvant_tensor *tensor, uint32_t kind)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: it has its own centre, which only tensors in the "
                           "computer's memory support");
-    if (kind >= KVANT_BYTES_MATRICES && !tensor->learning)
+    if (kvant_bytes_have_matrices(kind) && !tensor->learning)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
                           "exported block: it has matrices of transform=first, which only tensors "
                           "in the computer's memory support");
@@ -188,7 +190,7 @@ static kvant_status import_key_transform(const kvant_tensor *tensor, const uint8
                                          uint32_t kind, uint16_t **triangles,
                                          kvant_centers **centers)
 {
-    if (kind < KVANT_BYTES_MATRICES)
+    if (!kvant_bytes_have_matrices(kind))
         return KVANT_OK;
     *triangles = kvant_alloc(1, key_transform_bytes(tensor));
     KVANT_RETURN_IF(!*triangles, KVANT_ERR_MEMORY);
@@ -197,7 +199,19 @@ static kvant_status import_key_transform(const kvant_tensor *tensor, const uint8
                                        : KVANT_OK;
 }
 
-/* The arrays may have any alignment, so they are copied to the candidate first. */
+/* Copies centre and scale, which may have any alignment, to the candidate. */
+static void import_affine(const kvant_tensor *tensor, const uint8_t *data, uint32_t kind, float *to)
+{
+    const size_t bytes = affine_bytes(tensor, kind);
+    if (kind != KVANT_BYTES_HALVES)
+        memcpy(to, data, bytes);
+    for (size_t i = 0; i < bytes / sizeof(uint16_t) && kind == KVANT_BYTES_HALVES; i++) {
+        uint16_t half;
+        memcpy(&half, data + i * sizeof half, sizeof half);
+        to[i] = kvant_half_to_float(half);
+    }
+}
+
 kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, uint32_t kind,
                                     uint32_t n_threads, uint32_t *transform_id)
 {
@@ -207,7 +221,7 @@ kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, u
     *transform_id = 0;
     if (!kind)
         return KVANT_OK;
-    memcpy(read->center, data, affine_bytes(tensor, kind));
+    import_affine(tensor, data, kind, read->center);
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
     const kvant_status fit = import_key_transform(tensor, data, kind, &triangles, &centers);
     const kvant_transform_values numbers = { read->center, read->scale, triangles,

@@ -4,14 +4,21 @@
 
 #include "tensor.h"
 
-/* Kinds of the bytes of a transform. Each kind holds the numbers of the kind before it, too. */
+/* Kinds of the bytes of a transform. Up to KVANT_BYTES_CENTERS, each kind holds the numbers of the
+ * kind before it, too. */
 enum {
     KVANT_BYTES_NOTHING,
     KVANT_BYTES_AFFINE,   /* centre and scale of all kv heads */
     KVANT_BYTES_MATRICES, /* W */
     KVANT_BYTES_CENTERS,  /* centres of blocks */
+    KVANT_BYTES_HALVES,   /* centre and scale of all kv heads as binary16 */
     KVANT_BYTES_KINDS
 };
+
+static inline bool kvant_bytes_have_matrices(uint32_t kind)
+{
+    return kind == KVANT_BYTES_MATRICES || kind == KVANT_BYTES_CENTERS;
+}
 
 uint32_t kvant_transform_kind(const kvant_tensor *tensor, uint32_t transform_id);
 

@@ -19,6 +19,7 @@ START = """#include <kvant/cache.h>
 #include <kvant/calibration.h>
 #include <kvant/cuda_kernels.h>
 #include <kvant/index.h>
+#include <kvant/tensor_hooks.h>
 #include <stdio.h>
 
 static int compare(const char *what, size_t python, size_t c)

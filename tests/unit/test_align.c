@@ -65,10 +65,10 @@ static void fillers_lead_to_blocks(void **state)
         uint32_t slot;  /* of the first row */
         size_t n, n_fillers;
     } cases[] = {
-        { 0, 1000, 0, 0, 128, 0 },          { 90, 1000, 0, 0, 128, 38 },
-        { 64, 1000, 0, 0, 100, 28 },        { 64, 1000, 0, 40, 88, 40 },
-        { 1, 1000, 0, 0, 64, 63 },          { 90, 40, 300, 0, 128, 40 + 20 },
-        { 128, 64, 193, 0, 128, 63 },       { 128, 100, 300, 0, 200, 36 + 20 + 56 },
+        { 0, 1000, 0, 0, 128, 0 },       { 90, 1000, 0, 0, 128, 38 },
+        { 64, 1000, 0, 0, 100, 28 },     { 64, 1000, 0, 40, 88, 40 },
+        { 1, 1000, 0, 0, 64, 63 },       { 90, 40, 300, 0, 128, 40 + 20 },
+        { 128, 64, 193, 0, 128, 63 },    { 128, 100, 300, 0, 200, 36 + 20 + 56 },
         { 10, 1000, 0, 63, 1, 54 + 63 },
     };
 
@@ -202,8 +202,9 @@ static void other_forms_stay_unchanged(void **state)
     (void)state;
     for (size_t i = first; i < end + 2 * TENSOR; i++)
         for (size_t c = 0; c < sizeof(changes); c++) {
-            const size_t at = i < end ? i : (size_t)right.runs[1 + (i - end) / TENSOR].at - 1 -
-                                                (i - end) % TENSOR;
+            const size_t at =
+                i < end ? i
+                        : (size_t)right.runs[1 + (i - end) / TENSOR].at - 1 - (i - end) % TENSOR;
             kvp_plain plain = make_state(n, n), copy;
             kvp_alignment a = plan_for(n);
             plain.bytes[at] ^= changes[c];

@@ -50,7 +50,7 @@ static bool transform_create(const kvp_gpu_incoming *in, uint32_t block, transfo
 }
 
 /* The centre among the bytes, which may have any alignment, as floats; the scale follows it. The
- * caller frees them. NULL without memory, and for a transform without numbers. */
+ * caller frees them. NULL without memory, and for a transform without such numbers. */
 static float *affine_of(const kvp_gpu_incoming *in, const transform *t)
 {
     const size_t n = 2 * kvp_gpu_width(in->cells) * sizeof(float);
@@ -178,9 +178,10 @@ static bool install_affine(const kvp_gpu_incoming *in, uint32_t id, const float 
 static bool install(const kvp_gpu_incoming *in, const transform *t, uint32_t id)
 {
     float *affine = affine_of(in, t);
-    bool ok = is_centred_alike(in, affine) &&
-              kvant_tensor_set_transform(in->cells->form.tensor, 0, t->data,
-                                         kvant_available_cpus()) == KVANT_OK;
+    bool ok =
+        (affine != NULL || t->bytes <= KVANT_TRANSFORM_HEAD) && is_centred_alike(in, affine) &&
+        kvant_tensor_set_transform(in->cells->form.tensor, 0, t->data, kvant_available_cpus()) ==
+            KVANT_OK;
 
     if (ok && in->outer[t->block].has_matrix)
         ok = rotates_alike(in) && affine != NULL && install_matrix(in, t, id, affine);

@@ -107,6 +107,17 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_tensor_set_affine": (_INT, [_P, _to(s.Affine)]),
     "kvant_tensor_get_block": (_INT, [_P, _U32, _U32, _to(s.BlockInfo)]),
     "kvant_tensor_get_info": (_INT, [_P, _to(s.TensorInfo)]),
+    # tensor_hooks.h
+    "kvant_tensor_half_transform": (_SIZE, [_P, _P, _P, _P]),
+    "kvant_tensor_transform_bytes": (_SIZE, [_P, _P]),
+    "kvant_tensor_outer_size": (_INT, [_P, _to(s.OuterRecord), c.POINTER(_SIZE)]),
+    "kvant_tensor_outer_begin": (_INT, [_P, _to(s.OuterRecord), _P, _SIZE]),
+    "kvant_tensor_outer_end": (_INT, [_P, _to(s.OuterRecord), _P, _SIZE]),
+    "kvant_tensor_import_record": (_SAYS, [_P, _to(s.BlockSlots), _U32, _P, _SIZE, _U32]),
+    "kvant_tensor_read_outer": (
+        _SAYS,
+        [_P, _to(s.BlockSlots), _U32, _P, _SIZE, _INT, _to(s.OuterBlock), _OUT],
+    ),
     # calibration.h
     "kvant_calibration_load": (_INT, [_STR, _OUT, *_TEXT]),
     "kvant_calibration_free": (None, [_OUT]),

@@ -136,6 +136,27 @@ class TensorInfo(Struct):
     """)
 
 
+MAX_TRANSFORMS = 12  # KVANT_MAX_TRANSFORMS
+
+
+# ---- tensor_hooks.h ----
+
+
+class BlockSlots(c.Structure):
+    _fields_ = fields("u64 slots; u32 block")
+
+
+class OuterBlock(c.Structure):
+    _fields_ = fields("""
+        u64 slots written dirty; u32 transform age; i32 position shift;
+        int exact has_matrix has_centers; ptr rows codes
+    """)
+
+
+class OuterRecord(c.Structure):
+    _fields_ = fields("OuterBlock* blocks; u32 n_blocks n_transforms; ptr* transforms; Rope* rope")
+
+
 # ---- calibration.h ----
 
 

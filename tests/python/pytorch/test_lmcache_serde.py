@@ -17,7 +17,9 @@ import torch  # noqa: E402
 from common import TestCase, np  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant.lmcache import container, options, register, state  # noqa: E402
+from kvant import structs  # noqa: E402
+from kvant.library import library  # noqa: E402
+from kvant.lmcache import options, register, state  # noqa: E402
 from kvant.lmcache.container import HEADER, Damaged  # noqa: E402
 from kvant.lmcache.gpu import GpuPages  # noqa: E402
 from kvant.lmcache.layout import FUSED, RAW, SPLIT, layout  # noqa: E402
@@ -180,7 +182,7 @@ class RoundTrip(TestCase):
                 data = stored(it, [x])
             self.assertIn("uncompressed", log.output[0])
             self.assertEqual(it._stored([x.shape], [x.dtype])[0].layout.kind, RAW)
-            self.assertEqual(data.size, HEADER + -(-x.nbytes // 64) * 64)
+            self.assertEqual(data.size, HEADER + -(-x.nbytes // 8) * 8)
             [out] = [torch.zeros_like(x)]
             it.decode(data, [out], KEY)
             self.assertTrue(torch.equal(out.view(torch.uint8), x.view(torch.uint8)))
@@ -303,24 +305,42 @@ class Damage(TestCase):
                 words=words,
             )
         other = self.data.copy()
-        other[7] += 1  # KVNTLMC2
+        other[7] -= 1  # KVNTLMC1
         self.missed(other, words="not an object of this version")
         self.missed(np.zeros_like(self.data), words="not an object")
         for shape in ((1, 1, 64, 4 * 32), (1, 2, 64, 2 * 32), (1, 1, 63, 2 * 32), (2, 1, 64, 32)):
             self.out = torch.full(shape, 7, dtype=torch.bfloat16)
             self.missed(self.data)
 
-    def test_the_checksum_is_what_the_format_says(self):
-        """The checksum, word by word, in Python's integers."""
-        weights = [int(w) for w in container.WEIGHTS]
-        body, sums = self.data[HEADER:].view(np.uint64).tolist(), []
-        for first in range(0, len(body), 512):
-            sums.append(
-                sum(w * (x ^ x >> 32) for w, x in zip(weights, body[first : first + 512]))
-                & 2**64 - 1
-            )
-        self.assertEqual(container.sums(self.data[HEADER:]).view(np.uint64).tolist(), sums)
-        self.assertTrue(all(w % 2 for w in weights) and len(set(weights)) == 512)
+    def test_bodies_are_records(self):
+        """The C API imports each record of a body. Its tensor then reads the rows that the serde
+        returns. A record in another one's place is refused.
+        """
+        x = tensor((1, LAYERS, 100, HEADS * 2 * DIM), dtype=torch.float32)
+        for words in Gpu.CODECS:
+            it = serde(**words)
+            data, [held] = stored(it, [x]), it._stored([x.shape], [x.dtype])
+            [out] = loaded(it, data, [x])
+            body = data[HEADER:]
+            for layer in range(LAYERS):
+                for role, rows in enumerate(roles(out)):
+                    codecs = held.codecs[layer][role]
+                    found = kvant.Tensor(codecs, n_blocks=2)
+                    record = held.records.place(body, layer, role)
+                    slots = (structs.BlockSlots * 2)(
+                        structs.BlockSlots(2**64 - 1, 0), structs.BlockSlots(2**36 - 1, 1)
+                    )
+                    status = library().kvant_tensor_import_record(
+                        found.handle, slots, 2, record.ctypes.data, record.size, 1
+                    )
+                    self.assertEqual(status, 0, library().kvant_error_message())
+                    self.assertTrue(
+                        np.array_equal(found.read(0, 100), rows[layer].contiguous().numpy())
+                    )
+            other = data.copy()
+            sizes = held.records
+            sizes.place(other[HEADER:], 0, 0)[:] = sizes.place(body, 1, 0)
+            self.refused(Damaged, "checksum", loaded, it, other, [x])
 
 
 class Gpu(TestCase):

@@ -1,10 +1,10 @@
 """The bytes of an object: for each of its tensors a header of 256 bytes and a body.
 
     offset  bytes
-         0      8  KVNTLMC1
+         0      8  KVNTLMC2
          8      4  256
         12      4  0: the tensor's bytes unchanged, 1: fused, 2: split (layout.py)
-        16      8  bytes of header and body, a multiple of 64
+        16      8  bytes of header and body, a multiple of 8
         24     16  layers, tokens, kv heads, head_dim
         40      8  codecs: hash of all fingerprints, which cover specs and a calibration's numbers
         48     16  key: hash of model, its revision, rank, group, salt and chunk
@@ -12,15 +12,13 @@
         72      4  dtype of the tensor: its index in layout.DTYPES, or 255
         76    180  specs of keys and values, for people
 
-Numbers are little-endian. A body has the centers and scales of chunks as fp16 (state.py), padded to
-64 bytes. The pages follow (docs/reference/format.md), layer by layer and block by block: keys of
-all kv heads, then values of all kv heads.
+Numbers are little-endian. A body has a record for the keys and a record for the values of each
+layer (records.py), or the tensor's bytes and zeros up to a multiple of 8 bytes.
 
 A reader knows every field of the header that it expects, so it compares bytes. It uses nothing of
-an object before it has verified the checksum. A GPU writes 30 GB/s of checksums, so the checksum is
-linear in words of 64 bits. For each 512 words x it is the sum of w[j] (x[j] ^ x[j] >> 32) mod 2^64.
-Every w is odd, so no change of a single word is missed. BLAKE2b of the header and these sums
-follows."""
+an object before it has verified all checksums. The header's checksum is BLAKE2b of the header and
+of the records' checksums, or of the tensor's bytes. Objects of older versions begin with KVNTLMC1
+and are misses."""
 
 from __future__ import annotations
 
@@ -28,27 +26,12 @@ import hashlib
 import struct
 from typing import Any
 
-from ..arrays import np
 from .layout import DTYPES, Layout
 
 HEADER = 256
-MAGIC = b"KVNTLMC1"
+MAGIC = b"KVNTLMC2"
 _FIELDS = struct.Struct("<8sIIQIIIIQ16sQI")
 _CHECKSUM = slice(64, 72)
-_WORDS = 512
-
-
-def _weights() -> np.ndarray:
-    made, state, mask = [], 0, 2**64 - 1
-    for _ in range(_WORDS):  # splitmix64
-        state = state + 0x9E3779B97F4A7C15 & mask
-        z = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & mask
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-        made.append(z ^ z >> 31 | 1)
-    return np.array(made, np.uint64)
-
-
-WEIGHTS = _weights()
 
 
 class Damaged(ValueError):
@@ -68,23 +51,11 @@ def header(part: Layout, size: int, codecs: int, key: bytes, specs: str) -> byte
     return (fixed + specs.encode()[: HEADER - len(fixed)]).ljust(HEADER, b"\0")
 
 
-def sums(body: np.ndarray) -> np.ndarray:
-    """The sums of every 512 words of a body on the CPU: int64."""
-    words, made = body.view(np.uint64), []
-    for first in range(0, len(words), _WORDS * 256):  # fits into the cache of a core
-        some = words[first : first + _WORDS * 256]
-        mixed = some >> np.uint64(32)
-        mixed ^= some
-        whole = len(some) // _WORDS * _WORDS
-        made.append(np.einsum("pj,j->p", mixed[:whole].reshape(-1, _WORDS), WEIGHTS))
-        if whole < len(some):
-            made.append(np.einsum("j,j->", mixed[whole:], WEIGHTS[: len(some) - whole]).reshape(1))
-    return np.concatenate(made).view(np.int64)
-
-
-def sign(expected: bytes, found: np.ndarray) -> bytes:
-    """The header with its checksum. `found`: sums of the body."""
-    checksum = hashlib.blake2b(expected + found.tobytes(), digest_size=8).digest()
+def sign(expected: bytes, of_body: Any) -> bytes:
+    """The header with its checksum. `of_body`: the checksums of records, or a tensor's bytes."""
+    made = hashlib.blake2b(expected, digest_size=8)
+    made.update(of_body)
+    checksum = made.digest()
     return expected[: _CHECKSUM.start] + checksum + expected[_CHECKSUM.stop :]
 
 
@@ -93,7 +64,9 @@ def check(found: bytes, expected: bytes) -> None:
     if found[: _CHECKSUM.start] + bytes(8) + found[_CHECKSUM.stop :] == expected:
         return
     if found[:8] != MAGIC:
-        raise Damaged("it is not an object of this version of kvant")
+        raise Damaged(
+            "it is not an object of this version of kvant; it is computed and stored again"
+        )
     names = (
         "",
         "header",
@@ -118,7 +91,7 @@ def check(found: bytes, expected: bytes) -> None:
     raise Damaged(f"it has other {wrong or 'specs'} than expected{specs}")
 
 
-def check_sums(found: bytes, expected: bytes, of_body: np.ndarray) -> None:
+def check_sums(found: bytes, expected: bytes, of_body: Any) -> None:
     if sign(expected, of_body) != found:
         raise Damaged("its checksum does not match")
 

@@ -6,7 +6,8 @@ layer 1 follow the tokens of layer 0."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import ctypes as c
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from .. import structs as s
 from ..arrays import np
 from ..gpu import GpuCodec, Numbers, calls, type_of
 from ..library import PAGE_TOKENS, Error
-from . import container, state
-from .layout import RAW, Layout, align
+from . import state
+from .layout import RAW, Layout
+from .records import Found
 from .stored import Stored
 
-_UNIT = 4096  # bytes of a checksum's sum
+Own = list[list[Tensor | None]]  # for each role a center and a scale, [layers, kv heads, head_dim]
+Each = Callable[[Stored, Callable[[int], None]], None]
 _REFUSED = {1: (50, "a NaN or an infinity"), 2: (51, "a row beyond fp16's range")}
 
 
@@ -42,13 +45,18 @@ class _Plan(NamedTuple):
     per_layer: bool
 
 
-class GpuPages:
-    """Any number of threads may use an object of this class at once."""
+def _one_by_one(stored: Stored, work: Callable[[int], None]) -> None:
+    for layer in range(stored.layout.n_layers):
+        work(layer)
 
-    def __init__(self, device: str | torch.device) -> None:
-        self.device = torch.device(device)
+
+class GpuPages:
+    """Any number of threads may use an object of this class at once. The GPU has only pages; the
+    computer writes and checks their records. `each` calls a function for all layers."""
+
+    def __init__(self, device: str | torch.device, each: Each = _one_by_one) -> None:
+        self.device, self._each = torch.device(device), each
         self._plans: dict[tuple[Layout, int], _Plan] = {}
-        self._weights = torch.from_numpy(container.WEIGHTS.view(np.int64)).to(self.device)
 
     def takes(self, stored: Stored) -> bool:
         """Whether the GPU can store this layout: it supports one codec of keys and one of
@@ -63,37 +71,60 @@ class GpuPages:
 
     # ---- with the bytes on the host ----
 
-    def encode(self, source: Tensor, stored: Stored, body: np.ndarray) -> np.ndarray:
-        """Writes all of body, and returns its sums."""
+    def encode(self, source: Tensor, stored: Stored, body: np.ndarray) -> None:
+        """Writes all of body."""
         with self._stream():
-            made, sums, refused = self.to_pages(source.to(self.device, non_blocking=True), stored)
-            torch.from_numpy(body).copy_(made[: body.size], non_blocking=True)
-            found = sums.cpu().numpy()
+            made, own, refused = self.to_pages(source.to(self.device, non_blocking=True), stored)
+            pages = np.empty(made.numel(), np.uint8)
+            torch.from_numpy(pages).copy_(made, non_blocking=True)
+            numbers = [[x if x is None else x.cpu().numpy() for x in of] for of in own]
             bits = int(refused)
             self._wait()
         for bit, (status, reason) in _REFUSED.items():
             if bits & bit:
                 raise Error("rows", status, reason)
-        return found
 
-    def load(self, body: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """body on the GPU, and its sums."""
+        def write(layer: int) -> None:
+            for role, of in enumerate(numbers):
+                affine = [x if x is None else x[layer] for x in of]
+                blocks = _of_role(pages, stored, layer, role)
+                stored.records.write(body, layer, role, affine, iter(blocks))
+
+        self._each(stored, write)
+
+    def load(self, body: np.ndarray, stored: Stored) -> tuple[Tensor, Own]:
+        """The checked pages of a body, and its centers and scales, on the GPU."""
+        n = stored.layout.n_layers
+        pages = np.empty(n * stored.layout.n_blocks * stored.block_size, np.uint8)
+        found: list[list[Found]] = [[] for _ in range(n)]
+
+        def read(layer: int) -> None:
+            found[layer] = [stored.records.read(body, layer, role) for role in (0, 1)]
+            for role, of in enumerate(found[layer]):
+                for block, codes in zip(_of_role(pages, stored, layer, role), of.codes):
+                    c.memmove(block.ctypes.data, codes, block.size)
+
+        self._each(stored, read)
         with self._stream():
-            held = torch.empty(align(body.size, _UNIT), dtype=torch.uint8, device=self.device)
-            held[body.size :] = 0
-            held[: body.size].copy_(torch.from_numpy(body), non_blocking=True)
-            found = self.sums(held).cpu().numpy()
+            held = torch.from_numpy(pages).to(self.device)
+            own = [
+                [self._both(found, role, name) for name in ("center", "scale")] for role in (0, 1)
+            ]
             self._wait()
-        return held, found
+        return held, own
 
-    def decode(self, held: Tensor, stored: Stored, target: Tensor) -> None:
+    def _both(self, found: list[list[Found]], role: int, name: str) -> Tensor | None:
+        numbers = [getattr(layer[role], name) for layer in found]
+        return None if numbers[0] is None else torch.from_numpy(np.stack(numbers)).to(self.device)
+
+    def decode(self, held: tuple[Tensor, Own], stored: Stored, target: Tensor) -> None:
         with self._stream():
             rows = (
                 target
                 if target.device == self.device
                 else torch.empty_like(target, device=self.device)
             )
-            self.from_pages(held, stored, rows)
+            self.from_pages(*held, stored, rows)
             if rows is not target:
                 target.copy_(rows, non_blocking=True)
             self._wait()
@@ -111,15 +142,17 @@ class GpuPages:
 
     # ---- with all on the GPU, on the current stream ----
 
-    def to_pages(self, rows: Tensor, stored: Stored) -> tuple[Tensor, Tensor, Tensor]:
-        """A body with zeros up to a multiple of 4096 bytes, its sums, and whether rows were refused
-        (bits, int32)."""
+    def to_pages(self, rows: Tensor, stored: Stored) -> tuple[Tensor, Own, Tensor]:
+        """Pages layer by layer and block by block, keys first, the chunk's centers and scales, and
+        whether rows were refused (bits, int32)."""
         plan, layout = self._plan(stored), stored.layout
         body = torch.zeros(
-            align(stored.size - container.HEADER, _UNIT), dtype=torch.uint8, device=self.device
+            layout.n_layers * layout.n_blocks * stored.block_size,
+            dtype=torch.uint8,
+            device=self.device,
         )
         refused = torch.zeros((), dtype=torch.int32, device=self.device)
-        own = self._own_state(rows, stored, plan, body)
+        own = self._own_state(rows, stored, plan)
         args = s.CudaAppendArgs.new(
             type=type_of(rows),
             n_tokens=plan.slots.numel(),
@@ -148,16 +181,16 @@ class GpuPages:
                     )
                 args.k_feedback = plan.roles[0].of("feedback", layer)
                 run("append", args)
-        return body, self.sums(body), refused
+        return body, own, refused
 
-    def from_pages(self, body: Tensor, stored: Stored, rows: Tensor) -> None:
-        """Fills rows from a body."""
+    def from_pages(self, body: Tensor, own: Own, stored: Stored, rows: Tensor) -> None:
+        """Fills rows from pages, and centers and scales."""
         plan, layout = self._plan(stored), stored.layout
         whole = layout._replace(
             shape=(*layout.shape[:2], layout.n_blocks * PAGE_TOKENS, layout.row)
         )
         out = rows if whole == layout and rows.is_contiguous() else rows.new_empty(whole.shape)
-        own, per_layer = self._read_state(body, stored), plan.per_layer
+        per_layer = plan.per_layer
         with calls(self.device) as run:
             for role, half in enumerate(plan.roles):
                 args = s.CudaDecodeArgs.new(
@@ -186,18 +219,10 @@ class GpuPages:
         if out is not rows:
             rows.copy_(out[:, :, : layout.n_tokens])
 
-    def sums(self, body: Tensor) -> Tensor:
-        """container.sums of a body with zeros up to a multiple of 4096 bytes."""
-        words = body.view(torch.int64)
-        mixed = (words >> 32) & 0xFFFFFFFF
-        mixed ^= words
-        return (mixed.view(-1, _UNIT // 8) * self._weights).sum(1)
-
-    def _own_state(
-        self, rows: Tensor, stored: Stored, plan: _Plan, body: Tensor
-    ) -> list[list[Tensor | None]]:
-        """Centers and scales of the chunk, per role, written to body."""
-        layout, made, own = stored.layout, [], []
+    @staticmethod
+    def _own_state(rows: Tensor, stored: Stored, plan: _Plan) -> Own:
+        """Centers and scales of the chunk, per role."""
+        layout, own = stored.layout, []
         some = rows.index_select(2, plan.sample) if any(map(any, stored.own)) else None
         for role, wanted in enumerate(stored.own):
             found: list[Tensor] = []
@@ -207,29 +232,9 @@ class GpuPages:
                     heads[-1, ..., -layout.head_dim :] if role else heads[0, ..., : layout.head_dim]
                 )
                 found = state.of(torch, plane.float(), *wanted)
-            made += found
             rest = iter(found)
             own.append([next(rest).contiguous() if want else None for want in wanted])
-        if made:
-            both = torch.stack(made, 1).half().reshape(-1).view(torch.uint8)
-            body[: both.numel()] = both
         return own
-
-    @staticmethod
-    def _read_state(body: Tensor, stored: Stored) -> list[list[Tensor | None]]:
-        shape = stored.state_shape
-        if not shape[1]:
-            return [[None, None], [None, None]]
-        found = (
-            body[: 2 * int(np.prod(shape))]
-            .view(torch.float16)
-            .view(shape)
-            .transpose(0, 1)
-            .float()
-            .contiguous()
-        )
-        rest = iter(found)
-        return [[next(rest) if want else None for want in wanted] for wanted in stored.own]
 
     def _plan(self, stored: Stored) -> _Plan:
         key = stored.layout, stored.fingerprint
@@ -265,12 +270,17 @@ class GpuPages:
         return _Role(GpuCodec.of(codecs[0][0]), Numbers(codecs, self.device))
 
 
+def _of_role(pages: np.ndarray, stored: Stored, layer: int, role: int) -> list[np.ndarray]:
+    """The pages of each block of a layer and role."""
+    heads, (k, v) = stored.layout.n_kv_heads, stored.page_sizes
+    blocks = pages.reshape(stored.layout.n_layers, stored.layout.n_blocks, stored.block_size)
+    return [block[heads * k :] if role else block[: heads * k] for block in blocks[layer]]
+
+
 def _pages(body: Tensor, stored: Stored, role: int, layer: int = 0) -> s.CudaPages:
     k, v = stored.page_sizes
-    first = (
-        stored.state_size
-        + layer * stored.layout.n_blocks * stored.block_size
-        + (role and stored.layout.n_kv_heads * k)
+    first = layer * stored.layout.n_blocks * stored.block_size + (
+        role and stored.layout.n_kv_heads * k
     )
     return s.CudaPages(body.data_ptr() + first, stored.block_size, v if role else k)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import arrays
 from ..arrays import np
-from ..library import check, library, text_buffer
+from ..library import Error, check, library, text_buffer
 from . import container
 from .container import HEADER, Damaged
 from .layout import RAW, layout
@@ -32,7 +32,7 @@ class Serde:
             check(
                 f"device {options.device!r}", library().kvant_cuda_available(text, len(text)), text
             )
-            self._gpu = GpuPages(options.device)
+            self._gpu = GpuPages(options.device, self._cpu.each)
 
     def close(self) -> None:
         self._cpu.close()
@@ -79,16 +79,13 @@ class Serde:
         return end
 
     def _encode(self, tensor: Tensor, stored: Stored, expected: bytes, data: np.ndarray) -> None:
-        body = _aligned(data[HEADER:])
+        body = data[HEADER:]
         if stored.layout.kind == RAW:
             body[stored.layout.bytes :] = 0
             body[: stored.layout.bytes] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-            sums = container.sums(body)
         else:
-            sums = self._pages(stored).encode(tensor, stored, body)
-        if body.ctypes.data != data.ctypes.data + HEADER:
-            data[HEADER:] = body
-        data[:HEADER] = np.frombuffer(container.sign(expected, sums), np.uint8)
+            self._pages(stored).encode(tensor, stored, body)
+        data[:HEADER] = np.frombuffer(container.sign(expected, _sums(stored, body)), np.uint8)
 
     def decode(self, data: np.ndarray, tensors: Sequence[Tensor], key: Any) -> None:
         """Fills the tensors from an object. Damaged, with nothing written, unless encode made these
@@ -115,14 +112,23 @@ class Serde:
             raise Damaged(f"it has {data.size} bytes, not {stored.size}")
         found = data[:HEADER].tobytes()
         container.check(found, expected)
-        body = _aligned(data[HEADER:])
-        if body.ctypes.data != data.ctypes.data + HEADER:
-            body[:] = data[HEADER:]
-        held, sums = self._pages(stored).load(body)
-        container.check_sums(found, expected, sums)
-        return held
+        body = data[HEADER:]
+        container.check_sums(found, expected, _sums(stored, body))
+        if stored.layout.kind == RAW:
+            return _aligned(body)
+        try:
+            return self._pages(stored).load(body, stored)
+        except Error as error:
+            raise Damaged(error.reason) from None
+
+
+def _sums(stored: Stored, body: np.ndarray) -> Any:
+    """What the header's checksum covers of a body."""
+    return body.data if stored.layout.kind == RAW else stored.records.checksums(body)
 
 
 def _aligned(body: np.ndarray) -> np.ndarray:
-    """body, or aligned memory of its size that pages may be in."""
-    return body if body.ctypes.data % 64 == 0 else arrays.zeroed(body.size)
+    """A copy in memory that PyTorch accepts for any dtype."""
+    made = arrays.zeroed(body.size)
+    made[:] = body
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from ..scheme import Scheme
 from . import container
 from .layout import RAW, Layout, align
 from .options import Options
+from .records import Records
 
 ROLES = "kv"
 LOG = logging.getLogger("lmcache.kvant")  # LMCache's handlers print it
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     codec: Any  #: handles for the library
     center: int | None  #: a calibration's numbers, which the codec owns
     scale: int | None
-    page: int  #: where its page begins in a block
+    page: int  #: where its page begins among the pages of a role
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,8 @@ class Stored:
         return tuple((codec.center == "first", codec.norm == "first") for codec in first)
 
     @cached_property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """Rows of centers and scales per layer, as fp16."""
-        return (
-            self.layout.n_layers,
-            sum(map(sum, self.own)),
-            self.layout.n_kv_heads,
-            self.layout.head_dim,
-        )
-
-    @cached_property
-    def state_size(self) -> int:
-        return align(2 * math.prod(self.state_shape))
+    def records(self) -> Records:
+        return Records(self.layout, self.codecs, self.own)
 
     @cached_property
     def page_sizes(self) -> tuple[int, int]:
@@ -75,12 +65,8 @@ class Stored:
     def size(self) -> int:
         """Bytes of header and body."""
         if self.layout.kind == RAW:
-            return container.HEADER + align(self.layout.bytes)
-        return (
-            container.HEADER
-            + self.state_size
-            + self.layout.n_layers * self.layout.n_blocks * self.block_size
-        )
+            return container.HEADER + align(self.layout.bytes, 8)
+        return container.HEADER + self.records.size
 
     @cached_property
     def places(self) -> tuple[tuple[Place, ...], ...]:
@@ -88,8 +74,8 @@ class Stored:
         return tuple(tuple(self._places(layer)) for layer in self.codecs)
 
     def _places(self, layer: tuple[tuple[Codec, ...], ...]) -> Iterator[Place]:
-        page = 0
         for role, codecs in enumerate(layer):
+            page = 0
             for head, codec in enumerate(codecs):
                 of = tables(codec)
                 yield Place(role, head, codec.handle, of.center, of.scale, page)
@@ -171,9 +157,11 @@ class Codecs:
                 )
         prints = tuple(codec.fingerprint for layer in found for role in layer for codec in role)
         fingerprint = int.from_bytes(container.digest(prints, size=8), "little")
-        return Stored(
+        made = Stored(
             layout, found, fingerprint, " ".join(found[0][role][0].spec for role in (0, 1))
         )
+        made.records  # an error is the layout's
+        return made
 
     def _share(self, layout: Layout, kv_rank: int) -> tuple[int, int]:
         """The first kv head of a rank, and the model's number of kv heads. A kv_rank holds the
