@@ -5,10 +5,10 @@ bench/results/lmcache.csv. LMCache itself is not needed.
     bench/bench_lmcache.py --workers 1 8 --append bench/results/lmcache.csv            # on the CPU
     bench/bench_lmcache.py --device cuda --append bench/results/lmcache.csv
 
-gb_per_s counts raw bytes (bfloat16), in the best of several runs, with checksums on the host. One worker on
-the CPU is timed by its thread's clock, which counts seconds of a core and does not depend on other
-programs. `where` of a GPU: "host" goes from pinned memory to pinned memory as LMCache's server
-does; "device" leaves rows and pages on the GPU, as in LMCache's published figures."""
+gb_per_s counts raw bytes (bfloat16) in the best of several runs. One worker on the CPU is timed by
+its thread's clock, which counts seconds of a core and does not depend on other programs. `where` of
+a GPU: "host" goes from pinned memory to pinned memory as LMCache's server does; "device" leaves
+rows and pages on the GPU, without records and checksums, as in LMCache's published figures."""
 
 import argparse
 import csv

@@ -28,8 +28,6 @@ size_t kvp_gpu_width(const kvp_gpu_cells *cells)
     return (size_t)cells->n_kv_heads * cells->head_dim;
 }
 
-/* Arrays 0, 1, 2, ... */
-
 bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
 {
     return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, bytes, gpu->stream),
@@ -37,6 +35,7 @@ bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
            kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
 }
 
+/* Makes the array 0, 1, 2, ... on the GPU. */
 static bool count_to(kvp_gpu *gpu, uint32_t n)
 {
     const size_t bytes = n * sizeof(int32_t);

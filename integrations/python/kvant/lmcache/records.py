@@ -54,10 +54,7 @@ class Records:
     ) -> tuple[s.OuterRecord, Any]:
         form = self._forms[layer][role].handle
         blocks = (s.OuterBlock * len(self._slots))(
-            *(
-                s.OuterBlock(slots=slots, written=slots, position=_UNKNOWN)
-                for slots in self._slots
-            )
+            *(s.OuterBlock(slots=slots, written=slots, position=_UNKNOWN) for slots in self._slots)
         )
         numbers = [None if x is None else np.ascontiguousarray(x, np.float32) for x in affine]
         transform = c.create_string_buffer(8 + 4 * self._numbers)  # zeros: no center and no scale
