@@ -302,8 +302,8 @@ static unsigned char *state_of(size_t *bytes)
 static float *answer_next_to(const char *path, int n, int n_others, unsigned char **state,
                              size_t *bytes)
 {
-    if (n_others > 0)
-        decode_in(tokens + 1000, n_others, 0, false, 1);
+    for (int i = 0; i < n_others; i += BATCH)
+        decode_in(tokens + 1000 + i, n_others - i < BATCH ? n_others - i : BATCH, i, false, 1);
     restore_file(path, n);
     *state = state_of(bytes);
     return answer(n);

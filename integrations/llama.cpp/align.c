@@ -115,9 +115,10 @@ bool kvp_align_plan(kvp_alignment *a)
 
 /* llama.cpp's state */
 
-/* The form of a state: cells, then tensors of keys and of values, each with a head. */
+/* The form of a state: cells, some words, then tensors of keys and of values, each with a head. */
 typedef struct form {
     size_t cells, tensors; /* places of the cells and of the first tensor */
+    size_t words;          /* bytes between them */
     uint32_t n_tensors;
     int32_t last; /* the largest position */
 } form;
@@ -147,14 +148,19 @@ static size_t row_at(const kvp_plain *plain, size_t tensor)
     return bytes <= SIZE_MAX ? (size_t)bytes : 0;
 }
 
-static bool read_cells(const kvp_alignment *a, const kvp_plain *plain, form *f)
+/* Reads the cells of a state with so many bytes of words behind them: whether values are transposed
+ * and the number of layers, and in a newer llama.cpp (LLAMA_STATE_SEQ_VERSION 4) the sizes of two
+ * rotations. */
+static bool read_cells(const kvp_alignment *a, const kvp_plain *plain, size_t words, form *f)
 {
     const size_t bytes = a->n * sizeof(cell_head), head = 2 * sizeof(uint32_t), /* before them */
-        behind = 2 * sizeof(uint32_t) + TENSOR_HEAD, first = (size_t)plain->runs[0].at;
+        first = (size_t)plain->runs[0].at;
 
-    if (first < head + bytes + behind)
+    if (first < head + bytes + words + TENSOR_HEAD)
         return false;
-    *f = (form){ .cells = first - behind - bytes, .tensors = first - TENSOR_HEAD };
+    *f = (form){ .cells = first - TENSOR_HEAD - words - bytes,
+                 .tensors = first - TENSOR_HEAD,
+                 .words = words };
     if (word_at(plain, f->cells - head) != 1 || /* streams */
         word_at(plain, f->cells - sizeof(uint32_t)) != a->n ||
         word_at(plain, f->cells + bytes) != 0 || /* values are not transposed */
@@ -261,15 +267,15 @@ static size_t bytes_with_fillers(const kvp_alignment *a, const kvp_plain *plain,
 static void write_state(kvp_alignment *a, kvp_plain *plain, const form *f, uint8_t *to)
 {
     const uint32_t n_all = (uint32_t)a->n_all;
-    size_t from = f->tensors - 2 * sizeof(uint32_t), at = f->cells + a->n_all * sizeof(cell_head);
+    size_t from = f->tensors - f->words, at = f->cells + a->n_all * sizeof(cell_head);
     uint32_t run = 0;
 
     memcpy(to, plain->bytes, f->cells);
     memcpy(to + f->cells - sizeof(n_all), &n_all, sizeof(n_all));
     write_cells(a, plain->bytes + f->cells, to + f->cells);
-    memcpy(to + at, plain->bytes + from, 2 * sizeof(uint32_t));
-    from += 2 * sizeof(uint32_t);
-    at += 2 * sizeof(uint32_t);
+    memcpy(to + at, plain->bytes + from, f->words);
+    from += f->words;
+    at += f->words;
     for (uint32_t t = 0; t < f->n_tensors; t++) {
         const size_t row = row_at(plain, from);
         memcpy(to + at, plain->bytes + from, TENSOR_HEAD);
@@ -286,8 +292,10 @@ bool kvp_align_state(kvp_alignment *a, kvp_plain *plain)
     size_t bytes;
     form f;
 
-    if (a->n_all <= a->n || !read_cells(a, plain, &f) || !has_runs_only(a, plain, &f) ||
-        f.last > INT32_MAX - (int32_t)(a->n_all - a->n))
+    if (a->n_all <= a->n ||
+        !(read_cells(a, plain, 2 * sizeof(uint32_t), &f) ||
+          read_cells(a, plain, 4 * sizeof(uint32_t), &f)) ||
+        !has_runs_only(a, plain, &f) || f.last > INT32_MAX - (int32_t)(a->n_all - a->n))
         return false;
     bytes = bytes_with_fillers(a, plain, &f);
     free(a->first);

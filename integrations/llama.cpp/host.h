@@ -51,10 +51,12 @@ void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
 
 /* Hints (host_hints.c). The first asks for huge pages for reserved memory, which take a fraction of
  * the time to get. The second begins to write a part of a file to the disk while the program does
- * other work. The third says that a file will be read in order. */
+ * other work. The third says that a file will be read in order, and the fourth begins to read a
+ * part of it, so that the disk has more than one request at a time. */
 void kvp_host_want_huge_pages(void *memory, size_t bytes);
 void kvp_host_write_early(int file, uint64_t first, size_t bytes);
 void kvp_host_read_in_order(int file);
+void kvp_host_read_early(int file, uint64_t first, size_t bytes);
 
 /* Zeroes a part of reserved memory, and gives the whole pages in it back to the system. Before
  * the part is used again it has to be committed. */

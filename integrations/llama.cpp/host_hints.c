@@ -29,6 +29,11 @@ void kvp_host_read_in_order(int file)
 {
     posix_fadvise(file, 0, 0, POSIX_FADV_SEQUENTIAL);
 }
+
+void kvp_host_read_early(int file, uint64_t first, size_t bytes)
+{
+    posix_fadvise(file, (off_t)first, (off_t)bytes, POSIX_FADV_WILLNEED);
+}
 #else
 void kvp_host_want_huge_pages(void *memory, size_t bytes)
 {
@@ -46,5 +51,12 @@ void kvp_host_write_early(int file, uint64_t first, size_t bytes)
 void kvp_host_read_in_order(int file)
 {
     (void)file;
+}
+
+void kvp_host_read_early(int file, uint64_t first, size_t bytes)
+{
+    (void)file;
+    (void)first;
+    (void)bytes;
 }
 #endif

@@ -10,25 +10,17 @@
 /* Bytes that are read at a time. The system reads a file ahead by less than this. */
 #define PIECE ((size_t)1 << 20)
 
-/* Huge pages save most of the time of getting memory, but each run of a state wastes a part of one.
- * The runs of a smaller state are hardly larger than a huge page. */
+/* Huge pages save most of the time of getting memory for runs, but each run wastes a part of one.
+ * The runs of a smaller state are hardly larger than a huge page. Memory that holds no runs gets
+ * none: it has a few bytes for each tensor, and a huge page is cleared for each of these. */
 #define LARGE_STATE ((size_t)1 << 28)
 
 /* Starting threads takes longer than reading a smaller state. */
 #define STATE_FOR_THREADS ((size_t)1 << 22)
 
-static uint8_t *reserve(size_t n)
-{
-    uint8_t *bytes = n > 0 ? kvp_host_reserve(n) : NULL;
-
-    if (bytes != NULL && n >= LARGE_STATE)
-        kvp_host_want_huge_pages(bytes, n);
-    return bytes;
-}
-
 bool kvp_plain_create(kvp_plain *plain, size_t n)
 {
-    *plain = (kvp_plain){ .bytes = reserve(n), .n = n };
+    *plain = (kvp_plain){ .bytes = n > 0 ? kvp_host_reserve(n) : NULL, .n = n };
     return plain->bytes != NULL;
 }
 
@@ -265,11 +257,15 @@ static const uint8_t *run_at(const kvp_unpacking *u, uint32_t i, uint64_t place)
 
 static bool read_run(kvp_unpacking *u, uint32_t i, uint64_t place)
 {
+    const kvp_pack_run *run = &u->plain.runs[i];
+
     if (u->early && u->source.from != NULL)
         return true;
+    if (u->source.from == NULL && i + 1 < u->plain.n_runs)
+        kvp_host_read_early(u->source.file, place + run->kept, (size_t)run[1].kept);
     if (u->early && i >= KVP_PACK_SLOTS && !wait_for(u, &u->n_free, i - KVP_PACK_SLOTS))
         return false;
-    return get(&u->source, place, memory_of(u, i), (size_t)u->plain.runs[i].kept, NULL);
+    return get(&u->source, place, memory_of(u, i), (size_t)run->kept, NULL);
 }
 
 static void *read_runs(void *of)
@@ -304,9 +300,10 @@ static const char *begin_runs(kvp_unpacking *u)
     u->early = u->early && large;
     u->slot_bytes = kvp_pack_largest_run(&u->plain);
     if (u->early && u->source.from == NULL) {
-        u->slots = reserve(KVP_PACK_SLOTS * u->slot_bytes);
+        u->slots = kvp_host_reserve(KVP_PACK_SLOTS * u->slot_bytes);
         if (u->slots == NULL)
             return memory;
+        kvp_host_want_huge_pages(u->slots, KVP_PACK_SLOTS * u->slot_bytes);
     }
     pthread_mutex_init(&u->lock, NULL);
     pthread_cond_init(&u->changed, NULL);
@@ -342,9 +339,11 @@ static const char *get_prefix(kvp_unpacking *u, bool all, kvp_pack_tokens *token
         return kvp_pack_damaged;
     if (tokens != NULL)
         tokens->n = header.n_tokens;
-    plain->bytes = reserve(plain->n);
+    plain->bytes = plain->n > 0 ? kvp_host_reserve(plain->n) : NULL;
     if (plain->bytes == NULL)
         return memory;
+    if (!u->early && plain->n >= LARGE_STATE)
+        kvp_host_want_huge_pages(plain->bytes, plain->n);
     if (!get_rest(&p, plain) || kvant_checksum_end(&p.sum) != p.check)
         return kvp_pack_damaged;
     u->first = p.at;

@@ -90,7 +90,6 @@ static size_t nominal_set(const kvp_which *w, const uint8_t *from, size_t size)
                   : kvp_llama.seq_set_data(w->context, from, size, w->seq, w->flags);
 }
 
-
 void kvp_restoring_report(const char *what, const char *why)
 {
     kvp_error("%s: the saved state is not restored: %s", what, why);
@@ -140,8 +139,8 @@ bool kvp_restoring_end(const kvp_which *w, const char *what)
     return false;
 }
 
-static size_t set_state(const kvp_which *w, const uint8_t *from, size_t size, kvp_unpacking *unpacking,
-                        const char *what)
+static size_t set_state(const kvp_which *w, const uint8_t *from, size_t size,
+                        kvp_unpacking *unpacking, const char *what)
 {
     size_t read;
 
@@ -215,8 +214,9 @@ static bool remove_fillers(const kvp_which *w, const attempt *t)
 {
     void *memory = kvp_llama.get_memory(w->context);
 
-    return t->align.position == 0 || (t->done && memory != NULL &&
-                                      kvp_llama.memory_seq_rm(memory, w->seq, t->align.position, -1));
+    return t->align.position == 0 ||
+           (t->done && memory != NULL &&
+            kvp_llama.memory_seq_rm(memory, w->seq, t->align.position, -1));
 }
 
 /* Restores a state to cells that its blocks fit. If that cannot be done, rows are decoded. */

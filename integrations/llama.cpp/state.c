@@ -55,16 +55,35 @@ static uint32_t find_block(const kvp_kv *kv, kvp_state_layout *l, uint32_t block
     return l->n_blocks++;
 }
 
-static void add_slot(kvp_state_layout *l, uint32_t block, uint32_t slot)
+/* n neighbouring cells lie in neighbouring slots of a block. */
+static void add_slots(kvp_state_layout *l, uint32_t block, uint32_t slot, uint32_t n)
 {
     kvp_state_run *last = l->n_runs > 0 ? &l->runs[l->n_runs - 1] : NULL;
 
-    l->blocks[block].slots |= (uint64_t)1 << slot;
+    l->blocks[block].slots |= UINT64_MAX >> (KVANT_PAGE_TOKENS - n) << slot;
     if (last != NULL && last->block == block && (uint32_t)last->first + last->count == slot)
-        last->count++;
+        last->count = (uint8_t)(last->count + n);
     else
         l->runs[l->n_runs++] =
-            (kvp_state_run){ .block = block, .first = (uint8_t)slot, .count = 1 };
+            (kvp_state_run){ .block = block, .first = (uint8_t)slot, .count = (uint8_t)n };
+}
+
+/* How many of the next `left` cells certainly lie in the slots behind this one. Without a placement
+ * cells are slots. */
+static uint32_t count_neighbours(const kvp_kv *kv, uint32_t slot, size_t left)
+{
+    const uint32_t most = kv->placement == NULL ? KVANT_PAGE_TOKENS - slot : 1;
+
+    return left < most ? (uint32_t)left : most;
+}
+
+static bool any_invalid(const kvp_kv *kv, size_t cell, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && !kvp_invalid_has(&kv->invalid, cell + i))
+        i++;
+    return i < n;
 }
 
 static bool is_written(const kvp_kv *kv, const kvant_block_slots *b)
@@ -81,12 +100,16 @@ static bool is_written(const kvp_kv *kv, const kvant_block_slots *b)
 /* Finds where the rows of n cells lie. False when a cell has no row. */
 static bool find_rows(const kvp_kv *kv, size_t cell, size_t n, kvp_state_layout *l)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0, some; i < n; i += some) {
         const int64_t slot = kvp_kv_slot(kv, (int64_t)(cell + i));
-        if (slot < 0 || kvp_invalid_has(&kv->invalid, cell + i))
+        const uint32_t first = (uint32_t)(slot % KVANT_PAGE_TOKENS);
+        if (slot < 0)
             return false;
-        add_slot(l, find_block(kv, l, (uint32_t)(slot / KVANT_PAGE_TOKENS)),
-                 (uint32_t)(slot % KVANT_PAGE_TOKENS));
+        some = count_neighbours(kv, first, n - i);
+        if (any_invalid(kv, cell + i, some))
+            return false;
+        add_slots(l, find_block(kv, l, (uint32_t)(slot / KVANT_PAGE_TOKENS)), first,
+                  (uint32_t)some);
     }
     for (uint32_t i = 0; i < l->n_blocks; i++)
         if (!is_written(kv, &l->blocks[i]))

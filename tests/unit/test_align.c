@@ -107,12 +107,12 @@ static void other_orders_have_no_plan(void **state)
     kvp_align_free(&a);
 }
 
-/* llama.cpp's state of n cells, as it writes the state of one sequence. Its runs have n_first rows,
- * and the rest. */
-static kvp_plain make_state(uint32_t n, uint32_t n_first)
+/* llama.cpp's state of n cells, as it writes the state of one sequence, with so many bytes of words
+ * behind the cells. Its runs have n_first rows, and the rest. */
+static kvp_plain make_state(uint32_t n, uint32_t n_first, size_t words)
 {
-    const size_t bytes = HEAD + 8 + n * CELL + 8 + 2 * N_LAYERS * (TENSOR + (size_t)n * ROW);
-    const uint32_t heads[] = { 0xaf143cd8, 0, 1, n }, behind[] = { 0, N_LAYERS };
+    const size_t bytes = HEAD + 8 + n * CELL + words + 2 * N_LAYERS * (TENSOR + (size_t)n * ROW);
+    const uint32_t heads[] = { 0xaf143cd8, 0, 1, n }, behind[] = { 0, N_LAYERS, 0, 128 };
     kvp_plain plain;
     size_t at = sizeof(heads);
 
@@ -120,8 +120,8 @@ static kvp_plain make_state(uint32_t n, uint32_t n_first)
     memcpy(plain.bytes, heads, sizeof(heads));
     for (uint32_t i = 0; i < n; i++, at += CELL)
         memcpy(plain.bytes + at, (uint32_t[]){ 3 * i, 1, 5 }, CELL);
-    memcpy(plain.bytes + at, behind, sizeof(behind));
-    at += sizeof(behind);
+    memcpy(plain.bytes + at, behind, words);
+    at += words;
     for (int i = 0; i < 2 * N_LAYERS; i++) {
         memcpy(plain.bytes + at, (uint32_t[]){ 1, ROW, 0 }, TENSOR);
         at += TENSOR;
@@ -145,18 +145,17 @@ static kvp_alignment plan_for(size_t n)
     return a;
 }
 
-static void states_get_fillers(void **state)
+static void check_fillers(size_t words)
 {
     const uint32_t n = 100, n_first = 44; /* the first run ends with a block */
-    kvp_plain plain = make_state(n, n_first);
+    kvp_plain plain = make_state(n, n_first, words);
     kvp_alignment a = plan_for(n);
     const uint32_t n_all = (uint32_t)a.n_all;
     uint32_t word, row = 0, filler = 0;
     size_t at = HEAD + 8, bytes;
 
-    (void)state;
     assert_true(kvp_align_state(&a, &plain));
-    bytes = HEAD + 8 + n_all * CELL + 8 + 2 * N_LAYERS * (TENSOR + (size_t)n_all * ROW);
+    bytes = HEAD + 8 + n_all * CELL + words + 2 * N_LAYERS * (TENSOR + (size_t)n_all * ROW);
     assert_int_equal(plain.n, bytes);
     assert_int_equal(a.position, 3 * (n - 1) + 1);
     memcpy(&word, plain.bytes + HEAD + 4, 4);
@@ -165,8 +164,8 @@ static void states_get_fillers(void **state)
         const uint32_t position = a.is_filler[i] ? 3 * (n - 1) + 1 + filler++ : 3 * row++;
         assert_memory_equal(plain.bytes + at, ((uint32_t[]){ position, 1, 5 }), CELL);
     }
-    assert_memory_equal(plain.bytes + at, ((uint32_t[]){ 0, N_LAYERS }), 8);
-    at += 8;
+    assert_memory_equal(plain.bytes + at, ((uint32_t[]){ 0, N_LAYERS, 0, 128 }), words);
+    at += words;
     for (uint32_t i = 0; i < 2 * N_LAYERS; i++) {
         const kvp_pack_run *first = &plain.runs[2 * i], *second = first + 1;
         size_t cells;
@@ -189,13 +188,21 @@ static void states_get_fillers(void **state)
     kvp_plain_free(&plain);
 }
 
+/* Of an older and of a newer llama.cpp. */
+static void states_get_fillers(void **state)
+{
+    (void)state;
+    check_fillers(8);
+    check_fillers(16);
+}
+
 /* Every byte that says something is changed. The state is then refused, or it has the same cells
  * and rows as before. */
 static void other_forms_stay_unchanged(void **state)
 {
     static const uint8_t changes[] = { 1, 2, 0x80, 0xff };
     const uint32_t n = 100;
-    const kvp_plain right = make_state(n, n);
+    const kvp_plain right = make_state(n, n, 8);
     const size_t first = HEAD, end = (size_t)right.runs[0].at;
     size_t n_refused = 0;
 
@@ -205,7 +212,7 @@ static void other_forms_stay_unchanged(void **state)
             const size_t at =
                 i < end ? i
                         : (size_t)right.runs[1 + (i - end) / TENSOR].at - 1 - (i - end) % TENSOR;
-            kvp_plain plain = make_state(n, n), copy;
+            kvp_plain plain = make_state(n, n, 8), copy;
             kvp_alignment a = plan_for(n);
             plain.bytes[at] ^= changes[c];
             assert_true(kvp_plain_create(&copy, plain.n));
@@ -235,7 +242,7 @@ static void states_with_other_rows_stay_unchanged(void **state)
 
     (void)state;
     for (int way = 0; way < 4; way++) {
-        kvp_plain plain = make_state(n, n);
+        kvp_plain plain = make_state(n, n, 8);
         kvp_alignment a = plan_for(way == 3 ? n - 1 : n);
         if (way == 0)
             plain.n_runs--;
