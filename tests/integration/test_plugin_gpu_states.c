@@ -327,6 +327,28 @@ static void unified_caches_restore_the_same_rows(void **state)
     }
 }
 
+/* The neighbours' rows are llama.cpp's own f16, and go to pages with the state's transforms. */
+static void unified_caches_in_place_restore_the_same_rows(void **state)
+{
+    static const int holes[] = { 0, 38, 400 };
+    const harness_options three = { .spec = "", .n_ctx = 3072, .n_seq = 3, .unified = true };
+    struct llama_context *context = prompted(&three, N_LONG);
+    saved s = save(context, 0), alone, next;
+
+    (void)state;
+    llama_free(context);
+    alone = rows_after(&three, 0, &s, true);
+    setenv("KVANT_EXACT", "auto", 1);
+    for (size_t k = 0; k < sizeof(holes) / sizeof(holes[0]); k++) {
+        next = rows_after(&three, holes[k], &s, false);
+        assert_same_rows(&alone, &next, "");
+        drop(&next);
+    }
+    setenv("KVANT_EXACT", "0", 1);
+    drop(&s);
+    drop(&alone);
+}
+
 /* A slot that has tokens gets another prompt back while a neighbour has tokens. The slot's former
  * rows are gone, although nobody told the plug-in. Without an exact part, the next tokens' logits
  * differ only by the order in which attention adds up blocks. */
@@ -580,6 +602,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(slots_get_their_prompts_back),
         cmocka_unit_test(slots_leave_neighbours_their_rows),
         cmocka_unit_test(unified_caches_restore_the_same_rows),
+        cmocka_unit_test(unified_caches_in_place_restore_the_same_rows),
         cmocka_unit_test(busy_slots_get_the_same_rows_back),
         cmocka_unit_test(full_unified_caches_decode_rows),
         cmocka_unit_test(values_with_other_centres_are_decoded),

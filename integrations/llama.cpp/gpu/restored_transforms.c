@@ -139,13 +139,22 @@ static bool learned_create(const kvp_gpu_incoming *in, const transform *t,
     return ok;
 }
 
-/* Brings the transform to the GPU, at an id that the layer has not set. */
+/* Whether a layer can put the transform at an id. The first matrix may follow a centre and a scale,
+ * which rows that were f16 in place have without one. */
+static bool has_place(const kvp_gpu_incoming *in, const transform *t, uint32_t id)
+{
+    return is_unset(in->cells, id) || (id == 0 && in->outer[t->block].has_matrix &&
+                                       in->cache->adopts_keys && !has_matrix(in->cells));
+}
+
+/* Brings the transform to the GPU, at an id that the layer has not set. Without centres of blocks,
+ * sealed rows without a matrix would have to have the same centre. */
 static bool install_matrix(const kvp_gpu_incoming *in, const transform *t, uint32_t id,
                            const float *mean)
 {
     kvp_gpu_cells *cells = in->cells;
     kvp_gpu_learned_transform made;
-    bool ok = learned_create(in, t, &made);
+    bool ok = learned_create(in, t, &made) && (made.start != NULL || cells->center == NULL);
 
     if (ok && id == 0)
         ok = kvp_gpu_first_adopt(in, &made);
@@ -222,10 +231,8 @@ static uint32_t free_id(const kvp_gpu_incoming *in, const transform *t)
     const uint32_t bucket = t->position > 0 ? kvant_lesson_bucket_of(&all, t->position) : 0;
     uint32_t id = KVANT_LESSON_BUCKETS - 1;
 
-    if (in->cache->adopts_keys && is_unset(in->cells, 0))
-        return 0;
     if (!has_matrix(in->cells))
-        return KVP_MOST_TRANSFORMS;
+        return in->cache->adopts_keys ? 0 : KVP_MOST_TRANSFORMS;
     if (in->cache->adopts_keys && !((buckets->lessons.made | buckets->foreign) >> bucket & 1)) {
         buckets->lessons.made |= 1u << bucket;
         return bucket;
@@ -258,7 +265,7 @@ static bool may_install(const kvp_gpu_incoming *in, const transform *t, uint32_t
 {
     const kvp_gpu_buckets *buckets = &in->cache->buckets;
 
-    if (!is_unset(in->cells, id))
+    if (!has_place(in, t, id))
         return false;
     if (id == 0 || id == KVP_PLAIN)
         return id == KVP_PLAIN ||
@@ -280,7 +287,7 @@ static void place_transform(const kvp_gpu_incoming *in, const transform *t)
             chosen = in->first ? find_id(in, t) : of;
             ok = chosen < KVP_MOST_BUCKETS &&
                  (is_same(in->cells, chosen, t) ||
-                  ((in->first || may_install(in, t, chosen)) && is_unset(in->cells, chosen) &&
+                  ((in->first ? has_place(in, t, chosen) : may_install(in, t, chosen)) &&
                    install(in, t, chosen)));
             tried = true;
         }
