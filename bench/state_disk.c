@@ -11,7 +11,6 @@
  * for a line of input before it measures. Run it by `kvant exec --` for kvant's caches. Prints
  * JSON, with --json or without it: medians, and the CPU times of all threads. */
 #define _GNU_SOURCE /* O_DIRECT, fsync, clock_gettime */
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +23,9 @@
 #include "llama.h"
 
 #include "llama_cuda/cache_type.h"
+#include "llama_cuda/disk.h"
 
-enum { CHUNK = 4096, BATCH = 512, MOST_REPEATS = 16, PIECE = 8 << 20 };
+enum { CHUNK = 4096, BATCH = 512, MOST_REPEATS = 16 };
 
 static struct llama_context *context;
 static int vocabulary;
@@ -111,21 +111,6 @@ static void fill(int tokens)
     free(state);
 }
 
-static void sync_file(const char *path)
-{
-    const int file = open(path, O_RDONLY);
-
-    check(file >= 0 && fsync(file) == 0, "writing the file to the disk");
-    close(file);
-}
-
-static void drop_caches(void)
-{
-    FILE *file = fopen("/proc/sys/vm/drop_caches", "w");
-
-    check(file != NULL && fputs("1", file) >= 0 && fclose(file) == 0, "dropping the disk's cache");
-}
-
 /* A time, a CPU time and the disk's own time of each repeat. */
 typedef struct times {
     double wall[MOST_REPEATS], cpu[MOST_REPEATS], disk[MOST_REPEATS];
@@ -152,7 +137,7 @@ static void measure(const char *path, bool saves, times *t, int i)
 
     if (saves) {
         check(llama_state_seq_save_file(context, path, 0, &token, 1) > 0, "saving");
-        sync_file(path);
+        check(disk_sync(path), "writing the file to the disk");
     } else {
         check(llama_state_seq_load_file(context, path, 0, &token, 1, &n) > 0, "restoring");
     }
@@ -160,22 +145,11 @@ static void measure(const char *path, bool saves, times *t, int i)
     t->cpu[i] = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
 }
 
-/* Moves as many bytes as the state's file has between the disk and a small buffer. */
-static double disk_seconds(const char *path, long long bytes, bool writes)
+static double disk_seconds(const char *path, off_t bytes, bool writes)
 {
-    static unsigned char *piece;
     const double start = seconds(CLOCK_MONOTONIC);
-    const int file = open(path, writes ? O_WRONLY | O_CREAT | O_DIRECT : O_RDONLY, 0600);
 
-    if (piece == NULL && posix_memalign((void **)&piece, 4096, PIECE) == 0)
-        for (int i = 0; i < PIECE; i++)
-            piece[i] = (unsigned char)((unsigned)i * 2654435761u >> 24);
-    check(file >= 0 && piece != NULL, "opening a file for the disk's own times");
-    for (long long i = 0; i < bytes; i += PIECE)
-        check((writes ? write(file, piece, PIECE) : read(file, piece, PIECE)) == PIECE,
-              "measuring the disk");
-    check(fsync(file) == 0, "measuring the disk");
-    close(file);
+    check(disk_alone(path, (size_t)bytes, writes), "measuring the disk");
     return seconds(CLOCK_MONOTONIC) - start;
 }
 
@@ -187,7 +161,7 @@ static void measure_disk(const char *of, times *save, times *restore, int i)
     snprintf(path, sizeof(path), "%s.disk", of);
     check(stat(of, &file) == 0, "finding the file");
     save->disk[i] = disk_seconds(path, file.st_size, true);
-    drop_caches();
+    check(disk_drop_caches(), "dropping the disk's cache");
     restore->disk[i] = disk_seconds(path, file.st_size, false);
     unlink(path);
 }
@@ -210,7 +184,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < repeats; i++) {
         unlink(path);
         measure(path, true, &save, i);
-        drop_caches();
+        check(disk_drop_caches(), "dropping the disk's cache");
         llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1);
         measure(path, false, &restore, i);
         measure_disk(path, &save, &restore, i);

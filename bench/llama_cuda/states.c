@@ -16,7 +16,6 @@
  * `next` restores FILE in a unified cache in which another sequence has REPEATS tokens, and
  * compares the answers, and the bytes of the state when it is saved again. */
 #define _GNU_SOURCE /* O_DIRECT, fsync, clock_gettime */
-#include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,9 +24,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "disk.h"
 #include "plugin_model.h"
 
-enum { MOST = 65536, BATCH = 512, NEXT = 16, GREEDY = 48, MOST_REPEATS = 16, PIECE = 8 << 20 };
+enum { MOST = 65536, BATCH = 512, NEXT = 16, GREEDY = 48, MOST_REPEATS = 16 };
 
 static llama_token tokens[MOST];
 static struct llama_context *context;
@@ -204,42 +204,11 @@ static void measure(const char *of, int n, int repeats)
 
 /* Through a disk */
 
-static void write_back(const char *path)
-{
-    const int file = open(path, O_RDONLY);
-
-    check(file >= 0 && fsync(file) == 0, "writing a file to the disk");
-    close(file);
-}
-
-static bool drops_caches = true; /* false: the system forbids it, and files are read from memory */
-
-static void drop_caches(void)
-{
-    FILE *file = fopen("/proc/sys/vm/drop_caches", "w");
-
-    drops_caches = file != NULL && fputs("1", file) >= 0;
-    drops_caches = file != NULL && fclose(file) == 0 && drops_caches;
-}
-
-/* Moves n bytes between the disk and a small buffer. File systems in memory have no O_DIRECT. */
 static double disk_ms(const char *path, size_t n, bool writes)
 {
-    static unsigned char *piece;
-    const int flags = writes ? O_WRONLY | O_CREAT : O_RDONLY;
     const double begin = now();
-    int file = writes ? open(path, flags | O_DIRECT, 0600) : -1;
 
-    file = file >= 0 ? file : open(path, flags, 0600);
-    if (piece == NULL && posix_memalign((void **)&piece, 4096, PIECE) == 0)
-        for (int i = 0; i < PIECE; i++)
-            piece[i] = (unsigned char)((unsigned)i * 2654435761u >> 24);
-    check(file >= 0 && piece != NULL, "opening a file for the disk's own times");
-    for (size_t i = 0; i < n; i += PIECE)
-        check((writes ? write(file, piece, PIECE) : read(file, piece, PIECE)) == PIECE,
-              "measuring the disk");
-    check(fsync(file) == 0, "measuring the disk");
-    close(file);
+    check(disk_alone(path, n, writes), "measuring the disk");
     return now() - begin;
 }
 
@@ -256,6 +225,7 @@ static void measure_disk(const char *path, int n, int repeats)
     double save[MOST_REPEATS], restore[MOST_REPEATS], writes[MOST_REPEATS], reads[MOST_REPEATS];
     char other[4096];
     size_t bytes = 0;
+    bool drops_caches = true; /* false: the system forbids it, and files are read from memory */
 
     snprintf(other, sizeof(other), "%s.disk", path);
     for (int i = -1; i < repeats; i++) { /* the first time the system gets memory for the file */
@@ -264,17 +234,17 @@ static void measure_disk(const char *path, int n, int repeats)
         unlink(path);
         begin = now();
         check(llama_state_seq_save_file(context, path, 0, tokens, (size_t)n) > 0, "saving");
-        write_back(path);
+        check(disk_sync(path), "writing a file to the disk");
         save[to] = now() - begin;
         bytes = file_bytes(path);
-        drop_caches();
+        drops_caches = disk_drop_caches();
         empty();
         begin = now();
         restore_file(path, n);
         llama_synchronize(context);
         restore[to] = now() - begin;
         writes[to] = disk_ms(other, bytes, true);
-        drop_caches();
+        drops_caches = disk_drop_caches() && drops_caches;
         reads[to] = disk_ms(other, bytes, false);
         unlink(other);
     }
@@ -309,7 +279,7 @@ static float *answer_next_to(const char *path, int n, int n_others, unsigned cha
     return answer(n);
 }
 
-/* The other sequence is there first, so that the cache has no rows that are gone. */
+/* The neighbour comes first, so that the cache has no rows that are gone. */
 static void compare_next_to(const char *path, int n, int n_others)
 {
     unsigned char *a, *b;
@@ -344,7 +314,7 @@ static void exchange_logits(const char *path, float *logits, bool writes)
     fclose(file);
 }
 
-/* Compares the answers of a restored cache with those of the saved one. */
+/* Compares the answers of a restored cache with the answers of the saved one. */
 static void compare_restored(const char *path, int n, int repeats, bool saves)
 {
     float *first, *other;

@@ -148,9 +148,9 @@ static size_t row_at(const kvp_plain *plain, size_t tensor)
     return bytes <= SIZE_MAX ? (size_t)bytes : 0;
 }
 
-/* Reads the cells of a state with so many bytes of words behind them: whether values are transposed
- * and the number of layers, and in a newer llama.cpp (LLAMA_STATE_SEQ_VERSION 4) the sizes of two
- * rotations. */
+/* Reads the cells of a state. Words follow the cells: whether values are transposed, and the number
+ * of layers. A newer llama.cpp (LLAMA_STATE_SEQ_VERSION 4) also writes the sizes of two rotations.
+ * `words`: their bytes. */
 static bool read_cells(const kvp_alignment *a, const kvp_plain *plain, size_t words, form *f)
 {
     const size_t bytes = a->n * sizeof(cell_head), head = 2 * sizeof(uint32_t), /* before them */

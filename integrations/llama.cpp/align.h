@@ -1,9 +1,9 @@
 /* align.h - cells of a restored state that fit the blocks of its records.
  *
- * On a GPU cells are slots, so codes stay as they are only in cells with the same place in a block.
- * llama.cpp restores a state to the next free cells, which begin anywhere when other sequences have
- * tokens. Such a state is restored again with filler cells. They stand where llama.cpp's cells do
- * not fit, and they are removed afterwards.
+ * On a GPU cells are slots. So rows keep their codes only in cells with the same place in a block.
+ * llama.cpp restores a state to the next free cells. They begin anywhere in a block when other
+ * sequences have tokens. The plug-in then restores the state again with filler cells, which stand
+ * where llama.cpp's cells do not fit. The fillers are removed afterwards.
  *
  * align.c knows llama.cpp's form of the state of one sequence and one cache. It leaves states of
  * any other form unchanged. */

@@ -39,10 +39,10 @@ bool kvp_restoring_is_checked(const void *bytes, size_t n);
  * taken over, or nothing is restored. alone: no other sequence of the context has tokens. */
 unsigned kvp_restoring_number(bool *alone);
 
-/* Called while a cache tensor is written whose cells are slots. `kvp_restoring_note` notes the
- * places of rows, and whether their blocks fit the cells. True: the state will be restored once
- * more, to other cells (align.h), so these rows are not stored. `kvp_restoring_ignores`: the same
- * for a tensor whose places are not needed. `kvp_restoring_fillers`: which cells of the run that
+/* Called while a cache tensor is written whose cells are slots. `kvp_restoring_note` notes where
+ * rows lie, and whether their blocks fit the cells. True: the state will be restored once more, to
+ * other cells (align.h), so these rows are not stored. `kvp_restoring_ignores`: the same for a
+ * tensor whose places are not needed. `kvp_restoring_fillers`: which cells of the run that
  * begins with these bytes belong to no row, and the number of all its cells; NULL: they all have
  * rows. */
 struct kvp_align_place;

@@ -1,5 +1,5 @@
-/* restoring.c - attempts to restore a state by llama.cpp's functions (llama_calls.h), and what cache
- * tensors ask and tell meanwhile (llama_states.h).
+/* restoring.c - attempts to restore a state by llama.cpp's functions (llama_calls.h), and what
+ * cache tensors ask and tell meanwhile (llama_states.h).
  *
  * A packed state is first restored while it is read. It is restored again if something read bytes
  * before they were there, or if codes do not fit llama.cpp's cells (align.h). */
@@ -19,8 +19,8 @@ static _Thread_local struct {
     char refused[256];        /* the first reason; "": no row was refused */
     unsigned number;          /* of the state */
     bool alone;               /* no other sequence has tokens */
-    /* notes: the places of rows are noted in `align`, of the tensor that is written first. With
-     * `misfit` the state will be restored once more. Without `notes` it may have fillers. */
+    /* With `notes` the places of the first tensor's rows are noted in `align`. With `misfit` the
+     * state will be restored once more. Without `notes` it may have fillers. */
     kvp_alignment *align;
     bool notes, misfit;
     const void *first;

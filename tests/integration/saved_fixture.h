@@ -3,6 +3,7 @@
 #ifndef KVANT_TESTS_SAVED_FIXTURE_H
 #define KVANT_TESTS_SAVED_FIXTURE_H
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -95,6 +96,50 @@ static inline void drop(saved *s)
 static inline size_t restore(struct llama_context *context, const saved *s, llama_seq_id seq)
 {
     return llama_state_seq_set_data(context, s->data, s->size, seq);
+}
+
+/* Tests of caches in GPU memory. Presets keep up to 12 blocks exact there. */
+
+enum { N_LONG = 1300, BLOCK = 64 };
+
+/* Group setup. */
+static inline int start_on_gpu(void **state)
+{
+    int status;
+
+    setenv("KVANT_STATES", "codes", 1);
+    setenv("KVANT_EXACT", "0", 1);
+    harness_need_gpu();
+    status = harness_start(state);
+    if (status == 0)
+        harness_tokens(tokens, MOST);
+    return status;
+}
+
+/* The next logits after n tokens with llama.cpp's own rows. */
+static inline float *exact_logits(int n)
+{
+    const harness_options plain = { .spec = "f16", .n_ctx = 2048 };
+    struct llama_context *context = prompted(&plain, n);
+    float *logits = continue_from(context, n, 0);
+
+    llama_free(context);
+    return logits;
+}
+
+/* Rows that are decoded and stored like new rows are quantised once more. The second error is about
+ * as large as the first one, so the factor of 2 leaves room for the scatter of errors. */
+static inline void assert_quantised_twice(const float *exact, const float *original,
+                                          const float *restored, const char *what)
+{
+    const size_t n = N_NEXT * harness_n_vocab();
+    const double error = harness_rms_difference(original, restored, n),
+                 most = 2 * harness_rms_difference(original, exact, n);
+
+    print_message("%s: difference %g, at most %g\n", what, error, most);
+    assert_true(isfinite(restored[0]));
+    assert_true(error > 0);
+    assert_true(error <= most);
 }
 
 #endif /* KVANT_TESTS_SAVED_FIXTURE_H */

@@ -18,22 +18,6 @@
 
 #include "../../integrations/llama.cpp/kv_size.h"
 
-/* Presets keep up to 12 blocks exact on a GPU. */
-enum { N_LONG = 1300, BLOCK = 64 };
-
-static int start(void **state)
-{
-    int status;
-
-    setenv("KVANT_STATES", "codes", 1);
-    setenv("KVANT_EXACT", "0", 1);
-    harness_need_gpu();
-    status = harness_start(state);
-    if (status == 0)
-        harness_tokens(tokens, MOST);
-    return status;
-}
-
 static const char *const specs[] = { "", "trellis-4:transform=first", "turboquant-4",
                                      "trellis-4:center=first" };
 
@@ -214,201 +198,6 @@ static void slots_leave_neighbours_their_rows(void **state)
             free(after);
         }
     free(exact);
-}
-
-/* The next logits after n tokens with llama.cpp's own rows. */
-static float *exact_logits(int n)
-{
-    const harness_options plain = { .spec = "f16", .n_ctx = 2048 };
-    struct llama_context *context = prompted(&plain, n);
-    float *logits = continue_from(context, n, 0);
-
-    llama_free(context);
-    return logits;
-}
-
-/* Rows that are decoded and stored like new rows are quantised once more. The second error is about
- * as large as the first one, so the factor of 2 leaves room for the scatter of errors. */
-static void assert_quantised_twice(const float *exact, const float *original, const float *restored,
-                                   const char *what)
-{
-    const size_t n = N_NEXT * harness_n_vocab();
-    const double error = harness_rms_difference(original, restored, n),
-                 most = 2 * harness_rms_difference(original, exact, n);
-
-    print_message("%s: difference %g, at most %g\n", what, error, most);
-    assert_true(isfinite(restored[0]));
-    assert_true(error > 0);
-    assert_true(error <= most);
-}
-
-/* A unified cache of three sequences. Sequences 1 and 2 have tokens, and `hole` cells between them
- * are free. The cells behind them are free, too. */
-static struct llama_context *with_hole(const harness_options *options, int hole)
-{
-    struct llama_context *context = harness_context(options);
-
-    harness_decode(context, tokens + 300, N_OTHER, 0, 1, false);
-    if (hole > 0) {
-        harness_decode(context, tokens + 700, hole, 0, 0, false);
-        harness_decode(context, tokens + 200, N_OTHER, 0, 2, false);
-        assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
-    }
-    return context;
-}
-
-/* The rows of a state as fp16 after it was restored, in a cache of its own or next to others. The
- * neighbour's rows stay. If they are exact and have no transform yet, they take the state's, which
- * rounds them to fp16 once more. */
-static saved rows_after(const harness_options *options, int hole, const saved *s, bool alone)
-{
-    struct llama_context *context;
-    saved rows, before = { 0 }, neighbour;
-
-    setenv("KVANT_STATES", "rows", 1);
-    context = alone ? harness_context(options) : with_hole(options, hole);
-    if (!alone)
-        before = save(context, 1);
-    assert_int_equal(restore(context, s, 0), s->size);
-    assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(context), 0), N_LONG - 1);
-    rows = save(context, 0);
-    if (!alone) {
-        neighbour = save(context, 1);
-        assert_int_equal(before.size, neighbour.size);
-        assert_true(harness_state_difference(before.data, neighbour.data, before.size) < 1e-3);
-        drop(&before);
-        drop(&neighbour);
-    }
-    llama_free(context);
-    setenv("KVANT_STATES", "codes", 1);
-    return rows;
-}
-
-/* The first and newest rows are exact in all caches. Up to 12 blocks are exact in a cache without
- * other sequences. With them, the older ones of these blocks are sealed, for lack of pages. */
-static void assert_same_rows(const saved *a, const saved *b, const char *spec)
-{
-    const size_t row = harness_row_bytes(), newest = 128,
-                 sealed = *spec == '\0' ? N_LONG - 12 * BLOCK : N_LONG;
-
-    assert_int_equal(a->size, b->size);
-    for (size_t i = 0; i < 2 * (size_t)llama_model_n_layer(harness_model()); i++) {
-        const size_t at = harness_rows_at(a->size, N_LONG, i % 2 != 0, i / 2);
-        assert_memory_equal(a->data + at, b->data + at, sealed * row);
-        assert_memory_equal(a->data + at + (N_LONG - newest) * row,
-                            b->data + at + (N_LONG - newest) * row, newest * row);
-    }
-}
-
-/* In a unified cache with other tokens, llama.cpp's cells begin anywhere in a block, and they may
- * have gaps. Rows keep their codes in cells that the blocks fit. */
-static void unified_caches_restore_the_same_rows(void **state)
-{
-    static const int holes[] = { 0, 1, 38, 250, 640 };
-
-    (void)state;
-    for (size_t i = 0; i < N_SPECS; i += 2) { /* without learned values, whose centres differ */
-        const harness_options three = {
-            .spec = specs[i], .n_ctx = 3072, .n_seq = 3, .unified = true
-        };
-        struct llama_context *context = prompted(&three, N_LONG);
-        saved s = save(context, 0), alone;
-
-        llama_free(context);
-        alone = rows_after(&three, 0, &s, true);
-        for (size_t k = 0; k < sizeof(holes) / sizeof(holes[0]); k++) {
-            saved next = rows_after(&three, holes[k], &s, false);
-            print_message("%s, %d free cells between others\n", specs[i], holes[k]);
-            assert_same_rows(&alone, &next, specs[i]);
-            drop(&next);
-        }
-        drop(&s);
-        drop(&alone);
-    }
-}
-
-/* The neighbours' rows are llama.cpp's own f16, and go to pages with the state's transforms. */
-static void unified_caches_in_place_restore_the_same_rows(void **state)
-{
-    static const int holes[] = { 0, 38, 400 };
-    const harness_options three = { .spec = "", .n_ctx = 3072, .n_seq = 3, .unified = true };
-    struct llama_context *context = prompted(&three, N_LONG);
-    saved s = save(context, 0), alone, next;
-
-    (void)state;
-    llama_free(context);
-    alone = rows_after(&three, 0, &s, true);
-    setenv("KVANT_EXACT", "auto", 1);
-    for (size_t k = 0; k < sizeof(holes) / sizeof(holes[0]); k++) {
-        next = rows_after(&three, holes[k], &s, false);
-        assert_same_rows(&alone, &next, "");
-        drop(&next);
-    }
-    setenv("KVANT_EXACT", "0", 1);
-    drop(&s);
-    drop(&alone);
-}
-
-/* A slot that has tokens gets another prompt back while a neighbour has tokens. The slot's former
- * rows are gone, although nobody told the plug-in. Without an exact part, the next tokens' logits
- * differ only by the order in which attention adds up blocks. */
-static void busy_slots_get_the_same_rows_back(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < N_SPECS; i += 2) {
-        const harness_options two = {
-            .spec = specs[i], .n_ctx = 3072, .n_seq = 2, .unified = true
-        };
-        struct llama_context *context = prompted(&two, N_LONG);
-        saved s = save(context, 0), alone = rows_after(&two, 0, &s, true), rows;
-        float *original = continue_from(context, N_LONG, 0), *after;
-        const size_t n = N_NEXT * harness_n_vocab();
-
-        llama_free(context);
-        setenv("KVANT_STATES", "rows", 1);
-        context = harness_context(&two);
-        setenv("KVANT_STATES", "codes", 1);
-        harness_decode(context, tokens + 300, N_OTHER, 0, 1, false);
-        harness_decode(context, tokens + 100, 500, 0, 0, false);
-        for (int k = 0; k < 2; k++) { /* the second time the slot has the restored prompt */
-            assert_int_equal(restore(context, &s, 0), s.size);
-            rows = save(context, 0);
-            assert_same_rows(&alone, &rows, specs[i]);
-            drop(&rows);
-            after = continue_from(context, N_LONG, 0);
-            print_message("%s: next tokens differ by %g of rms %g\n", specs[i],
-                          harness_rms_difference(original, after, n), harness_rms(original, n));
-            assert_true(harness_rms_difference(original, after, n) <
-                        (*specs[i] == '\0' ? .01 : 1e-5) * harness_rms(original, n));
-            free(after);
-        }
-        llama_free(context);
-        drop(&s);
-        drop(&alone);
-        free(original);
-    }
-}
-
-/* Without free cells for fillers, rows are decoded and quantised once more. */
-static void full_unified_caches_decode_rows(void **state)
-{
-    const harness_options two = { .spec = "", .n_ctx = 1408, .n_seq = 2, .unified = true },
-                          large = { .spec = "", .n_ctx = 3072, .n_seq = 2, .unified = true };
-    struct llama_context *context = prompted(&large, N_LONG);
-    saved s = save(context, 0);
-    float *exact = exact_logits(N_LONG), *original = continue_from(context, N_LONG, 0), *after;
-
-    (void)state;
-    llama_free(context);
-    context = with_hole(&two, 0);
-    assert_int_equal(restore(context, &s, 0), s.size);
-    after = continue_from(context, N_LONG, 0);
-    assert_quantised_twice(exact, original, after, "a full unified cache");
-    llama_free(context);
-    drop(&s);
-    free(exact);
-    free(original);
-    free(after);
 }
 
 /* A GPU has one centre for all values of a layer. */
@@ -601,10 +390,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(larger_contexts_restore_the_same_bits),
         cmocka_unit_test(slots_get_their_prompts_back),
         cmocka_unit_test(slots_leave_neighbours_their_rows),
-        cmocka_unit_test(unified_caches_restore_the_same_rows),
-        cmocka_unit_test(unified_caches_in_place_restore_the_same_rows),
-        cmocka_unit_test(busy_slots_get_the_same_rows_back),
-        cmocka_unit_test(full_unified_caches_decode_rows),
         cmocka_unit_test(values_with_other_centres_are_decoded),
         cmocka_unit_test(caches_hold_several_transforms),
         cmocka_unit_test(damaged_and_foreign_states_are_refused),
@@ -613,5 +398,5 @@ int main(int argc, char **argv)
     };
 
     choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
+    return cmocka_run_group_tests(tests, start_on_gpu, harness_stop);
 }

@@ -16,7 +16,6 @@
 #include "saved_fixture.h"
 
 /* Presets keep up to 12 blocks exact on a GPU. */
-enum { N_LONG = 1300 };
 
 static int start(void **state)
 {

@@ -107,8 +107,8 @@ static void other_orders_have_no_plan(void **state)
     kvp_align_free(&a);
 }
 
-/* llama.cpp's state of n cells, as it writes the state of one sequence, with so many bytes of words
- * behind the cells. Its runs have n_first rows, and the rest. */
+/* llama.cpp's state of one sequence with n cells. `words`: bytes between the cells and the first
+ * tensor. The runs of a tensor have n_first rows, and the rest. */
 static kvp_plain make_state(uint32_t n, uint32_t n_first, size_t words)
 {
     const size_t bytes = HEAD + 8 + n * CELL + words + 2 * N_LAYERS * (TENSOR + (size_t)n * ROW);
@@ -188,7 +188,7 @@ static void check_fillers(size_t words)
     kvp_plain_free(&plain);
 }
 
-/* Of an older and of a newer llama.cpp. */
+/* An older and a newer llama.cpp write them. */
 static void states_get_fillers(void **state)
 {
     (void)state;

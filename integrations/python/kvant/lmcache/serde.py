@@ -123,7 +123,7 @@ class Serde:
 
 
 def _sums(stored: Stored, body: np.ndarray) -> Any:
-    """What the header's checksum covers of a body."""
+    """The bytes that the header's checksum covers in a body."""
     return body.data if stored.layout.kind == RAW else stored.records.checksums(body)
 
 
