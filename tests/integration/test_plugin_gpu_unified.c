@@ -83,7 +83,7 @@ static void assert_same_rows(const saved *a, const saved *b, const char *spec)
  * have gaps. Rows keep their codes in cells that the blocks fit. */
 static void unified_caches_restore_the_same_rows(void **state)
 {
-    static const int holes[] = { 0, 1, 38, 250, 640 };
+    static const int holes[] = { 0, 38, 640 };
 
     (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
@@ -168,6 +168,75 @@ static void busy_slots_get_the_same_rows_back(void **state)
     }
 }
 
+/* Sequence 0 has a prompt in two parts. The tokens of sequence 1 lie between them, so the second
+ * part begins within a block. */
+static struct llama_context *with_parts(const harness_options *options)
+{
+    enum { FIRST = 640 };
+    struct llama_context *context = harness_context(options);
+
+    harness_decode(context, tokens, FIRST, 0, 0, false);
+    harness_decode(context, tokens + 300, N_OTHER, 0, 1, false);
+    harness_decode(context, tokens + FIRST, N_LONG - FIRST, FIRST, 0, false);
+    return context;
+}
+
+static saved rows_of_file(const harness_options *options, const char *path, int hole)
+{
+    struct llama_context *context;
+    static llama_token read[N_LONG];
+    size_t n = 0;
+    saved rows;
+
+    setenv("KVANT_STATES", "rows", 1);
+    context = with_hole(options, hole);
+    setenv("KVANT_STATES", "codes", 1);
+    assert_true(llama_state_seq_load_file(context, path, 0, read, N_LONG, &n) > 0);
+    assert_int_equal(n, N_LONG);
+    assert_memory_equal(read, tokens, sizeof(read));
+    rows = save(context, 0);
+    llama_free(context);
+    return rows;
+}
+
+/* The parts come back to cells of their own, from memory and from a file. */
+static void prompts_in_parts_come_back(void **state)
+{
+    char path[] = "/tmp/kvant_parts_XXXXXX";
+    const int file = mkstemp(path);
+
+    (void)state;
+    assert_true(file >= 0);
+    close(file);
+    for (size_t i = 0; i < N_SPECS; i++) {
+        const harness_options three = {
+            .spec = specs[i], .n_ctx = 3072, .n_seq = 3, .unified = true
+        };
+        struct llama_context *context;
+        saved s, expected, rows;
+
+        setenv("KVANT_STATES", "rows", 1);
+        context = with_parts(&three);
+        setenv("KVANT_STATES", "codes", 1);
+        expected = save(context, 0);
+        llama_free(context);
+        context = with_parts(&three);
+        s = save(context, 0);
+        assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_LONG) > 0);
+        llama_free(context);
+        for (int way = 0; way < 4; way++) {
+            rows = way < 2 ? rows_after(&three, 38, &s, way == 0)
+                           : rows_of_file(&three, path, way == 2 ? 0 : 250);
+            print_message("%s, way %d\n", specs[i], way);
+            assert_same_rows(&expected, &rows, specs[i]);
+            drop(&rows);
+        }
+        drop(&s);
+        drop(&expected);
+    }
+    unlink(path);
+}
+
 /* Without free cells for fillers, rows are decoded and quantised once more. */
 static void full_unified_caches_decode_rows(void **state)
 {
@@ -196,6 +265,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(unified_caches_restore_the_same_rows),
         cmocka_unit_test(unified_caches_in_place_restore_the_same_rows),
         cmocka_unit_test(busy_slots_get_the_same_rows_back),
+        cmocka_unit_test(prompts_in_parts_come_back),
         cmocka_unit_test(full_unified_caches_decode_rows),
     };
 
