@@ -2,6 +2,7 @@
 restoring it."""
 
 from caches import state
+from results import Missing
 from text import table, thousands
 
 CACHES = (
@@ -56,6 +57,28 @@ def state_disk(results):
     heading = ["cache", "file, GiB"]
     for what in ("saving", "restoring"):
         heading += [f"{what}, s", "of CPU", "disk alone, s", "times as fast as f16"]
+    return table(heading, *rows)
+
+
+def state_gpu(results):
+    """The same of a cache on a GPU, through a disk and through files in memory."""
+    rows = []
+    for through, place in (("disk", "disk"), ("tmpfs", "memory (tmpfs)")):
+        f16 = results.newest("state_gpu.csv", {"cache": "f16", "through": through})
+        for cache, name in (DISK_CACHES[0], *DISK_CACHES[3:]):
+            try:
+                line = results.newest("state_gpu.csv", {"cache": cache, "through": through})
+            except Missing:  # not measured
+                continue
+            cells = [f"{line.number('bytes') / 2**30:.2f}"]
+            for what, disk in (("save", "disk_write_ms"), ("restore", "disk_read_ms")):
+                wall = line.number(f"{what}_ms")
+                cells += [f"{wall / 1e3:.2f}", f"{line.number(disk) / 1e3:.2f}"]
+                cells.append(f"{f16.number(f'{what}_ms') / wall:.1f}")
+            rows.append([name, place, *cells])
+    heading = ["cache", "file in", "file, GiB"]
+    for what in ("saving", "restoring"):
+        heading += [f"{what}, s", "disk alone, s", "times as fast as f16"]
     return table(heading, *rows)
 
 
