@@ -101,8 +101,8 @@ uint32_t most_blocks(const Device &device)
 
 /* The thread blocks of attention for which no multiprocessor has room at first, if the kernel
  * before stores new rows. That kernel has a block for each kv head of the keys and of the values,
- * and for each matrix of queries. 0 if it leaves no room. A call that follows no such kernel has the
- * same parts, so that its sums are the same. */
+ * and for each matrix of queries. 0 if it leaves no room. A call that follows no such kernel has
+ * the same parts, so that its sums are the same. */
 int late_blocks(const kvant_cuda_kernel_attention_args &args, uint32_t grid, int blocks,
                 const Device &device)
 {

@@ -124,8 +124,8 @@ template <class KC, class VC, int D, bool LARGE, int TILES_, int BLOCKS_> struct
                          FIT = ROOM / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
     static constexpr bool SPLIT = STAGES == 1;
-    /* Values of open pages go through the slot of the warp's last page. Rows of chunks have no order
-     * that operands of matrices could have. */
+    /* Values of open pages go through the slot of the warp's last page. Rows of chunks have no
+     * order that operands of matrices could have. */
     static constexpr bool STAGED = !HAS_CHUNKS<VC> && OpenRows<D>::BYTES <= SLOT;
 };
 
