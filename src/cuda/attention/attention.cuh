@@ -476,7 +476,8 @@ AttentionKernel kernel_of()
         S::COLUMNS,
         S::BYTES,
         LARGE ? LARGE_PTX : 0,
-        BLOCKS
+        BLOCKS,
+        MANY && !GENERAL
     };
 }
 

@@ -135,6 +135,7 @@ struct AttentionKernel {
     bool byte_keys;   /* codebook keys are multiplied as signed bytes */
     int ptx_least;    /* code made from older PTX has no body */
     int blocks;       /* on a multiprocessor at once: 1 or 2 */
+    bool finds_offsets; /* computes page_offsets from block_centers */
 };
 
 /* With `large`, a block has up to 227 KB of shared memory, for compute_90 and later. Otherwise it

@@ -357,12 +357,13 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
     return p;
 }
 
-/* Kernels that are not general find offsets of pages themselves, from rows of floats. */
-bool finds_offsets(const kvant_cuda_kernel_attention_args &args)
+/* Kernels that are not general find offsets of pages themselves, from rows of floats. Small shapes
+ * and wide kernels are general whatever the problem is. */
+bool finds_offsets(const kvant_cuda_kernel_attention_args &args, const AttentionKernel &kernel)
 {
-    return args.plain_queries.q && args.plain_queries.type == KVANT_CUDA_F32 &&
-           args.plain_queries.q_head_stride <= UINT32_MAX && !args.query_starts &&
-           !is_general(args);
+    return kernel.finds_offsets && args.plain_queries.q &&
+           args.plain_queries.type == KVANT_CUDA_F32 &&
+           args.plain_queries.q_head_stride <= UINT32_MAX && !args.query_starts;
 }
 
 void copy_plain_queries(AttentionArgs &p, const kvant_cuda_plain_queries &plain_queries)
@@ -478,7 +479,7 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
     status = prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
                  ? KVANT_ERR_UNSUPPORTED
                  : choose_kernel(args, device, kernel);
-    const bool finds = status == KVANT_OK && finds_offsets(args);
+    const bool finds = status == KVANT_OK && finds_offsets(args, kernel);
     if (args.plain_queries.q && !finds && (status == KVANT_OK || status == KVANT_ERR_UNSUPPORTED)) {
         const kvant_cuda_page_offsets_args of = offsets_args(args);
         const kvant_status made = kvant_cuda_table_page_offsets(&of, stream);
