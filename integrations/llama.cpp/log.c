@@ -1,5 +1,6 @@
 /* log.c - see log.h. A message is formatted first and written in one call, so lines of different
- * threads do not mix. */
+ * threads do not mix. Control characters in it, as in a variable's value, become spaces, so it stays
+ * one line and cannot change a terminal. */
 #include "log.h"
 
 #include <stdarg.h>
@@ -22,6 +23,8 @@ static void write_line(const char *format, va_list arguments)
     char text[1024];
 
     vsnprintf(text, sizeof(text), format, arguments);
+    for (char *at = text; *at != '\0'; at++)
+        *at = (unsigned char)*at < ' ' ? ' ' : *at;
     fprintf(stderr, "kvant: %s\n", text);
 }
 

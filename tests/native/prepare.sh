@@ -42,8 +42,9 @@ without="cuda_loader cuda_struct_sizes openmp unload eval_texts llama_params"
 plugin=$root/integrations/llama.cpp
 os=posix ending='' more_words=-D_GNU_SOURCE
 case $cmake_system in
-    Windows) # has neither fork(), signals nor the files of Linux in /proc, /sys and /dev
-        without="$without available concurrent pack parallel trace"
+    Windows) # has neither fork(), signals nor the files of Linux in /proc, /sys and /dev; ends
+        # lines by two characters
+        without="$without available concurrent log pack parallel trace"
         os=windows ending=.exe more_words="-include $root/tests/native/windows.h"
         ;;
     Darwin) # has no barriers for threads
@@ -69,6 +70,7 @@ unit_test() { # name
         test_attention | test_attention_codes) more=$root/tests/unit/attention_setup.c ;;
         test_host | test_model_file) more="$plugin/model_file.c $plugin/host_$os.c" ;;
         test_pack) more="$plugin/pack.c $plugin/host_hints.c $plugin/host_$os.c" ;;
+        test_log) more="$plugin/log.c $plugin/host_$os.c" ;;
         test_trace) more="$plugin/trace.c $plugin/log.c $plugin/host_$os.c" ;;
         test_placement | test_mla) more=$plugin/${1#test_}.c ;;
         *) more='' ;;

@@ -1,0 +1,35 @@
+/* test_log.c - the plug-in's messages are one line each, whatever text they name. */
+#define _POSIX_C_SOURCE 200809L /* dup2, fileno */
+
+#include "testing.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "../../integrations/llama.cpp/log.h"
+
+static void a_message_is_one_line(void **state)
+{
+    char text[64] = "";
+    FILE *file = tmpfile();
+    const int own = dup(STDERR_FILENO);
+
+    (void)state;
+    assert_non_null(file);
+    assert_true(own >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    kvp_error("KVANT_PRESET=%s: refused", "a\nb\r\x1b[31m\tc");
+    assert_true(dup2(own, STDERR_FILENO) >= 0);
+    rewind(file);
+    assert_int_equal(fread(text, 1, sizeof(text) - 1, file),
+                     strlen("kvant: KVANT_PRESET=a b  [31m c: refused\n"));
+    assert_string_equal(text, "kvant: KVANT_PRESET=a b  [31m c: refused\n");
+    fclose(file);
+    close(own);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(a_message_is_one_line) };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
