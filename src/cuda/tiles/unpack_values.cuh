@@ -351,6 +351,7 @@ template <int D, bool KEYS> KVANT_INLINE void unpack_open(const Unpacking &u)
 {
     const int thread = 32 * u.warp + u.lane;
     if (KEYS) {
+#pragma unroll 4
         for (int i = thread; i < PAGE_TOKENS * (D / 8); i += GROUP_THREADS) {
             const int token = i / (D / 8), channel = i % (D / 8) * 8;
             *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, token, channel)) =
@@ -359,12 +360,18 @@ template <int D, bool KEYS> KVANT_INLINE void unpack_open(const Unpacking &u)
         }
         return;
     }
-    const uint16_t *rows = reinterpret_cast<const uint16_t *>(u.page) + 2 * u.lane * D;
-#pragma unroll 4
-    for (int channel = u.warp; channel < D; channel += UNPACK_WARPS) {
-        const uint32_t low = 2 * u.lane < u.valid ? __ldg(rows + channel) : 0,
-                       high = 2 * u.lane + 1 < u.valid ? __ldg(rows + D + channel) : 0;
-        put(u.tile, channel, 2 * u.lane, low | high << 16);
+    /* eight tokens by 32 channels at a time */
+    const uint32_t *rows = reinterpret_cast<const uint32_t *>(u.page);
+#pragma unroll 2
+    for (int i = u.warp; i < PAGE_TOKENS / 8 * (D / 32); i += UNPACK_WARPS) {
+        const int first = i % (PAGE_TOKENS / 8) * 8, channel = i / (PAGE_TOKENS / 8) * 32,
+                  token = first + u.lane / 4;
+        uint32_t x[4];
+        unrolled_for (int k = 0; k < 4; k++)
+            x[k] =
+                token < u.valid ? __ldg(rows + (token * D + channel) / 2 + 4 * k + u.lane % 4) : 0;
+        unrolled_for (int k = 0; k < 4; k++)
+            put(u.tile, channel + 8 * k + u.lane / 4, first + u.lane % 4 * 2, transpose8x8(x[k]));
     }
 }
 
