@@ -62,31 +62,38 @@ template <int D>
 __global__ void __launch_bounds__(WARPS * 32)
     append_open_kernel(const __grid_constant__ AppendArgs args)
 {
-    begin_next();
     wait_for_prior();
+    begin_next();
     append_row<D>(args, args.roles[blockIdx.z], blockIdx.x * WARPS + (threadIdx.x >> 5), blockIdx.y,
                   threadIdx.x & 31);
 }
 
 /* Loads keys first .. first + ROWS - 1 less the centres of their blocks. A thread has a pair of
- * channels of each. */
+ * channels of half of them. Without branches, so that all of its loads overlap: tokens behind the
+ * last one are loaded as the last one. */
 template <int D, int ROWS>
 KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &role, uint32_t first,
                                      int kv_head, float (&x)[ROWS][D])
 {
-    const uint32_t i = threadIdx.x;
-    if (i < D / 2)
-        unrolled_for (int r = 0; r < ROWS; r++) {
-            if (slot_of(args, first + r) < 0)
-                continue;
-            CenterPair pair;
-            pair.load(args.block_centers, args.center_slots[first + r], i, kv_head, gridDim.y, D);
-            const float2 center = pair.center();
-            const float *row = static_cast<const float *>(role.rows) +
-                               (first + r) * role.token_stride + kv_head * role.row_head_stride;
-            x[r][pair.channels.x] = __fsub_rn(row[pair.channels.x], center.x);
-            x[r][pair.channels.y] = __fsub_rn(row[pair.channels.y], center.y);
-        }
+    constexpr int N = ROWS / 2;
+    const uint32_t i = threadIdx.x % (D / 2), own = threadIdx.x / (D / 2) * N;
+    int64_t slots[N];
+    CenterPair pairs[N];
+    float2 rows[N];
+    auto token_of = [&](int r) { return min(first + own + r, args.n_tokens - 1); };
+    unrolled_for (int r = 0; r < N; r++)
+        slots[r] = args.center_slots[token_of(r)];
+    CenterPair::load_all(pairs, args.block_centers, slots, i, kv_head, gridDim.y, D);
+    unrolled_for (int r = 0; r < N; r++) {
+        const float *row = static_cast<const float *>(role.rows) + token_of(r) * role.token_stride +
+                           kv_head * role.row_head_stride;
+        rows[r] = make_float2(row[pairs[r].channels.x], row[pairs[r].channels.y]);
+    }
+    unrolled_for (int r = 0; r < N; r++) {
+        const float2 center = pairs[r].center();
+        x[own + r][pairs[r].channels.x] = __fsub_rn(rows[r].x, center.x);
+        x[own + r][pairs[r].channels.y] = __fsub_rn(rows[r].y, center.y);
+    }
     __syncthreads();
 }
 
@@ -97,19 +104,22 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
                                         uint32_t first, int kv_head)
 {
     __shared__ float x[ROWS][D];
+    __shared__ int64_t slots[ROWS];
     const int channel = threadIdx.x;
     const bool about_centers = blockIdx.z == 0 && args.block_centers.start;
     bool finite[ROWS], any = false;
     float y[ROWS];
-    unrolled_for (int r = 0; r < ROWS; r++)
-        any |= slot_of(args, first + r) >= 0;
-    if (!any) /* of a prompt, most rows have no open page */
+    if (channel < ROWS) {
+        slots[channel] = slot_of(args, first + channel);
+        any = slots[channel] >= 0;
+    }
+    if (!__syncthreads_or(any)) /* of a prompt, most rows have no open page */
         return;
     if (about_centers)
         load_about_centers(args, role, first, kv_head, x);
     unrolled_for (int r = 0; r < ROWS; r++) {
         float number = 0;
-        if (slot_of(args, first + r) >= 0)
+        if (slots[r] >= 0)
             number =
                 centered(about_centers ? x[r][channel]
                                        : load_number(role.rows,
@@ -130,7 +140,7 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
             y[r] = __fadd_rn(y[r], __fmul_rn(x[r][i], weight));
     }
     unrolled_for (int r = 0; r < ROWS; r++) {
-        const int64_t slot = slot_of(args, first + r);
+        const int64_t slot = slots[r];
         const bool all_finite = __syncthreads_and(finite[r]),
                    in_range = __syncthreads_and(fabsf(y[r]) <= role.codec.exact_limit);
         if (slot < 0)
@@ -153,8 +163,8 @@ __global__ void __launch_bounds__(D)
 {
     const AppendRole &role = args.roles[blockIdx.z];
     const uint32_t first = blockIdx.x * ROWS;
-    begin_next();
     wait_for_prior();
+    begin_next();
     if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         append_through_matrix<D, ROWS>(args, role, first, blockIdx.y);
         return;
