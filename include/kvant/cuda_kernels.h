@@ -50,6 +50,9 @@ typedef struct kvant_cuda_kernel_query_args {
      * also go through them. */
     uint32_t n_further;
     const float *further[KVANT_CUDA_MOST_MATRICES - 1]; /* as inverse_key_transform */
+    /* not 0: no call of this library that may still run in the stream writes q, or reads what out
+     * holds. Then the call may begin while those calls run. It does not end before they do */
+    uint32_t ready;
 } kvant_cuda_kernel_query_args;
 
 /* As kvant_cuda_transform_queries. */
@@ -107,9 +110,7 @@ typedef struct kvant_cuda_plain_queries {
     /* Phases and numbers are at b * table_stride + page, like the entries of block_table. */
     kvant_cuda_block_centers block_centers;
     float *offsets; /* device: room for page_offsets */
-    /* not 0: q was written before the kernel that comes before this call in its stream, and is read
-     * while that kernel ends */
-    uint32_t ready;
+    uint32_t ready; /* as in kvant_cuda_kernel_query_args, for q and offsets */
 } kvant_cuda_plain_queries;
 
 /* Begins as kvant_cuda_attention_args does, up to `k_center`. */
@@ -173,6 +174,10 @@ typedef struct kvant_cuda_kernel_attention_args {
     /* not 0: the first KVANT_CUDA_COUNTER_BYTES of the workspace hold anything. The call clears
      * them if its kernels use them */
     uint32_t clear_counters;
+    /* not 0: no call of this library that may still run in the stream writes sealed pages, or reads
+     * the workspace. If table_ready is set, too, sealed pages are read while those calls run. An
+     * append to exact pages lets the next call begin only when the calls before it have ended */
+    uint32_t sealed_ready;
 } kvant_cuda_kernel_attention_args;
 
 /* As kvant_cuda_attention. KVANT_ERR_ARGUMENT, too, for more than KVANT_CUDA_MOST_MATRICES

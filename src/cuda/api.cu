@@ -233,6 +233,7 @@ QueryArgs queries_of(const kvant_cuda_kernel_query_args &args)
                        args.n_heads / args.n_kv_heads,
                        { args.inverse_key_transform } };
     std::copy_n(args.further, args.n_further, queries.inverse_key_transform + 1);
+    queries.ready = args.ready != 0;
     return queries;
 }
 

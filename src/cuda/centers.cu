@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <initializer_list>
 
 namespace kvant
 {
@@ -57,58 +56,100 @@ __global__ void __launch_bounds__(ROW_THREADS)
 struct OffsetArgs {
     kvant_cuda_page_offsets_args given;
     uint32_t heads_a_kv, page_tiles; /* per sequence */
-    bool whole_rows, whole_phases;   /* loads of 16 bytes are possible */
+    bool ready;                      /* as in kvant_cuda_plain_queries */
 };
 
 /* A thread block's tile of query rows and pages. A warp has 16 rows, and 8 pages of each of its
  * tensor-core tiles. Tiles fit the smallest shared memory that a thread block may have, 99 KiB
- * (compute capability 8.6). */
-template <int ROW_WARPS_, int PAGE_WARPS, int TILES_> struct OffsetShape {
+ * (compute capability 8.6). PAIRS: pairs of channels of a row that a lane has at most. */
+template <int ROW_WARPS_, int PAGE_WARPS, int TILES_, int PAIRS_> struct OffsetShape {
     static constexpr int ROW_WARPS = ROW_WARPS_, TILES = TILES_, WARPS = ROW_WARPS * PAGE_WARPS,
                          THREADS = 32 * WARPS, ROWS = 16 * ROW_WARPS,
-                         PAGES = 8 * TILES * PAGE_WARPS;
+                         PAGES = 8 * TILES * PAGE_WARPS, PAIRS = PAIRS_;
+    /* tiles whose sums are in registers at a time */
+    static constexpr int GROUP = TILES > 4 ? 4 : TILES;
+    static_assert(TILES % GROUP == 0 && PAGES <= 64, "a mask has a bit for each page");
 };
-using FewOffsets = OffsetShape<1, 3, 1>;
+using FewOffsets = OffsetShape<1, 3, 1, KVANT_CUDA_MOST_DIM / 64>;
 template <int D>
 using ManyOffsets = OffsetShape<D <= 256 ? 4 : 2, 1,
                                 D <= 128   ? 8
                                 : D <= 256 ? 3
-                                           : 1>;
+                                           : 1,
+                                D / 64>;
 constexpr uint32_t MOST_FEW_ROWS = 32;
 
-constexpr uint32_t ROW_PADDING =
-    4; /* numbers that pad a row in shared memory, so that eight rows are in different banks */
+/* Products of a row and a page are products of halves: a number is split into two of them, which
+ * together keep 22 bits of it divided by its unit. Units of rows are powers of two above their
+ * largest number. The product of both lower halves is left out. */
+constexpr uint32_t STEP = 32; /* halves of a row that a warp multiplies at a time */
+
+/* The halves of a row in shared memory that belong to cosines, and the same number for sines. The
+ * last ones are zeros if there are fewer pairs. */
+__host__ __device__ constexpr uint32_t cosines_of(uint32_t head_dim)
+{
+    return (head_dim / 2 + STEP / 2 - 1) / (STEP / 2) * (STEP / 2);
+}
+
+/* From a row to the next one, so that eight rows of an operand are in different banks. */
+__host__ __device__ constexpr uint32_t row_stride(uint32_t head_dim)
+{
+    return 2 * cosines_of(head_dim) + 8;
+}
 
 template <class S> constexpr size_t offset_bytes(uint32_t head_dim)
 {
-    return (S::ROWS + S::PAGES) * (head_dim + ROW_PADDING) * sizeof(float);
+    return 2 * (S::ROWS + S::PAGES) * row_stride(head_dim) * sizeof(__half) +
+           S::ROWS * sizeof(float);
 }
-
-/* The data of a thread block in addition to query rows and phases: pairs of channels, and the two
- * numbers of a start for each pair. Up to three pairs behind the last one are zeros. */
-struct OffsetPairs {
-    ushort2 channels[KVANT_CUDA_MOST_DIM / 2];
-    float2 starts[KVANT_CUDA_MOST_DIM / 2];
-};
 
 template <class S> constexpr bool offsets_fit(uint32_t head_dim)
 {
-    return offset_bytes<S>(head_dim) + sizeof(OffsetPairs) <= 99 * 1024;
+    return offset_bytes<S>(head_dim) <= 99 * 1024;
 }
 static_assert(offsets_fit<FewOffsets>(512) && offsets_fit<ManyOffsets<128>>(128) &&
               offsets_fit<ManyOffsets<256>>(256) && offsets_fit<ManyOffsets<512>>(512) &&
               KVANT_CUDA_MOST_DIM == 512);
 
-/* A number as the sum of two TF32 numbers. Three products of their parts give binary32's product,
- * except for a few units in the last place. */
-struct TwoParts {
-    uint32_t high, low;
+/* A thread block's shared memory: upper and lower halves of rows and of pages, and units of
+ * rows. */
+template <class S> struct OffsetSpace {
+    __half *rows, *pages;
+    float *units;
+    uint32_t stride, cosines, n; /* n: pairs of channels */
+
+    KVANT_INLINE OffsetSpace(void *shared, uint32_t head_dim)
+        : rows(static_cast<__half *>(shared)), stride(row_stride(head_dim)),
+          cosines(cosines_of(head_dim)), n(head_dim / 2)
+    {
+        pages = rows + 2 * S::ROWS * stride;
+        units = reinterpret_cast<float *>(pages + 2 * S::PAGES * stride);
+    }
+
+    /* The row of upper halves (lower: 0) or of lower ones. */
+    KVANT_INLINE __half *row(int lower, int i) const
+    {
+        return rows + (lower * S::ROWS + i) * stride;
+    }
+    KVANT_INLINE __half *page(int lower, int i) const
+    {
+        return pages + (lower * S::PAGES + i) * stride;
+    }
 };
 
-KVANT_INLINE TwoParts in_two_parts(float x)
+/* The first of the lane's pairs number 2 k and 2 k + 1, which are neighbours. */
+KVANT_INLINE uint32_t lane_pair(int k)
 {
-    const uint32_t high = __float_as_uint(x) & 0xffffe000u;
-    return TwoParts{ high, __float_as_uint(x - __uint_as_float(high)) };
+    return 64 * k + 2 * (threadIdx.x % 32);
+}
+
+/* Stores two numbers as upper and lower halves. */
+KVANT_INLINE void store_split(__half *upper, __half *lower, float x, float y)
+{
+    const __half2 high = __floats2half2_rn(x, y);
+    const float2 rounded = __half22float2(high);
+    *reinterpret_cast<__half2 *>(upper) = high;
+    *reinterpret_cast<__half2 *>(lower) = __floats2half2_rn(x - rounded.x, y - rounded.y);
 }
 
 /* The work of a thread block. first_q: index of the sequence's first query token. */
@@ -141,198 +182,263 @@ template <class S> KVANT_INLINE OffsetWork find_offset_work(const OffsetArgs &ar
     return w;
 }
 
-/* The set of numbers of the pages, as a bit mask. Called by every warp. */
-KVANT_INLINE uint32_t numbers_of(const kvant_cuda_block_centers &block_centers, size_t first, int n)
-{
-    uint32_t own = 0;
-    for (int i = threadIdx.x & 31; i < n; i += 32) {
-        const uint32_t number = number_at(block_centers, first + i);
-        own |= number < KVANT_CUDA_MOST_MATRICES ? 1u << number : 0;
-    }
-    return __reduce_or_sync(FULL, own);
-}
+/* The numbers of a tile's pages; a lane has those of two pages. All warps find the same. */
+struct PageNumbers {
+    uint32_t own[2];
 
-/* Copies head_dim numbers, by a warp. */
-KVANT_INLINE void load_vector(float *to, const void *from, size_t at, kvant_cuda_type type,
-                              uint32_t head_dim, bool whole)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    if (whole)
-        for (uint32_t i = 4 * lane; i < head_dim; i += 128)
-            copy_or_clear(
-                shared_address(to + i),
-                reinterpret_cast<const uint8_t *>(static_cast<const float *>(from) + at + i), true);
-    else
-        for (uint32_t i = lane; i < head_dim; i += 32)
-            to[i] = load_number(from, at + i, type);
-}
-
-/* The tiles of eight pages in which some page has this number, as a bit mask. Called by every
- * warp. */
-KVANT_INLINE uint32_t tiles_of(const kvant_cuda_block_centers &block_centers, size_t first, int n,
-                               uint32_t number)
-{
-    uint32_t own = 0;
-    for (int i = threadIdx.x & 31; i < n; i += 32)
-        own |= (uint32_t)(number_at(block_centers, first + i) == number) << i / 8;
-    return __reduce_or_sync(FULL, own);
-}
-
-/* Loads query rows, phases of pages, and pairs; all loads overlap. Rows and pages beyond the end
- * are copies of the last one, and their results are not stored. Tiles without pages are left
- * out. */
-template <class S>
-KVANT_INLINE void load_tile(const OffsetArgs &args, const OffsetWork &w, float *shared,
-                            OffsetPairs &pairs)
-{
-    const kvant_cuda_page_offsets_args &p = args.given;
-    const uint32_t stride = p.head_dim + ROW_PADDING, n = p.head_dim / 2;
-    for (int i = (int)threadIdx.x / 32; i < S::ROWS; i += S::WARPS) {
-        const uint32_t r = min(w.first_row + i, w.end_row - 1), token = r / args.heads_a_kv,
-                       head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
-        load_vector(shared + i * stride, p.q,
-                    w.first_q + token * p.q_token_stride + head * p.q_head_stride, p.type,
-                    p.head_dim, args.whole_rows);
-    }
-    const int n_pages = (w.end_page - w.first_page + 7) / 8 * 8;
-    for (int i = (int)threadIdx.x / 32; i < n_pages; i += S::WARPS) {
-        const size_t page = w.b * p.table_stride + min(w.first_page + i, w.end_page - 1);
-        load_vector(shared + (S::ROWS + i) * stride, p.block_centers.phases, page * p.head_dim,
-                    KVANT_CUDA_F32, p.head_dim, args.whole_phases);
-    }
-    for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += S::THREADS)
-        pairs.channels[i] = i < n ? pair_at(p.block_centers, i) : make_ushort2(0, 0);
-    end_copies();
-    wait_for_copies<0>();
-}
-
-KVANT_INLINE void load_starts(const OffsetArgs &args, const OffsetWork &w, uint32_t number,
-                              OffsetPairs &pairs)
-{
-    const kvant_cuda_page_offsets_args &p = args.given;
-    const float *start =
-        p.block_centers.start + ((size_t)number * p.n_kv_heads + w.kv_head) * p.head_dim;
-    const uint32_t n = p.head_dim / 2;
-    for (uint32_t i = threadIdx.x; i < (n + 3) / 4 * 4; i += blockDim.x) {
-        const ushort2 channels = pairs.channels[i];
-        pairs.starts[i] =
-            i < n ? make_float2(start[channels.x], start[channels.y]) : make_float2(0, 0);
-    }
-}
-
-/* Products of two query rows with a pair of a start: first the factors of cosines, then the factors
- * of sines. */
-struct RowProducts {
-    TwoParts parts[4];
-
-    KVANT_INLINE RowProducts(const float *row, const float *other, ushort2 channels, float2 start)
+    KVANT_INLINE PageNumbers(const kvant_cuda_block_centers &block_centers, size_t first, int n)
     {
-        const float x[2] = { row[channels.x], other[channels.x] },
-                    y[2] = { row[channels.y], other[channels.y] };
-        unrolled_for (int i = 0; i < 2; i++) {
-            parts[i] = in_two_parts(x[i] * start.x + y[i] * start.y);
-            parts[2 + i] = in_two_parts(y[i] * start.x - x[i] * start.y);
+        const int lane = threadIdx.x & 31;
+        unrolled_for (int i = 0; i < 2; i++)
+            own[i] = 32 * i + lane < n ? number_at(block_centers, first + 32 * i + lane)
+                                       : KVANT_CUDA_MOST_MATRICES;
+    }
+
+    /* All numbers, as a bit mask. */
+    KVANT_INLINE uint32_t all() const
+    {
+        uint32_t numbers = 0;
+        unrolled_for (int i = 0; i < 2; i++)
+            numbers |= own[i] < KVANT_CUDA_MOST_MATRICES ? 1u << own[i] : 0;
+        return __reduce_or_sync(FULL, numbers);
+    }
+
+    /* The pages with this number, as a bit mask. */
+    KVANT_INLINE uint64_t pages_with(uint32_t number) const
+    {
+        const uint64_t far = __ballot_sync(FULL, own[1] == number);
+        return far << 32 | __ballot_sync(FULL, own[0] == number);
+    }
+};
+
+/* Loads phases of pages, several at a time. Pages beyond the end are copies of the last one; tiles
+ * without pages are left out. */
+template <class S>
+KVANT_INLINE void load_phases(const OffsetArgs &args, const OffsetWork &w,
+                              const OffsetSpace<S> &space)
+{
+    constexpr int N = S::PAIRS <= 2 ? 8 : 1;
+    const kvant_cuda_page_offsets_args &p = args.given;
+    const int n_pages = (w.end_page - w.first_page + 7) / 8 * 8;
+#pragma unroll 1
+    for (int first = (int)threadIdx.x / 32; first < n_pages; first += N * S::WARPS) {
+        float x[N][S::PAIRS], y[N][S::PAIRS];
+        unrolled_for (int j = 0; j < N; j++) {
+            const int page = min(w.first_page + first + j * S::WARPS, w.end_page - 1);
+            const float *from = p.block_centers.phases + (w.b * p.table_stride + page) * p.head_dim;
+            unrolled_for (int k = 0; k < S::PAIRS; k++) {
+                const uint32_t i = lane_pair(k / 2) + k % 2;
+                x[j][k] = i < space.n ? from[i] : 0;
+                y[j][k] = i < space.n ? from[space.n + i] : 0;
+            }
+        }
+        unrolled_for (int j = 0; j < N; j++) {
+            const int at = first + j * S::WARPS;
+            __half *upper = space.page(0, at), *lower = space.page(1, at);
+            unrolled_for (int k = 0; k < S::PAIRS; k += 2) {
+                const uint32_t i = lane_pair(k / 2), sine = space.cosines + i;
+                if (at >= n_pages || i >= space.cosines)
+                    continue;
+                store_split(upper + i, lower + i, x[j][k], x[j][k + 1]);
+                store_split(upper + sine, lower + sine, y[j][k], y[j][k + 1]);
+            }
+        }
+    }
+}
+
+/* Where the rows of a warp lie; lane i has row i. Rows beyond the end are copies of the last one,
+ * and their results are not stored. */
+template <class S> KVANT_INLINE size_t place_of_row(const OffsetArgs &args, const OffsetWork &w)
+{
+    const kvant_cuda_page_offsets_args &p = args.given;
+    const int own = (int)threadIdx.x / 32 + (int)threadIdx.x % 32 * S::WARPS;
+    const uint32_t r = min(w.first_row + own, w.end_row - 1), token = r / args.heads_a_kv,
+                   head = w.kv_head * args.heads_a_kv + r - token * args.heads_a_kv;
+    return w.first_q + token * p.q_token_stride + head * p.q_head_stride;
+}
+
+/* A lane's pairs of channels and of a start. */
+template <class S> struct StartPairs {
+    ushort2 channels[S::PAIRS];
+    float2 start[S::PAIRS];
+
+    KVANT_INLINE explicit StartPairs(const kvant_cuda_page_offsets_args &p)
+    {
+        unrolled_for (int k = 0; k < S::PAIRS; k++) {
+            const uint32_t i = lane_pair(k / 2) + k % 2;
+            channels[k] = i < p.head_dim / 2 ? pair_at(p.block_centers, i) : make_ushort2(0, 0);
+        }
+    }
+
+    KVANT_INLINE void load(const kvant_cuda_page_offsets_args &p, uint32_t kv_head, uint32_t number)
+    {
+        const float *all =
+            p.block_centers.start + ((size_t)number * p.n_kv_heads + kv_head) * p.head_dim;
+        unrolled_for (int k = 0; k < S::PAIRS; k++)
+            start[k] = lane_pair(k / 2) + k % 2 < p.head_dim / 2
+                           ? make_float2(all[channels[k].x], all[channels[k].y])
+                           : make_float2(0, 0);
+    }
+
+    /* Multiplies a row, and stores the factors of cosines and of sines. */
+    KVANT_INLINE void place(const OffsetSpace<S> &space, int row, const float (&x)[S::PAIRS],
+                            const float (&y)[S::PAIRS]) const
+    {
+        float cosine[S::PAIRS], sine[S::PAIRS], largest = 0;
+        unrolled_for (int k = 0; k < S::PAIRS; k++) {
+            cosine[k] = x[k] * start[k].x + y[k] * start[k].y;
+            sine[k] = y[k] * start[k].x - x[k] * start[k].y;
+            largest = fmaxf(largest, fmaxf(fabsf(cosine[k]), fabsf(sine[k])));
+        }
+        const float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
+        __half *upper = space.row(0, row), *lower = space.row(1, row);
+        unrolled_for (int k = 0; k < S::PAIRS; k += 2) {
+            const uint32_t i = lane_pair(k / 2), at = space.cosines + i;
+            if (i >= space.cosines)
+                continue;
+            store_split(upper + i, lower + i, cosine[k] * inverse, cosine[k + 1] * inverse);
+            store_split(upper + at, lower + at, sine[k] * inverse, sine[k + 1] * inverse);
+        }
+        if (threadIdx.x % 32 == 0)
+            space.units[row] = unit;
+    }
+
+    /* Loads the warp's rows, several at a time, and multiplies them. own: from place_of_row. */
+    KVANT_INLINE void place_rows(const OffsetArgs &args, const OffsetSpace<S> &space,
+                                 size_t own) const
+    {
+        constexpr int N = S::PAIRS <= 2   ? 8
+                          : S::PAIRS <= 4 ? 4
+                                          : 1,
+                      A_WARP = (S::ROWS + S::WARPS - 1) / S::WARPS;
+        static_assert(A_WARP <= 32 && A_WARP % N == 0, "a lane knows where a row is");
+        const kvant_cuda_page_offsets_args &p = args.given;
+        const int warp = (int)threadIdx.x / 32;
+#pragma unroll 1
+        for (int first = 0; first < A_WARP; first += N) {
+            float x[N][S::PAIRS], y[N][S::PAIRS];
+            unrolled_for (int j = 0; j < N; j++) {
+                const size_t at = __shfl_sync(FULL, (unsigned long long)own, first + j);
+                unrolled_for (int k = 0; k < S::PAIRS; k++) {
+                    x[j][k] = load_number(p.q, at + channels[k].x, p.type);
+                    y[j][k] = load_number(p.q, at + channels[k].y, p.type);
+                }
+            }
+            unrolled_for (int j = 0; j < N; j++) {
+                const int row = warp + (first + j) * S::WARPS;
+                if (row < S::ROWS)
+                    place(space, row, x[j], y[j]);
+            }
         }
     }
 };
 
-/* Adds up a warp's rows and pages over all pairs, four at a time. tiles: as from tiles_of. */
+/* Adds up a warp's rows and a group of its tiles, from first_tile on, over all channels. */
 template <class S>
-KVANT_INLINE void add_pairs(uint32_t head_dim, const float *shared, const OffsetPairs &pairs,
-                            uint32_t tiles, float (&sums)[S::TILES][4])
+KVANT_INLINE void add_channels(const OffsetSpace<S> &space, int first_tile,
+                               float (&sums)[S::GROUP][4])
 {
-    const uint32_t stride = head_dim + ROW_PADDING, n = head_dim / 2, warp = threadIdx.x / 32,
-                   lane = threadIdx.x % 32;
-    const float *rows = shared + (warp % S::ROW_WARPS * 16 + lane / 4) * stride,
-                *phases =
-                    shared + (S::ROWS + warp / S::ROW_WARPS * 8 * S::TILES + lane / 4) * stride;
-    const uint32_t own_tiles = tiles >> warp / S::ROW_WARPS * S::TILES;
-#pragma unroll 2
-    for (uint32_t first = 0; first < n; first += 4) {
-        const uint32_t own = first + lane % 4, there = min(own, n - 1);
-        const RowProducts z(rows, rows + 8 * stride, pairs.channels[own], pairs.starts[own]);
-        const uint32_t high[4] = { z.parts[0].high, z.parts[1].high, z.parts[2].high,
-                                   z.parts[3].high },
-                       low[4] = { z.parts[0].low, z.parts[1].low, z.parts[2].low, z.parts[3].low };
-        unrolled_for (int j = 0; j < S::TILES; j++) {
-            if (!(own_tiles >> j & 1))
-                continue;
-            const float *phase = phases + 8 * j * stride + there;
-            const TwoParts cosine = in_two_parts(phase[0]), sine = in_two_parts(phase[n]);
-            mma_tf32(sums[j], low, cosine.high, sine.high);
-            mma_tf32(sums[j], high, cosine.low, sine.low);
-            mma_tf32(sums[j], high, cosine.high, sine.high);
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % S::ROW_WARPS * 16 + lane % 16,
+              page = 8 * first_tile + lane % 8;
+#pragma unroll 1
+    for (uint32_t at = 0; at < 2 * space.cosines; at += STEP) {
+        uint32_t a[2][2][4]; /* upper and lower halves, 16 numbers each */
+        unrolled_for (int h = 0; h < 2; h++)
+            unrolled_for (int i = 0; i < 2; i++)
+                load_matrices<false>(a[h][i], space.row(h, row) + at + 16 * i + lane / 16 * 8);
+        unrolled_for (int j = 0; j < S::GROUP; j++) {
+            uint32_t b[2][4];
+            unrolled_for (int h = 0; h < 2; h++)
+                load_matrices<false>(b[h], space.page(h, page + 8 * j) + at + lane / 8 * 8);
+            unrolled_for (int i = 0; i < 2; i++) {
+                mma(sums[j], a[1][i], b[0][2 * i], b[0][2 * i + 1]);
+                mma(sums[j], a[0][i], b[1][2 * i], b[1][2 * i + 1]);
+                mma(sums[j], a[0][i], b[0][2 * i], b[0][2 * i + 1]);
+            }
         }
     }
 }
 
-/* Stores the sums of pages with this number. */
+/* Stores the sums of a group of tiles. pages: those of the group that are stored, as a bit mask. */
 template <class S>
-KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w, uint32_t number,
-                                const float (&sums)[S::TILES][4])
+KVANT_INLINE void store_offsets(const OffsetArgs &args, const OffsetWork &w,
+                                const OffsetSpace<S> &space, int first_tile, uint32_t pages,
+                                const float (&sums)[S::GROUP][4])
 {
     const kvant_cuda_page_offsets_args &p = args.given;
     const size_t rows = (size_t)p.query_tokens * args.heads_a_kv,
                  first = ((size_t)w.b * p.n_kv_heads + w.kv_head) * p.table_stride;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32,
-              row = w.first_row + warp % S::ROW_WARPS * 16 + lane / 4,
-              page = w.first_page + warp / S::ROW_WARPS * 8 * S::TILES + lane % 4 * 2;
-    unrolled_for (int j = 0; j < S::TILES; j++)
-        unrolled_for (int i = 0; i < 4; i++) {
-            const int to = page + 8 * j + i % 2, r = row + i / 2 * 8;
-            if (to < w.end_page && r < w.end_row &&
-                number_at(p.block_centers, w.b * p.table_stride + to) == number)
-                p.offsets[(first + to) * rows + r] = sums[j][i];
-        }
-}
-
-/* If the pages of a tile have several numbers, which is rare, the tile is summed once for each. */
-template <class S>
-__global__ void __launch_bounds__(S::THREADS)
-    page_offsets_kernel(const __grid_constant__ OffsetArgs args)
-{
-    extern __shared__ __align__(16) float shared[];
-    __shared__ OffsetPairs pairs;
-    begin_next();
-    wait_for_prior();
-    const OffsetWork w = find_offset_work<S>(args);
-    if (w.first_page >= w.end_page || w.first_row >= w.end_row)
-        return;
-    load_tile<S>(args, w, shared, pairs);
-    const size_t first = w.b * args.given.table_stride + w.first_page;
-    const int n_pages = w.end_page - w.first_page;
-    uint32_t left = numbers_of(args.given.block_centers, first, n_pages);
-#pragma unroll 1
-    for (; left; left &= left - 1) {
-        const uint32_t number = __ffs(left) - 1;
-        float sums[S::TILES][4] = {};
-        __syncthreads();
-        load_starts(args, w, number, pairs);
-        __syncthreads();
-        add_pairs<S>(args.given.head_dim, shared, pairs,
-                     tiles_of(args.given.block_centers, first, n_pages, number), sums);
-        store_offsets<S>(args, w, number, sums);
+    const int lane = (int)threadIdx.x % 32, page = w.first_page + 8 * first_tile,
+              own = (int)threadIdx.x / 32 % S::ROW_WARPS * 16 + lane / 4;
+    unrolled_for (int h = 0; h < 2; h++) {
+        const int r = w.first_row + own + 8 * h;
+        const float unit = space.units[own + 8 * h];
+        unrolled_for (int j = 0; j < S::GROUP; j++)
+            unrolled_for (int i = 0; i < 2; i++) {
+                const int at = 8 * j + lane % 4 * 2 + i;
+                if (pages >> at & 1 && r < w.end_row)
+                    p.offsets[(first + page + at) * rows + r] = sums[j][2 * h + i] * unit;
+            }
     }
 }
 
-/* Whether rows begin at multiples of 16 bytes. */
-static bool in_sixteens(const void *at, std::initializer_list<size_t> strides)
+/* Finds the offsets of a tile. If its pages have several numbers, which is rare, this is done once
+ * for each. */
+template <class S>
+KVANT_INLINE void find_offsets(const OffsetArgs &args, const OffsetWork &w,
+                               const OffsetSpace<S> &space)
 {
-    return reinterpret_cast<uintptr_t>(at) % 16 == 0 &&
-           std::all_of(strides.begin(), strides.end(),
-                       [](size_t stride) { return stride % 4 == 0; });
+    const kvant_cuda_page_offsets_args &p = args.given;
+    const size_t first = w.b * p.table_stride + w.first_page, own_row = place_of_row<S>(args, w);
+    const int warp = (int)threadIdx.x / 32;
+    StartPairs<S> pairs(p);
+    const PageNumbers numbers(p.block_centers, first, w.end_page - w.first_page);
+    load_phases<S>(args, w, space);
+    uint32_t left = numbers.all();
+#pragma unroll 1
+    for (bool again = false; left; left &= left - 1, again = true) {
+        const uint32_t number = __ffs(left) - 1;
+        const uint64_t pages = numbers.pages_with(number);
+        pairs.load(p, w.kv_head, number);
+        if (again)
+            __syncthreads();
+        pairs.place_rows(args, space, own_row);
+        __syncthreads();
+#pragma unroll 1
+        for (int g = 0; g < S::TILES; g += S::GROUP) {
+            const int tile = warp / S::ROW_WARPS * S::TILES + g;
+            const uint32_t own =
+                (uint32_t)(pages >> 8 * tile & (((uint64_t)1 << 8 * S::GROUP) - 1));
+            float sums[S::GROUP][4] = {};
+            if (own == 0)
+                continue;
+            add_channels<S>(space, tile, sums);
+            store_offsets<S>(args, w, space, tile, own, sums);
+        }
+    }
 }
 
 template <class S>
-cudaError_t launch_page_offsets(const kvant_cuda_page_offsets_args &args, cudaStream_t stream)
+__global__ void __launch_bounds__(S::THREADS, 2)
+    page_offsets_kernel(const __grid_constant__ OffsetArgs args)
+{
+    extern __shared__ __align__(16) uint8_t shared[];
+    begin_next();
+    if (!args.ready)
+        wait_for_prior();
+    const OffsetWork w = find_offset_work<S>(args);
+    if (w.first_page < w.end_page && w.first_row < w.end_row)
+        find_offsets<S>(args, w, OffsetSpace<S>(shared, args.given.head_dim));
+    if (args.ready) /* when this kernel ends, those before it have ended, too */
+        wait_for_prior();
+}
+
+template <class S>
+cudaError_t launch_shape(const kvant_cuda_page_offsets_args &args, bool ready, cudaStream_t stream)
 {
     const void *kernel = (const void *)page_offsets_kernel<S>;
     OffsetArgs p{ args, args.n_heads / args.n_kv_heads,
-                  (uint32_t)((args.table_stride + S::PAGES - 1) / S::PAGES),
-                  args.type == KVANT_CUDA_F32 &&
-                      in_sixteens(args.q, { args.head_dim, args.q_batch_stride, args.q_token_stride,
-                                            args.q_head_stride }),
-                  in_sixteens(args.block_centers.phases, { args.head_dim }) };
+                  (uint32_t)((args.table_stride + S::PAGES - 1) / S::PAGES), ready };
     void *parameters[] = { &p };
     const uint32_t rows = args.query_tokens * p.heads_a_kv;
     const size_t bytes = offset_bytes<S>(args.head_dim);
@@ -364,6 +470,19 @@ bool valid_offsets(const kvant_cuda_page_offsets_args &args)
                MOST_GRID_Y * (uint64_t)ManyOffsets<KVANT_CUDA_MOST_DIM>::ROWS;
 }
 
+kvant_status launch_page_offsets(kvant_cuda_page_offsets_args args, bool ready, cudaStream_t stream)
+{
+    args.query_tokens = std::max(args.query_tokens, 1u);
+    if (args.batch == 0)
+        return KVANT_OK;
+    const bool few = args.query_tokens * (args.n_heads / args.n_kv_heads) <= MOST_FEW_ROWS;
+    const auto launch = few                    ? launch_shape<FewOffsets>
+                        : args.head_dim <= 128 ? launch_shape<ManyOffsets<128>>
+                        : args.head_dim <= 256 ? launch_shape<ManyOffsets<256>>
+                                               : launch_shape<ManyOffsets<512>>;
+    return from_cuda(launch(args, ready, stream));
+}
+
 } // namespace kvant
 
 using namespace kvant;
@@ -391,14 +510,5 @@ kvant_status kvant_cuda_table_page_offsets(const kvant_cuda_page_offsets_args *g
 {
     if (!given || given->size != sizeof *given || !valid_offsets(*given))
         return KVANT_ERR_ARGUMENT;
-    kvant_cuda_page_offsets_args args = *given;
-    args.query_tokens = std::max(args.query_tokens, 1u);
-    if (args.batch == 0)
-        return KVANT_OK;
-    const bool few = args.query_tokens * (args.n_heads / args.n_kv_heads) <= MOST_FEW_ROWS;
-    const auto launch = few                    ? launch_page_offsets<FewOffsets>
-                        : args.head_dim <= 128 ? launch_page_offsets<ManyOffsets<128>>
-                        : args.head_dim <= 256 ? launch_page_offsets<ManyOffsets<256>>
-                                               : launch_page_offsets<ManyOffsets<512>>;
-    return from_cuda(launch(args, static_cast<cudaStream_t>(stream)));
+    return launch_page_offsets(*given, false, static_cast<cudaStream_t>(stream));
 }

@@ -3,6 +3,8 @@
 
 #include "kvant/cuda_kernels.h"
 
+#include <cuda_runtime.h>
+
 namespace kvant
 {
 
@@ -11,5 +13,9 @@ bool valid_block_centers(const kvant_cuda_block_centers &block_centers, uint32_t
 
 /* Whether the arguments of kvant_cuda_page_offsets are complete. */
 bool valid_offsets(const kvant_cuda_page_offsets_args &args);
+
+/* Computes the offsets of valid arguments. ready: as in kvant_cuda_plain_queries. */
+kvant_status launch_page_offsets(kvant_cuda_page_offsets_args args, bool ready,
+                                 cudaStream_t stream);
 
 } // namespace kvant

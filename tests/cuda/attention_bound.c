@@ -24,8 +24,11 @@
  * cores truncate.
  *
  * A centre of keys adds a sum in fp32 to scores. References move by it between matrices. It errs by
- * 2^-19 of the sum of its products' magnitudes. A product with a page's own centre is rounded
- * head_dim + 4 times, each time by 2^-24 of the sum of magnitudes. The output is rounded to its
+ * 2^-19 of the sum of its products' magnitudes. A product with a page's own centre errs by
+ * (2 head_dim + 32) 2^-24 of the sum of magnitudes, which is at least each factor of the row: the
+ * kernel for many rows splits factors into two halves. A factor then errs by 2^-22 of itself and by
+ * 2^-25 of a unit that is at most twice the largest one; so does a phase, and the product of both
+ * lower halves is left out. A sum of 3 head_dim / 16 steps follows. The output is rounded to its
  * type.
  *
  * Tile kernels round every number of a page to fp16 in the page's unit. That errs by u of the
@@ -329,7 +332,7 @@ static double page_bias(const fixture *f, const query *at, uint32_t kv, int32_t 
     const double bias = centered_product(
         &f->block_centers, at->b * f->blocks_per_row + (uint32_t)t / 64, kv,
         f->plain_q + ((size_t)row_of(f, at->b, at->token) * f->c->n_heads + at->head) * d, &size);
-    *error = (d + 4) * 0x1p-24 * size;
+    *error = (2 * d + 32) * 0x1p-24 * size;
     return bias;
 }
 

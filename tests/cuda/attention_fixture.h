@@ -109,7 +109,7 @@ void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint3
 kvant_cuda_kernel_attention_args attention_args(const fixture *f);
 
 /* Runs once and checks every query row. Then replays a graph three times into poisoned outputs,
- * which must get the same bytes. */
+ * which must get the same bytes, although the graph does not wait for other calls. */
 void run_attention(const attention_case *c);
 void run_problem(const attention_case *c, const attention_problem *p);
 

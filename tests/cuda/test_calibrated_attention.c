@@ -81,26 +81,40 @@ static void compare_further(const problem *p, const kvant_cuda_kernel_query_args
     free(want);
 }
 
-/* Many tokens, here one token repeated, have a separate kernel. */
+/* Many tokens, here BATCH tokens repeated, have a separate kernel. If it need not wait for other
+ * calls, it computes the same bits. */
 static void transform_many_queries(const problem *p, const kvant_cuda_kernel_query_args *queries)
 {
     enum { MANY = 203 };
-    const size_t token = (size_t)QUERY_HEADS * p->k.d, part = MANY * token;
-    float *got = malloc(2 * part * sizeof *got), *want = malloc(2 * BATCH * token * sizeof *want);
+    const size_t token = (size_t)QUERY_HEADS * p->k.d, part = MANY * token,
+                 bytes = 2 * part * sizeof(float);
+    float *got = malloc(bytes), *again = malloc(bytes),
+          *want = malloc(2 * BATCH * token * sizeof *want), *q = malloc(part * sizeof *q);
     kvant_cuda_kernel_query_args many = *queries;
+    for (size_t i = 0; i < part; i++)
+        q[i] = p->q[i % (BATCH * token)];
+    many.q = device_copy(q, part * sizeof *q);
     many.batch = MANY;
-    many.q_batch_stride = 0;
-    many.out = device_new(2 * part * sizeof *got, 0xff);
+    many.out = device_new(bytes, 0xff);
     assert_int_equal(kvant_cuda_kernel_transform_queries(&many, NULL), KVANT_OK);
-    device_read(got, many.out, 2 * part * sizeof *got);
+    device_read(got, many.out, bytes);
     device_read(want, queries->out, 2 * BATCH * token * sizeof *want);
     for (size_t i = 0; i < 2 * MANY * QUERY_HEADS; i++)
         compare_query(got + i * p->k.d,
-                      want + i / (MANY * QUERY_HEADS) * BATCH * token + i % QUERY_HEADS * p->k.d,
+                      want + i / (MANY * QUERY_HEADS) * BATCH * token +
+                          i % (MANY * QUERY_HEADS) % (BATCH * QUERY_HEADS) * p->k.d,
                       p->k.d, i);
+    many.ready = 1;
+    check_cuda(cudaMemset(many.out, 0xff, bytes));
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&many, NULL), KVANT_OK);
+    device_read(again, many.out, bytes);
+    assert_memory_equal(again, got, bytes);
+    cudaFree((void *)(uintptr_t)many.q);
     cudaFree(many.out);
     free(got);
+    free(again);
     free(want);
+    free(q);
 }
 
 /* The same in the launch that also stores rows; none of these rows is stored. */

@@ -145,10 +145,10 @@ static void keep_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
         args->q_ids[i] = (uint8_t)i;
 }
 
-/* The queries before any matrix, for their products with the centres of blocks. If new cells are
- * known, the kernel before attention stores them, and the queries were there before that kernel. */
+/* The queries before any matrix, for their products with the centres of blocks. */
 static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                                 const kvant_cuda_kernel_attention_args *args)
+                                                 const kvant_cuda_kernel_attention_args *args,
+                                                 bool ready)
 {
     return (kvant_cuda_plain_queries){ .q = args->q,
                                        .type = args->type,
@@ -158,7 +158,7 @@ static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const
                                        .block_centers = kvp_gpu_block_centers_of(
                                            k, (size_t)args->new_first / KVANT_PAGE_TOKENS),
                                        .offsets = b->scratch.offsets,
-                                       .ready = args->new_cells != NULL };
+                                       .ready = ready };
 }
 
 static bool is_full(const kvp_gpu_cells *k)
@@ -169,12 +169,13 @@ static bool is_full(const kvp_gpu_cells *k)
 /* Transforms queries by all key transforms in one launch, or one launch per transform if there are
  * too many queries. */
 static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
-                                      const kvant_cuda_kernel_attention_args *args)
+                                      const kvant_cuda_kernel_attention_args *args, bool ready)
 {
-    const kvant_cuda_kernel_query_args all = queries_of(b, k, args);
-    kvant_cuda_kernel_query_args one = all;
+    kvant_cuda_kernel_query_args all = queries_of(b, k, args), one;
     kvant_status status = KVANT_OK;
 
+    all.ready = ready;
+    one = all;
     if (all.batch > MOST_QUERIES)
         return KVANT_ERR_UNSUPPORTED;
     if ((uint64_t)all.batch * (1 + all.n_further) <= MOST_QUERIES)
@@ -194,12 +195,18 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
 {
     kvant_cuda_kernel_attention_args args = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    /* CUDA's stream computed the queries. It also waited for earlier attention, which reads what is
+     * overwritten here. */
+    const bool ready = !b->attended_since;
     kvant_status status = KVANT_OK;
 
+    b->attended_since = true;
+
+    args.sealed_ready = ready && b->kept_exact == k;
     if (k->has_block_centers)
-        args.plain_queries = plain_queries_of(b, k, &args);
+        args.plain_queries = plain_queries_of(b, k, &args, ready);
     if (is_full(k) && !transformed)
-        status = transform_queries(b, k, &args);
+        status = transform_queries(b, k, &args, ready);
     if (status != KVANT_OK)
         return status;
     if (is_full(k))

@@ -54,6 +54,7 @@ static void to_ours(kvp_gpu_backend *b)
     b->inner.event_record(b->backend, &b->to_us_event);
     kvp_cu_ok(kvp_cu.stream_wait(b->gpu->stream, b->to_us, 0), "ordering streams");
     b->on_ours = true;
+    b->attended_since = false;
 }
 
 void kvp_gpu_follow(kvp_gpu_backend *b)
@@ -318,6 +319,7 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
     b->looked = b->monotonous = false;
     b->graph = graph;
     b->query_cache = NULL;
+    b->kept_exact = NULL;
     if (kvp_gpu_in_place_any(b->gpu)) {
         kvp_gpu_find_positions(b, graph);
         if (!kvp_gpu_in_place_prepare(b, graph))

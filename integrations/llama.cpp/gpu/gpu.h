@@ -164,6 +164,8 @@ struct kvp_gpu_backend {
     cu_event to_us, to_cuda;
     abi_event to_us_event, to_cuda_event;
     bool on_ours; /* the last work was enqueued on our stream, not on CUDA's */
+    /* attention was launched since our stream last waited for CUDA's */
+    bool attended_since;
     kvp_gpu_memory workspace, queries, centered,
         /* centered: rows minus their blocks' centres; offsets: products of queries and these
          * centres */
@@ -227,6 +229,9 @@ struct kvp_gpu_backend {
          * key transform from */
         monotonous;
     const abi_graph *graph; /* the current graph */
+    /* the keys whose rows were stored last, together with their values, if all of these rows went
+     * to exact pages; or NULL */
+    const kvp_gpu_cells *kept_exact;
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: capturing is allowed; captured: exec is valid */
     unsigned long n_graphs, n_parts, n_captures, n_launches;

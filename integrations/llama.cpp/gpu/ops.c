@@ -296,6 +296,7 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
         status = seal(b, nodes, n, open ? NULL : &queries);
     if (open && status == KVANT_OK)
         status = append(b, nodes, n, true, &queries);
+    b->kept_exact = open && !seals && values != NULL ? kvp_gpu_cells_of(node) : NULL;
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
     else if (attending != NULL)

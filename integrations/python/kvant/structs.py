@@ -363,7 +363,7 @@ class CudaPlainQueries(c.Structure):
 
 
 class CudaKernelQueryArgs(CudaQueryArgs):
-    _fields_ = fields("u32 n_further; ptr further[23]")
+    _fields_ = fields("u32 n_further; ptr further[23]; u32 ready")
 
 
 class CudaKernelAppendArgs(CudaAppendArgs):
@@ -377,7 +377,7 @@ class CudaKernelAttentionArgs(CudaAttentionArgs):
     _fields_ = fields("""
         u32 table_ready; ptr new_cells; i64 new_first new_stride; u32 n_matrices; ptr matrices;
         size q_matrix_stride; u8 q_ids[24]; ptr page_offsets; CudaPlainQueries plain_queries;
-        int out_type; u32 clear_counters
+        int out_type; u32 clear_counters sealed_ready
     """)
 
 

@@ -481,8 +481,8 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_kernel_attention_args *
                  : choose_kernel(args, device, kernel);
     const bool finds = status == KVANT_OK && finds_offsets(args, kernel);
     if (args.plain_queries.q && !finds && (status == KVANT_OK || status == KVANT_ERR_UNSUPPORTED)) {
-        const kvant_cuda_page_offsets_args of = offsets_args(args);
-        const kvant_status made = kvant_cuda_table_page_offsets(&of, stream);
+        const kvant_status made = launch_page_offsets(
+            offsets_args(args), args.plain_queries.ready != 0, static_cast<cudaStream_t>(stream));
         if (made != KVANT_OK)
             return made;
     }

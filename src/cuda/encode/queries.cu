@@ -90,12 +90,16 @@ __global__ void __launch_bounds__(QUARTERS *D)
  * column of the matrix. The product of both lower halves is left out. A thread block processes ROWS
  * query rows of a kv head, and then the next ROWS. A warp has 16 of them and 32 columns. */
 constexpr uint32_t ROWS = 32, ROW_BLOCKS = 264; /* two a multiprocessor */
+constexpr uint32_t NO_ROW = UINT32_MAX;
 
 template <int D> struct RowSpace {
     /* with this stride, eight rows of an operand lie in different banks */
     static constexpr int STRIDE = D + 8;
     alignas(16) __half m[2][D * STRIDE], q[2][ROWS * STRIDE];
-    float largest[2][D], m_unit[D], q_unit[ROWS];
+    float largest[2][D];
+    alignas(8) float m_unit[D];
+    float q_unit[ROWS];
+    uint32_t out_row[ROWS]; /* or NO_ROW */
 };
 
 /* Splits x / unit into two halves; `lower` holds the remainder of `upper`. */
@@ -124,37 +128,48 @@ KVANT_INLINE void place_matrix(RowSpace<D> &space, const float (&key_transform)[
     }
 }
 
-/* Loads the warp's rows, n, n + WARPS, ... of the rows from `first` on. */
-template <int D>
-KVANT_INLINE void place_rows(RowSpace<D> &space, const QueryArgs &args, uint32_t first,
-                             uint32_t n_rows, uint32_t first_head)
-{
-    constexpr int WARPS = D / 16, N = (ROWS + WARPS - 1) / WARPS;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+/* The warp's rows n, n + WARPS, ... of ROWS rows. They are loaded while the preceding ROWS rows are
+ * multiplied. */
+template <int D> struct WarpRows {
+    static constexpr int WARPS = D / 16, N = (ROWS + WARPS - 1) / WARPS;
     Row<D> rows[N];
-    unrolled_for (int i = 0; i < N; i++) {
-        const uint32_t r = first + warp + i * WARPS, token = r / args.heads_a_kv,
-                       head = first_head + r - token * args.heads_a_kv;
-        rows[i] = r < n_rows
-                      ? load_row<D>(args.q, token * args.batch_stride + head * args.head_stride,
-                                    args.type, lane)
-                      : Row<D>{};
+    uint32_t to; /* the row of the results for the warp's row whose number is the lane */
+
+    /* Rows behind the last one are loaded as the last one. */
+    KVANT_INLINE void load(const QueryArgs &args, uint32_t first, uint32_t n_rows,
+                           uint32_t first_head, uint32_t n_heads)
+    {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        const uint32_t r = first + warp + lane * WARPS, there = min(r, n_rows - 1),
+                       token = there / args.heads_a_kv,
+                       head = first_head + there - token * args.heads_a_kv;
+        const unsigned long long from = token * args.batch_stride + head * args.head_stride;
+        to = r < n_rows ? token * n_heads + head : NO_ROW;
+        unrolled_for (int i = 0; i < N; i++)
+            rows[i] = load_row<D>(args.q, __shfl_sync(FULL, from, i), args.type, lane);
     }
-    unrolled_for (int i = 0; i < N; i++) {
-        const int n = warp + i * WARPS;
-        if (n >= (int)ROWS)
-            break;
-        float largest = 0;
-        rows[i].each(lane, [&](float &x, int) { largest = fmaxf(largest, fabsf(x)); });
-        const float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
-        rows[i].each(lane, [&](float &x, int channel) {
-            const int at = n * RowSpace<D>::STRIDE + channel;
-            split(x * inverse, space.q[0][at], space.q[1][at]);
-        });
-        if (lane == 0)
-            space.q_unit[n] = unit;
+
+    KVANT_INLINE void place(RowSpace<D> &space)
+    {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+        if (lane < N && warp + lane * WARPS < (int)ROWS)
+            space.out_row[warp + lane * WARPS] = to;
+        unrolled_for (int i = 0; i < N; i++) {
+            const int n = warp + i * WARPS;
+            if (n >= (int)ROWS)
+                break;
+            float largest = 0;
+            rows[i].each(lane, [&](float &x, int) { largest = fmaxf(largest, fabsf(x)); });
+            const float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
+            rows[i].each(lane, [&](float &x, int channel) {
+                const int at = n * RowSpace<D>::STRIDE + channel;
+                split(x * inverse, space.q[0][at], space.q[1][at]);
+            });
+            if (lane == 0)
+                space.q_unit[n] = unit;
+        }
     }
-}
+};
 
 /* Multiplies the warp's 16 rows and 32 columns. */
 template <int D>
@@ -185,7 +200,8 @@ KVANT_INLINE void multiply_rows(const RowSpace<D> &space, int row, int column, i
 }
 
 template <int D>
-__global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant__ QueryArgs args)
+__global__ void __launch_bounds__(2 * D, 2)
+    query_rows_kernel(const __grid_constant__ QueryArgs args)
 {
     extern __shared__ uint8_t raw[];
     RowSpace<D> &space = *reinterpret_cast<RowSpace<D> *>(raw);
@@ -200,27 +216,34 @@ __global__ void __launch_bounds__(2 * D) query_rows_kernel(const __grid_constant
                           threadIdx.x / D * (D / 2));
     begin_next();
     place_matrix(space, key_transform);
-    wait_for_prior();
+    if (!args.ready)
+        wait_for_prior();
+    WarpRows<D> rows;
+    uint32_t first = blockIdx.x * ROWS;
+    rows.load(args, first, n_rows, first_head, n_heads);
+    float *out = args.out + (size_t)matrix * args.batch * n_heads * D;
 #pragma unroll 1
-    for (uint32_t first = blockIdx.x * ROWS; first < n_rows; first += gridDim.x * ROWS) {
+    for (; first < n_rows; first += gridDim.x * ROWS) {
         float sums[4][4];
-        place_rows(space, args, first, n_rows, first_head);
+        rows.place(space);
         __syncthreads();
+        rows.load(args, first + gridDim.x * ROWS, n_rows, first_head, n_heads);
         multiply_rows(space, row, column, lane, sums);
         unrolled_for (int h = 0; h < 2; h++) {
-            const int n = row + lane / 4 + 8 * h;
-            const uint32_t token = (first + n) / args.heads_a_kv,
-                           head = first_head + first + n - token * args.heads_a_kv;
-            float *out = args.out + (((size_t)matrix * args.batch + token) * n_heads + head) * D;
+            const uint32_t n = row + lane / 4 + 8 * h, to = space.out_row[n];
+            const float unit = space.q_unit[n];
             unrolled_for (int j = 0; j < 4; j++) {
                 const int channel = column + 8 * j + 2 * (lane & 3);
-                for (int i = 0; i < 2 && first + n < n_rows; i++)
-                    out[channel + i] =
-                        sums[j][2 * h + i] * space.q_unit[n] * space.m_unit[channel + i];
+                const float2 units = *reinterpret_cast<const float2 *>(space.m_unit + channel);
+                if (to != NO_ROW)
+                    *reinterpret_cast<float2 *>(out + (size_t)to * D + channel) = make_float2(
+                        sums[j][2 * h] * unit * units.x, sums[j][2 * h + 1] * unit * units.y);
             }
         }
         __syncthreads(); /* the rows have been read */
     }
+    if (args.ready) /* when this kernel ends, those before it have ended, too */
+        wait_for_prior();
 }
 
 template <int D>

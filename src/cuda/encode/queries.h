@@ -15,6 +15,7 @@ struct QueryArgs {
     float *out;                       /* for the first matrix, then for the next ones */
     uint32_t batch, n_matrices, heads_a_kv;
     const float *inverse_key_transform[KVANT_CUDA_MOST_MATRICES]; /* the matrices of all kv heads */
+    bool ready; /* as in cuda_kernels.h; kernels for few queries wait all the same */
 };
 
 constexpr uint32_t QUERY_HEADS = 8; /* Query heads of one kv head that a thread block processes. */

@@ -260,6 +260,7 @@ static kvant_status launch_unpacked(const kvant_cuda_kernel_attention_args &args
         if (blocks == 0)
             return KVANT_ERR_UNSUPPORTED;
         /* a tile without parts needs no counter */
+        p.sealed_ready = args.table_ready && args.sealed_ready && p.first_pair == 0;
         cudaError_t error = p.splits > 1 ? clear_counters(args, stream) : cudaSuccess;
         if (error == cudaSuccess)
             error =

@@ -43,26 +43,57 @@ template <int D, bool KEYS> struct PageUnpacker {
         int number, pair, at, kv_head, entry, valid; /* at: index among the pair's pages */
     };
 
-    KVANT_INLINE bool there(const Page &page) const
+    KVANT_INLINE int all() const
     {
-        return page.number < p.pairs * p.unpacked.pages;
+        return p.pairs * p.unpacked.pages;
     }
 
-    /* The first page, from this one on in steps, that some row sees. */
-    KVANT_INLINE Page find(int number) const
+    KVANT_INLINE bool there(const Page &page) const
+    {
+        return page.number < all();
+    }
+
+    /* Which pages are unpacked. ALL_PAGES: sealed and open ones. */
+    enum Kind { SEALED_PAGES, OPEN_PAGES, ALL_PAGES };
+
+    /* Up to 32 pages from page `number` on, one step apart. entry and valid: of the lane's page.
+     * left: a bit for each page that is still to be unpacked. */
+    struct PageRun {
+        int number, entry, valid;
+        uint32_t left;
+    };
+
+    /* The pages of a kind that some row sees. */
+    KVANT_INLINE PageRun pages_from(int number, Kind kind) const
     {
         const Lengths<true, GROUP_ROWS> lengths{ p };
-        Page page{ number, 0, 0, 0, 0, 0 };
-        for (; there(page); page.number += step()) {
-            page.pair = page.number / p.unpacked.pages, page.at = page.number % p.unpacked.pages;
-            const int pair = p.first_pair + page.pair, b = pair / p.kv_heads;
-            page.valid = lengths.length(b) - page.at * PAGE_TOKENS;
-            if (page.valid <= 0 || page.at < lengths.first_page(b))
-                continue;
-            page.kv_head = pair % p.kv_heads;
-            page.entry = __ldg(p.table + b * p.table_stride + page.at);
-            break;
+        PageRun s{ number, 0, 0, 0 };
+        const int own = number + lane * step();
+        bool wanted = own < all();
+        if (wanted) {
+            const int at = own % p.unpacked.pages,
+                      b = (p.first_pair + own / p.unpacked.pages) / p.kv_heads;
+            s.valid = lengths.length(b) - at * PAGE_TOKENS;
+            s.entry = __ldg(p.table + b * p.table_stride + at);
+            wanted = s.valid > 0 && at >= lengths.first_page(b) &&
+                     (kind == ALL_PAGES || (kind == OPEN_PAGES) == (s.entry < 0));
         }
+        s.left = __ballot_sync(FULL, wanted);
+        return s;
+    }
+
+    /* The next page. */
+    KVANT_INLINE Page next(PageRun &s, Kind kind) const
+    {
+        while (s.left == 0 && s.number < all())
+            s = pages_from(s.number + 32 * step(), kind);
+        const int i = s.left ? __ffs(s.left) - 1 : 0;
+        Page page{ s.left ? s.number + i * step() : all(), 0, 0, 0, 0, 0 };
+        s.left &= s.left - 1;
+        page.pair = page.number / p.unpacked.pages, page.at = page.number % p.unpacked.pages;
+        page.kv_head = (p.first_pair + page.pair) % p.kv_heads;
+        page.entry = __shfl_sync(FULL, s.entry, i);
+        page.valid = __shfl_sync(FULL, s.valid, i);
         return page;
     }
 
@@ -136,20 +167,33 @@ template <int D, bool KEYS> struct PageUnpacker {
         wait_for_warp_group();
     }
 
-    /* Loads the table's entry of a page two pages ahead, and its codes one page ahead. */
-    KVANT_INLINE void run() const
+    /* Loads a page's codes one page ahead. */
+    KVANT_INLINE RingPhase run(Kind kind, RingPhase ring_phase) const
     {
-        Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2),
-             after = find(page.number + step());
-        fetch(page, 0);
-        RingPhase ring_phase{ 0, 0 };
+        PageRun pages = pages_from((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2, kind);
+        Page page = next(pages, kind);
+        fetch(page, ring_phase.at);
 #pragma unroll 1
         while (there(page)) {
-            const Page last = find(after.number + step());
+            const Page after = next(pages, kind);
             fetch(after, ring_phase.at ^ 1);
             unpack(page, ring_phase);
             ring_phase = ring_phase.after(1, 2);
-            page = after, after = last;
+            page = after;
+        }
+        return ring_phase;
+    }
+
+    /* Sealed pages come first if kernels that may still run do not write them. */
+    KVANT_INLINE void run() const
+    {
+        RingPhase ring_phase{ 0, 0 };
+#pragma unroll 1
+        for (int kind = p.sealed_ready ? SEALED_PAGES : ALL_PAGES; kind <= ALL_PAGES;
+             kind = kind == SEALED_PAGES ? OPEN_PAGES : ALL_PAGES + 1) {
+            if (kind != SEALED_PAGES)
+                wait_for_prior();
+            ring_phase = run((Kind)kind, ring_phase);
         }
     }
 };
@@ -163,7 +207,6 @@ __global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1)
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0),
               group = warp / GROUP_WARPS;
     begin_next();
-    wait_for_prior();
     if (threadIdx.x < 2 * UNPACK_GROUPS<D>)
         init_barrier(codes[threadIdx.x / 2][threadIdx.x % 2], COPY_ARRIVALS);
     publish_barriers();
