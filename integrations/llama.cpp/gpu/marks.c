@@ -153,8 +153,8 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const 
     uint32_t *host = cache->marks.host, *words = host + n_words(cache);
     const size_t bytes = n_words(cache) * sizeof(*words);
 
-    for (size_t i = 0; step != NULL && i < step->n; i++)
-        for (size_t t = 0; t < cache->n_tensors; t++)
+    for (size_t t = 0; step != NULL && t < cache->n_tensors; t++)
+        for (size_t i = 0; cache->tensors[t]->invalid.n > 0 && i < step->n; i++)
             kvp_invalid_set(&cache->tensors[t]->invalid, (size_t)step->cells[i], 1, false);
     collect(cache, words);
     if (!keep_numbers(cache, cells, step, stream))

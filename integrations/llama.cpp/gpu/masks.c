@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../../src/base/parallel.h"
+
 enum { SEEN = 0, HIDDEN = 0xfc00 }; /* fp16 numbers of a mask: 0 and -infinity */
 
 /* Numbers that are compared at once, as many as a block has tokens. The compiler vectorises a loop
@@ -43,22 +45,46 @@ static size_t count_seen(const uint16_t *mask, size_t n)
     return i;
 }
 
-/* The number of cells that the last of these rows sees, if each row sees one cell more than the row
- * before it and no other; otherwise 0. Such a row is a seen cell and then the row before it. The
+/* Rows of a mask that one call of a thread compares, and the threads. A prompt's mask at 8192
+ * tokens is 8 MiB, which one thread reads in 0.35 ms. */
+enum { ROWS_OF_PIECE = 64, MASK_THREADS = 4 };
+
+typedef struct mask_rows {
+    const uint16_t *mask;
+    size_t n_cells, n_rows;
+    atomic_bool counts; /* each row sees one cell more than the row before it */
+} mask_rows;
+
+/* A row that sees one cell more than the row before it is a seen cell, and then that row. The
  * library's memcmp reads faster than a loop here. */
+static void compare_rows(void *context, size_t piece, uint32_t worker)
+{
+    mask_rows *of = context;
+    const size_t begin = 1 + piece * ROWS_OF_PIECE,
+                 end = begin + ROWS_OF_PIECE < of->n_rows ? begin + ROWS_OF_PIECE : of->n_rows;
+
+    (void)worker;
+    for (size_t row = begin; row < end && atomic_load(&of->counts); row++) {
+        const uint16_t *own = of->mask + row * of->n_cells;
+        if (own[0] != SEEN ||
+            memcmp(own + 1, own - of->n_cells, (of->n_cells - 1) * sizeof(*own)) != 0)
+            atomic_store(&of->counts, false);
+    }
+}
+
+/* The number of cells that the last of these rows sees, if each row sees one cell more than the row
+ * before it and no other; otherwise 0. */
 static int32_t length_of(const uint16_t *mask, size_t n_cells, size_t n_rows)
 {
     const size_t first = count_seen(mask, n_cells);
+    mask_rows rows = { mask, n_cells, n_rows, true };
 
     if (first == 0 || first + n_rows - 1 > n_cells ||
         !all_are(mask + first, n_cells - first, HIDDEN))
         return 0;
-    for (size_t row = 1; row < n_rows; row++) {
-        const uint16_t *own = mask + row * n_cells;
-        if (own[0] != SEEN || memcmp(own + 1, own - n_cells, (n_cells - 1) * sizeof(*own)) != 0)
-            return 0;
-    }
-    return (int32_t)(first + n_rows - 1);
+    kvant_parallel_for((n_rows - 1 + ROWS_OF_PIECE - 1) / ROWS_OF_PIECE, MASK_THREADS, compare_rows,
+                       &rows);
+    return atomic_load(&rows.counts) ? (int32_t)(first + n_rows - 1) : 0;
 }
 
 static size_t words_of(const kvp_gpu_mask *mask)
