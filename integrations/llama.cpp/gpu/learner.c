@@ -1,6 +1,7 @@
 /* learner.c - see learner.h.
  *
- * Threads have a low priority, and one CPU is left to the GPU's caller. */
+ * One CPU is left to the GPU's caller. Threads have a low priority unless a prompt waits for them:
+ * on a busy machine it would wait for all programs of a higher one. */
 #include "learner.h"
 
 #include <stdio.h>
@@ -335,10 +336,12 @@ static void *learn(void *context)
     return NULL;
 }
 
-/* The thread, with a low priority, so that threads that enqueue work for the GPU come first. */
 static void *learn_apart(void *context)
 {
-    kvp_host_lower_priority();
+    const kvp_gpu_cells *cells = context;
+
+    if (!cells->learner->lesson.hurries)
+        kvp_host_lower_priority();
     return learn(context);
 }
 
@@ -387,7 +390,8 @@ static void *make_bucket(void *context)
     const bool room = have_learned(cells, &learned) && mean != NULL;
     sem_t *permits = l->making_hurries ? &hurried : &at_once;
 
-    kvp_host_lower_priority();
+    if (!l->making_hurries)
+        kvp_host_lower_priority();
     acquire_permit(permits);
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
