@@ -9,6 +9,7 @@ const kvant_cuda_table *kvant_cuda_table_get(void)
                                             .size = sizeof table,
                                             .view_bytes = sizeof(kvant_codec_view),
                                             .info_bytes = sizeof(kvant_codec_info),
+                                            .args_bytes = KVANT_CUDA_ARGS_BYTES,
 #define KVANT_CUDA_TABLE_ENTRY(result, name, parameters) .name = kvant_cuda_table_##name,
                                             KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_ENTRY)
 #undef KVANT_CUDA_TABLE_ENTRY

@@ -39,7 +39,7 @@ static kvant_status check_table(const kvant_cuda_table *table, const char *file,
                           "from one release",
                           file, (unsigned)table->version, KVANT_CUDA_TABLE_VERSION);
     if (table->size != sizeof *table || table->view_bytes != sizeof(kvant_codec_view) ||
-        table->info_bytes != sizeof(kvant_codec_info))
+        table->info_bytes != sizeof(kvant_codec_info) || table->args_bytes != KVANT_CUDA_ARGS_BYTES)
         return kvant_fail(
             error, KVANT_ERR_UNSUPPORTED,
             "%s was compiled with other structs than this libkvant: install both from one release",

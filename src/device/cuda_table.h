@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 17u /* raise it with the table */
+#define KVANT_CUDA_TABLE_VERSION 18u /* raise it with the table */
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
@@ -75,10 +75,23 @@ extern "C" {
       (kvant_cuda_index * index, size_t first, size_t n, const uint8_t *codes))                    \
     X(kvant_status, index_find, (kvant_cuda_index * index, const kvant_cuda_find_args *args))
 
+/* The sizes of all structs of arguments together. A struct that has got a member changes the sum,
+ * unless the member is in padding, where its zeros mean what they meant before. */
+#define KVANT_CUDA_ARGS_BYTES                                                                      \
+    (uint32_t)(sizeof(kvant_cuda_kernel_append_args) + sizeof(kvant_cuda_seal_args) +              \
+               sizeof(kvant_cuda_kernel_attention_args) + sizeof(kvant_cuda_marked_args) +         \
+               sizeof(kvant_cuda_block_args) + sizeof(kvant_cuda_kernel_query_args) +              \
+               sizeof(kvant_cuda_center_rows_args) + sizeof(kvant_cuda_page_offsets_args) +        \
+               sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
+               sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_values) +                     \
+               sizeof(kvant_cuda_note_args) + sizeof(kvant_cuda_rotate_rows_args) +                \
+               sizeof(kvant_cuda_index_args) + sizeof(kvant_cuda_find_args))
+
 typedef struct kvant_cuda_table {
     uint32_t version; /* KVANT_CUDA_TABLE_VERSION */
-    /* The sizes of this struct, of kvant_codec_view and of kvant_codec_info. */
-    uint32_t size, view_bytes, info_bytes;
+    /* The sizes of this struct, of kvant_codec_view and of kvant_codec_info, and
+     * KVANT_CUDA_ARGS_BYTES */
+    uint32_t size, view_bytes, info_bytes, args_bytes;
 #define KVANT_CUDA_TABLE_MEMBER(result, name, parameters) result(*name) parameters;
     KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_MEMBER)
 #undef KVANT_CUDA_TABLE_MEMBER

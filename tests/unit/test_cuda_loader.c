@@ -45,6 +45,9 @@ static void other_libraries_are_refused(void **state)
     host->view_bytes = 8;
     expect_refusal(library, "other structs");
     host->view_bytes = 0;
+    host->args_bytes = 8;
+    expect_refusal(library, "other structs");
+    host->args_bytes = 0;
 }
 
 /* Without the variable the loader's own path is searched, which has none here. */

@@ -11,7 +11,8 @@
 
 typedef struct host_control {
     /* Fields that the test sets. Zeros: a library of this build that computes. */
-    uint32_t version, view_bytes; /* values in the table in place of the library's own */
+    /* values in the table in place of the library's own */
+    uint32_t version, view_bytes, args_bytes;
     /* status that all functions with a status return, which then compute nothing */
     kvant_status answer;
     const char *said;   /* the message of that status */

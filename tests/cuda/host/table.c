@@ -162,6 +162,7 @@ const kvant_cuda_table *kvant_cuda_table_get(void)
 #undef ENTRY
     };
     table.version = host.version ? host.version : KVANT_CUDA_TABLE_VERSION;
+    table.args_bytes = host.args_bytes ? host.args_bytes : KVANT_CUDA_ARGS_BYTES;
     table.view_bytes = host.view_bytes ? host.view_bytes : sizeof(kvant_codec_view);
     return &table;
 }
