@@ -1,6 +1,6 @@
 /* log.c - see log.h. A message is formatted first and written in one call, so lines of different
- * threads do not mix. Control characters in it, as in a variable's value, become spaces, so it stays
- * one line and cannot change a terminal. */
+ * threads do not mix. Control characters in it, as in a variable's value, become spaces. So it
+ * stays in one line and cannot change a terminal. */
 #include "log.h"
 
 #include <stdarg.h>
