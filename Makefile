@@ -93,7 +93,8 @@ papers-long: all
 # bench/results/rivals.csv lacks, and draws the tables. TEXT as above; bench/rivals --help has more.
 .PHONY: rivals
 rivals: all
-	run="$(PYTHON) bench/rivals -f $(TEXT) --kvant $(BUILD)/bin/kvant --work $(BUILD)/rivals" && \
+	run="$(PYTHON) bench/rivals --float -f $(TEXT) --kvant $(BUILD)/bin/kvant \
+	    --work $(BUILD)/rivals" && \
 	$$run --lengths 2048 && $$run --lengths 8192 --models smollm2
 	$(PYTHON) scripts/pages
 

@@ -203,8 +203,10 @@ def rounded(data, kind, steps):
     return np.concatenate([scales, codes.view(np.uint8)], 2).reshape(len(x), -1)
 
 
-def pruned(model, output, keep, steps):
-    """The same GGUF with the rows `keep` of its embedding and output matrices."""
+def pruned(model, output, keep, steps, merges=None, change=None):
+    """The same GGUF with the rows `keep` of its embedding and output matrices. With merges, the
+    tokenizer has these. change(name, data, kind) returns other data and its kind."""
+    places = {token: place for place, token in enumerate(keep)}
     reader = GGUFReader(model)
     name = reader.fields["general.architecture"]
     writer = GGUFWriter(output, arch=bytes(name.parts[name.data[0]]).decode())
@@ -213,13 +215,14 @@ def pruned(model, output, keep, steps):
             continue
         kind, value = field.types[0], field.contents()
         inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        if (
-            field.name.startswith("tokenizer.ggml.merges")
-            or field.name == "tokenizer.chat_template"
-        ):
+        if field.name == "tokenizer.ggml.merges":
+            value = merges
+        if value is None or (field.name == "tokenizer.chat_template" and merges is None):
             continue
-        if field.name.endswith("_token_id") and value >= len(keep):
-            continue
+        if field.name.endswith("_token_id"):
+            value = places.get(value)
+            if value is None:
+                continue
         if field.name in (
             "tokenizer.ggml.tokens",
             "tokenizer.ggml.scores",
@@ -238,6 +241,8 @@ def pruned(model, output, keep, steps):
             tensor.name == "output.weight" or re.search(r"ffn_(up|gate|down)\.weight", tensor.name)
         ):
             data, kind = rounded(data, kind, steps), GGMLQuantizationType.Q8_0
+        if change:
+            data, kind = change(tensor.name, data, kind)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -19,13 +19,13 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from programs import ROOT, BuildError  # noqa: E402
-from quality import Run  # noqa: E402
+from quality import Run, model_name  # noqa: E402
 from speed import SpeedError, measure  # noqa: E402
 from systems import SYSTEMS, needs_gpu  # noqa: E402
 
 
-def fetch_model(name):
-    words = [sys.executable, ROOT / "scripts" / "fetch.py", "model", name]
+def fetch(*what):
+    words = [sys.executable, ROOT / "scripts" / "fetch.py", *what]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     return pathlib.Path(done.stdout.strip())
 
@@ -39,6 +39,9 @@ def parse_arguments():
     parser.add_argument(
         "--models", default="smollm2 qwen gemma", help="names of fetch.py, or files"
     )
+    parser.add_argument(
+        "--float", action="store_true", help="with a copy of the model whose weights have 16 bits"
+    )
     parser.add_argument("--lengths", default="2048 8192", help="tokens of a chunk")
     parser.add_argument("--chunks", type=int, default=1, help="chunks to score (default 1)")
     parser.add_argument("--only", default="", help="names of programs (default: all)")
@@ -49,7 +52,13 @@ def parse_arguments():
         "--again", default="", help="programs whose lines in the CSV are measured again"
     )
     parser.add_argument("--gpu", action="store_true", help="programs that need CUDA, instead")
-    parser.add_argument("--threads", type=int, default=cpus)
+    parser.add_argument(
+        "--cuda",
+        type=pathlib.Path,
+        help="folder of programs that bench/llama_cuda/build.sh made: llama.cpp and kvant on a GPU",
+    )
+    parser.add_argument("--threads", type=int, default=cpus, help="of a cache's program")
+    parser.add_argument("--parallel", type=int, default=1, help="caches at a time (default 1)")
     parser.add_argument("--jobs", type=int, default=cpus, help="of builds")
     parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build" / "rivals")
@@ -65,7 +74,7 @@ def parse_arguments():
     options = parser.parse_args()
     if options.text is None and not (options.list or options.speed):
         parser.error("-f TEXT is missing")
-    for name in ("text", "kvant", "work", "output", "speed_output"):
+    for name in ("text", "kvant", "work", "output", "speed_output", "cuda"):
         if path := getattr(options, name):
             setattr(options, name, pathlib.Path(path).resolve())
     return options
@@ -94,13 +103,25 @@ def main():
     return measure_speed(options, chosen) if options.speed else measure_quality(options, chosen)
 
 
-def find_model(name):
-    path = pathlib.Path(name).resolve()
-    return path if path.is_file() else fetch_model(name)
+def find_models(options):
+    for name in options.models.split():
+        path = pathlib.Path(name).resolve()
+        path = path if path.is_file() else fetch("model", name)
+        yield with_float_weights(path, options.work) if options.float else path
+
+
+def with_float_weights(model, work):
+    made = work / f"{model_name(model)}-float.F16.gguf"
+    if not made.exists():
+        part = made.with_suffix(".part")
+        words = [fetch("torch"), HERE / "float_weights.py", model, part]
+        subprocess.run(words, check=True)
+        part.rename(made)
+    return made
 
 
 def measure_speed(options, chosen):
-    for model in map(find_model, options.models.split()):
+    for model in find_models(options):
         for system in chosen:
             try:
                 measure(options, system, model)
@@ -111,7 +132,7 @@ def measure_speed(options, chosen):
 
 def measure_quality(options, chosen):
     for length in map(int, options.lengths.split()):
-        for model in map(find_model, options.models.split()):
+        for model in find_models(options):
             try:
                 Run(options, model, length).all(chosen, SYSTEMS)
             except BuildError as error:

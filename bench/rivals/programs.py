@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from fetch_download import FetchError, pip_download  # noqa: E402
-from fetch_pins import LLAMA_COMMIT, LLAMA_VERSION  # noqa: E402
+from fetch_pins import API3_VERSION, LLAMA_COMMIT, LLAMA_VERSION  # noqa: E402
 
 TARGETS = ("llama-perplexity", "llama-bench")
 # Folders of the sources of programs that are linked with prebuilt libraries.
@@ -30,6 +30,8 @@ OPTIONS = (
 )
 # All pairs of types, which includes the caches that only the fork has.
 CUDA = ("-DGGML_CUDA=ON", "-DGGML_CUDA_FA_ALL_QUANTS=ON")
+# The llama.cpp that bench/llama_cuda/build.sh builds.
+CUDA_VERSION = f"b{API3_VERSION.split('.')[0]}"
 
 
 class BuildError(Exception):

@@ -4,8 +4,10 @@ length. It owns what is read from the programs' logs, and refuses a log that lac
 
 import re
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
-from programs import folder, start, version
+from programs import CUDA_VERSION, folder, start, version
 from record import append, context, first_line, read_rows
 from systems import HOSTS, LOUD, QUIRKS, needs_gpu
 
@@ -20,12 +22,14 @@ FOUND = {
 # llama.cpp prints a line for each of the model's caches; windows have their own.
 CACHE_MIB = r"(?:llama_kv_cache: size|KV self size) *= *([\d.]+) MiB"
 GPU_NAME = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+ON_CPU = "in system memory) (unknown id)"  # how llama.cpp names kvant's device without a GPU
+WRITING = threading.Lock()  # only one line is appended to the CSV at a time
 KVANT_BITS = r"KV cache .+: ([\d.]+) bits per number"
 
 
 def model_name(path):
     """A model's name as the CSV has it, from the name of its file."""
-    return path.name.split(".Q")[0].removesuffix("-Instruct")
+    return re.split(r"\.(?:Q\d|F16)", path.name)[0].removesuffix("-Instruct")
 
 
 class LogError(Exception):
@@ -70,10 +74,25 @@ class Run:
         self.options, self.model, self.length = options, model, length
         self.name = model_name(model)
 
+    def on_gpu(self, system):
+        """Whether the system is measured on a GPU."""
+        host = HOSTS.get(system.program, system.program)
+        return needs_gpu(system) or bool(self.options.cuda and host == "llama.cpp")
+
+    def version(self, system):
+        host = HOSTS.get(system.program, system.program)
+        return CUDA_VERSION if self.options.cuda and host == "llama.cpp" else version(host)
+
+    def folder(self, system):
+        host = HOSTS.get(system.program, system.program)
+        if self.options.cuda and host == "llama.cpp":
+            return self.options.cuda
+        return folder(system.program, self.options.work, self.options.jobs)
+
     def key(self, system):
         return {
             "program": system.program,
-            "version": version(HOSTS.get(system.program, system.program)),
+            "version": self.version(system),
             "cache": system.cache,
             "model": self.name,
             "text": self.options.text.name,
@@ -87,18 +106,21 @@ class Run:
             all(row.get(name) == value for name, value in key.items()) for row in read_rows(path)
         )
 
-    def call(self, system, *words):
-        """Runs llama-perplexity and returns its words and its log."""
+    def call(self, system, *words, processes=1):
+        """Runs llama-perplexity with the threads of some processes, and returns its words and its
+        log."""
         options = self.options
-        binary = folder(system.program, options.work, options.jobs) / "llama-perplexity"
-        threads = ["-t", options.threads, "-tb", options.threads]
+        binary = self.folder(system) / "llama-perplexity"
+        count = options.threads * processes
+        threads = ["-t", count, "-tb", count]
         command = [
             *start(system, binary, options.kvant),
             *("-m", self.model, "-f", options.text, "-c", self.length, "-b", 512, "-ub", 512),
             *("--chunks", options.chunks, "-fa", "on", *threads, *words),
             *LOUD.get(HOSTS.get(system.program, system.program), ()),
             *QUIRKS.get((system.program, self.name), ()),
-            *(("-ngl", 99) if needs_gpu(system) else ()),
+            # Nothing is timed here, and a warm-up needs kernels that a lean build may lack.
+            *(("-ngl", 99, "--no-warmup") if self.on_gpu(system) else ()),
         ]
         command = [str(word) for word in command]
         # ik_llama.cpp writes a log into the current folder.
@@ -117,18 +139,21 @@ class Run:
         """The file of f16's logits of a program, and the memory of its f16 cache."""
         path = self.options.work / f"{program}-{self.name}-{self.length}.logits"
         f16 = next(s for s in systems if s.program == program and s.cache == "f16")
-        _, text = self.call(f16, "--kl-divergence-base", path)
+        _, text = self.call(f16, "--kl-divergence-base", path, processes=self.options.parallel)
         return path, cache_mib(text)
 
     def measure(self, system, base):
         path, f16_mib = base
         words, text = self.call(system, "--kl-divergence-base", path, "--kl-divergence")
+        if self.on_gpu(system) and system.program == "kvant" and ON_CPU in text:
+            raise LogError("kvant's cache was not on the GPU")
         numbers = parse(system, text, f16_mib)
         scored = {"from": self.length // 2, "to": self.length - 2}
         row = {**self.key(system), **scored, **numbers, **context(words)}
-        if needs_gpu(system):
+        if self.on_gpu(system):
             row["machine"] = first_line(*GPU_NAME)
-        append(self.options.output, [{name: str(value) for name, value in row.items()}])
+        with WRITING:
+            append(self.options.output, [{name: str(value) for name, value in row.items()}])
         print(f"{self.name} {self.length} {system.program} {system.cache}: {numbers}", flush=True)
 
     def all(self, chosen, systems):
@@ -141,9 +166,9 @@ class Run:
             base = None
             try:
                 base = self.base(program, systems)
-                for system in waiting:
-                    if HOSTS.get(system.program, system.program) == program:
-                        self.try_system(system, base)
+                ours = [s for s in waiting if HOSTS.get(s.program, s.program) == program]
+                with ThreadPoolExecutor(self.options.parallel) as pool:
+                    list(pool.map(lambda system: self.try_system(system, base), ours))
             except LogError as error:
                 print(f"{self.name} {self.length} {program} f16: {error}", flush=True)
             finally:

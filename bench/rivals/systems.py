@@ -63,10 +63,14 @@ def both(program, kind, *words, name=None):
     return System(program, name or kind, ("-ctk", kind, "-ctv", kind, *words))
 
 
+def named(keys, values, what, option):
+    """kvant's codecs by name, with something that is learned from the first keys."""
+    words = ("-k", f"{keys}:{option}", "-v", values)
+    return System("kvant", f"{keys}/{values}, {what}", words)
+
+
 def trellis(keys, values, what, option):
-    """kvant's trellis codec with something that is learned from the first keys."""
-    words = ("-k", f"trellis-{keys}:{option}", "-v", f"trellis-{values}")
-    return System("kvant", f"trellis-{keys}/trellis-{values}, {what}", words)
+    return named(f"trellis-{keys}", f"trellis-{values}", what, option)
 
 
 SYSTEMS = [
@@ -77,8 +81,15 @@ SYSTEMS = [
     ),
     # Codecs by name keep the first 64 tokens exact and no newest ones, so they need fewer bits than
     # presets in short contexts.
+    *(
+        named(f"turboquant-{k}", f"turboquant-{v}", "W", "transform=first")
+        for k, v in ((8, 8), (7, 7), (6, 5), (5, 5))
+    ),
+    *(named(f"turboquant-{n}", f"turboquant-{n}", "centre", "center=first") for n in (8, 6)),
     *(trellis(*bits, "W", "transform=first") for bits in ((4, 4), (4, 3), (3, 3), (3, 2), (2, 2))),
     *(trellis(*bits, "centre", "center=first") for bits in ((3, 3), (3, 2), (2, 2))),
+    # Nothing is rounded: this cache differs from f16 by the noise of the program's other products.
+    System("kvant", "exact", ("-k", "f16", "-v", "f16")),
     *(both("ik_llama.cpp", kind) for kind in ("f16", "q8_0", "q6_0", "q4_0")),
     # This commit aborts when values are q8_KV, too.
     System("ik_llama.cpp", "q8_KV, values q8_0", ("-ctk", "q8_KV", "-ctv", "q8_0")),
