@@ -1,10 +1,11 @@
 """Caches of several programs: what each loses against the bits that it takes, on three models."""
 
-from caches import MODELS
 from draw import WIDTH, Canvas, Scale
+from rivals import newest
 
 LENGTH = 2048
-LEFT, RIGHT, TOP, PANEL, GAP = 64, WIDTH - 20, 112, 220, 64
+LEFT, RIGHT, TOP, PANEL, GAP = 76, WIDTH - 20, 124, 240, 64
+MODELS = ("SmolLM2-135M", "Qwen2.5-0.5B, 4-bit weights", "Gemma-3-270M")
 COLORS = {
     "kvant": "ours",
     "llama.cpp": "stock",
@@ -13,17 +14,14 @@ COLORS = {
     "transformers": "e",
     "buun-llama-cpp": "c",
 }
-KLDS, BITS = (0.001, 0.01, 0.1, 1, 10), (2, 4, 6, 8, 10)
+KLDS, BITS = (0.0001, 0.001, 0.01, 0.1, 1, 10), (2, 4, 6, 8, 10)
 
 
 def _points(results, model):
     """[(program, bits, KLD)] of the newest lines."""
-    found = {}
-    for line in results.lines("rivals.csv", {"length": LENGTH, "model": model}):
-        found.setdefault((line["program"], line["cache"]), []).append(line)
-    for (program, _), lines in found.items():
-        line = results.take(lines)
-        yield program, line.number("bits"), line.number("kld_mean")
+    for (program, _), line in newest(results, LENGTH, model).items():
+        if line.number("bits") < 16:
+            yield program, line.number("bits"), line.number("kld_mean")
 
 
 def _steps(points):
@@ -36,9 +34,9 @@ def _steps(points):
 
 
 def _panel(canvas, results, model, top):
-    up = Scale((0.001, 20), (top + PANEL, top), log=True)
+    up = Scale((0.00004, 20), (top + PANEL, top), log=True)
     across = Scale((1.5, 11), (LEFT, RIGHT))
-    canvas.text(LEFT, top - 12, MODELS[model], bold=True)
+    canvas.text(LEFT, top - 12, model, bold=True)
     for tick in KLDS:
         canvas.path([(LEFT, up(tick)), (RIGHT, up(tick))])
         canvas.text(LEFT - 10, up(tick) + 6, f"{tick:g}", "soft", "end")
@@ -61,7 +59,7 @@ def draw(theme, results):
     canvas.text(16, 80, "against bits per number with everything counted", "soft")
     for number, model in enumerate(MODELS):
         _panel(canvas, results, model, TOP + number * (PANEL + GAP))
-    measured = {line["program"] for line in results.lines("rivals.csv", {"length": LENGTH})}
+    measured = {program for model in MODELS for program, *_ in _points(results, model)}
     shown = [program for program in COLORS if program in measured]
     for number, program in enumerate(shown):
         x, y = 28 + 170 * (number % 2), bottom + 10 + 28 * (number // 2)

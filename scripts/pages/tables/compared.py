@@ -5,20 +5,18 @@ import math
 
 from caches import MODELS as SMALL
 from caches import PRESETS
+from rivals import FILE, MODELS, newest
 from tables.papers import CACHES, LONG
-from text import code, divergence, table, times
+from text import code, divergence, significant, table, times
 
-FILE, SPEED, ANSWERS = "rivals.csv", "rivals_speed.csv", "generate.csv"
+SPEED, ANSWERS, TASKS = "rivals_speed.csv", "generate.csv", "tasks.csv"
 SHORT, IDEAS, PREDICTED = "rivals_short.csv", "rivals_ideas.csv", "rivals_predicted.csv"
 KLD = ("kld_mean", "kld_se")
-MODELS = {
-    **SMALL,
-    "Qwen2.5-Coder-1.5B": "Qwen2.5-1.5B",
-    "Gemma-3-270M-20k": "Gemma-3-270M, fewer tokens",
-}
-LENGTHS = (2048, 8192)
-BUDGETS = (8.5, 7.5, 6.5, 5.5, 4.5, 3.5, 2.5)
-LEADER_BUDGETS = (8.5, 6.5, 4.5, 3.5, 2.5)
+TASK_NAMES = {"needle": "facts", "tools": "tool calls", "arithmetic": "word problems"}
+ANSWERED = {"SmolLM2-135M": "SmolLM2-135M", "Qwen2.5-Coder-0.5B-20k": "Qwen2.5-0.5B"}
+LENGTHS = (2048, 8192, 32768)
+BUDGETS = (8.5, 6.5, 5.5, 4.5, 3.5, 2.5)
+
 LONG_FILE, LONG_BUDGETS = "long_contexts.csv", (8.5, 4.5, 3.5)
 LABELS = {cache: label for label, cache in CACHES.items()}
 # Bits of caches whose lines of long_contexts.csv have no size.
@@ -31,27 +29,19 @@ def _name(program, cache):
     return f"{program} {code(kind)}" + (f", {rest}" if rest else "")
 
 
-def _newest(results, length, model):
-    """{(program, cache): its newest line} at a length."""
-    found = {}
-    for line in results.lines(FILE, {"length": length, "model": model}):
-        found.setdefault((line["program"], line["cache"]), []).append(line)
-    return {key: results.take(lines) for key, lines in found.items()}
-
-
 def _quality(results, length):
     rows = []
-    for model, name in MODELS.items():
-        lines = _newest(results, length, model).values()
+    for name in MODELS[length]:
+        lines = newest(results, length, name).values()
         for line in sorted(lines, key=lambda x: -x.number("bits")):
             rows.append(
                 [
                     name,
                     _name(line["program"], line["cache"]),
                     f"{line.number('bits'):.2f}",
-                    divergence(line.number("kld_mean")),
-                    divergence(line.number("kld_se")),
-                    divergence(line.number("kld_p99")),
+                    significant(line.number("kld_mean")),
+                    significant(line.number("kld_se"), 2),
+                    significant(line.number("kld_p99")),
                     f"{100 * line.number('top1'):.1f}",
                 ]
             )
@@ -69,6 +59,26 @@ def compared_8k(results):
     return _quality(results, 8192)
 
 
+def compared_32k(results):
+    """Caches of other programs at 32,768 tokens."""
+    return _quality(results, 32768)
+
+
+def compared_noise(results):
+    """KLD of an exact cache and of caches of 8 bits, with weights of 4 bits, at 2,048 tokens."""
+    caches = ("exact", "kvant"), ("q8_0", "llama.cpp"), ("quality", "kvant")
+    rows = []
+    for model, name in SMALL.items():
+        cells = [name]
+        for cache, program in caches:
+            wanted = {"model": model, "length": 2048, "program": program, "cache": cache}
+            line = results.newest(FILE, wanted)
+            cells += [significant(line.number("kld_mean")), significant(line.number("kld_se"), 2)]
+        rows.append(cells)
+    heading = ["model", "exact", "±", "llama.cpp `q8_0`", "±", "kvant `quality`", "±"]
+    return table(heading, *rows)
+
+
 def _best(lines, budget):
     """The line with the lowest KLD among those that need at most `budget` bits."""
     fitting = [line for line in lines if line.number("bits") <= budget]
@@ -79,7 +89,7 @@ def _cells(line):
     if line is None:
         return ["", ""]
     name = _name(line["program"], line["cache"]).removeprefix("kvant ")
-    return [name, divergence(line.number("kld_mean"))]
+    return [name, significant(line.number("kld_mean"))]
 
 
 def _leaders(lines, budget):
@@ -101,12 +111,12 @@ def compared_leaders(results):
     """The cache that loses least within a budget of bits, by length and model."""
     rows = []
     for length in LENGTHS:
-        for model, name in MODELS.items():
-            lines = list(_newest(results, length, model).values())
-            if lines:
-                cells = [_leaders(lines, budget) for budget in LEADER_BUDGETS]
+        for name in MODELS[length]:
+            lines = list(newest(results, length, name).values())
+            if any(line["program"] == "kvant" for line in lines):
+                cells = [_leaders(lines, budget) for budget in BUDGETS]
                 rows.append([f"{length:,}", name, *cells])
-    columns = [f"at most {budget:g} bits" for budget in LEADER_BUDGETS]
+    columns = [f"at most {budget:g} bits" for budget in BUDGETS]
     return table(["tokens", "model", *columns], *rows)
 
 
@@ -114,11 +124,11 @@ def compared_budget(results):
     """The lowest KLD that kvant and other programs reach within a budget of bits per number."""
     rows = []
     for length in LENGTHS:
-        for model, name in MODELS.items():
-            lines = list(_newest(results, length, model).values())
+        for name in MODELS[length]:
+            lines = list(newest(results, length, name).values())
             ours = [line for line in lines if line["program"] == "kvant"]
             others = [line for line in lines if line["program"] != "kvant"]
-            for budget in BUDGETS if lines else ():
+            for budget in BUDGETS if ours else ():
                 pair = _best(ours, budget), _best(others, budget)
                 if any(pair):
                     cells = _cells(pair[0]) + _cells(pair[1])
@@ -155,7 +165,7 @@ def _long_cells(lines, budget):
     return [code(word) + (f", {rest}" if rest else ""), divergence(kld)]
 
 
-def compared_32k(results):
+def compared_codecs_32k(results):
     """The lowest KLD of codecs at the end of 32,768 tokens within a budget of bits."""
     rows = []
     for model in ("Qwen2.5", "Gemma-3"):
@@ -182,7 +192,7 @@ def compared_speed(results):
     rows = []
     for program, cache, model in dict.fromkeys(key[:3] for key in newest):
         host = "llama.cpp" if program == "kvant" else program
-        cells = [MODELS.get(model, model), _name(program, cache)]
+        cells = [SMALL.get(model, model), _name(program, cache)]
         for way in ("decode_tps", "prefill_tps"):
             for depth in depths:
                 ours = newest.get((program, cache, model, str(depth)))
@@ -201,12 +211,13 @@ def compared_answers(results):
     for line in results.lines(ANSWERS):
         found.setdefault((line["model"], line["cache"]), []).append(line)
     rows = []
-    for lines in found.values():
+    for (model, _), lines in sorted(found.items(), key=lambda x: list(ANSWERED).index(x[0][0])):
         line = results.take(lines)
         kind, _, cache = line["cache"].rpartition(":")
         quarters = [divergence(line.number(f"kld_quarter_{i}")) for i in (1, 2, 3, 4)]
         rows.append(
             [
+                ANSWERED[model],
                 _name(kind or "llama.cpp", cache),
                 f"{line.number('ppl'):.2f}",
                 f"{line.number('ppl_low'):.2f} to {line.number('ppl_high'):.2f}",
@@ -217,9 +228,44 @@ def compared_answers(results):
                 f"{line['loops']} of {line['prompts']}",
             ]
         )
-    heading = ["cache", "perplexity of the answers", "95 % interval", "KLD", "95 % interval"]
+    heading = [
+        "model",
+        "cache",
+        "perplexity of the answers",
+        "95 % interval",
+        "KLD",
+        "95 % interval",
+    ]
     heading += ["KLD, first quarter", "KLD, last quarter", "answers that loop"]
     return table(heading, *rows)
+
+
+def _percent(share):
+    return f"{100 * share:.0f}"
+
+
+def compared_tasks(results):
+    """Tasks after long prompts: right answers of each cache, and answers that f16 gives, too."""
+    found = {}
+    for line in results.lines(TASKS):
+        found.setdefault((line["task"], int(line["tokens"]), line["cache"]), []).append(line)
+    rows = []
+    for (task, tokens, cache), lines in found.items():
+        line = results.take(lines)
+        kind, _, cache = cache.rpartition(":")
+        asked = int(line["questions"])
+        rows.append(
+            [
+                TASK_NAMES[task],
+                f"{tokens:,}",
+                _name(kind or "llama.cpp", cache),
+                *(_percent(int(line[what]) / asked) for what in ("valid", "right")),
+                f"{_percent(line.number('right_low'))} to {_percent(line.number('right_high'))}",
+                _percent(int(line["equal"]) / asked),
+            ]
+        )
+    heading = ["task", "tokens", "cache", "valid, %", "right, %", "95 % interval"]
+    return table([*heading, "as f16, %"], *rows)
 
 
 def compared_short(results):
@@ -275,7 +321,7 @@ def compared_ideas(results):
 def compared_predicted(results):
     """KLD of codecs of 2 and 3 bits with and without prediction from the layer below."""
     rows = []
-    for model, name in MODELS.items():
+    for model, name in SMALL.items():
         for bits in (2, 3):
             lines = [
                 results.maybe(PREDICTED, {"model": model, "codec": f"trellis-{bits}{end}"})
