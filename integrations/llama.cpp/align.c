@@ -217,13 +217,11 @@ static void write_cells(const kvp_alignment *a, const uint8_t *from, uint8_t *to
     }
 }
 
-/* The place of the n-th row among the cells of the state with fillers. */
-static uint32_t cell_of_row(const kvp_alignment *a, size_t row)
+/* The cell of the row that follows `rows` rows from this cell on. */
+static uint32_t cell_behind(const kvp_alignment *a, uint32_t cell, size_t rows)
 {
-    uint32_t cell = 0;
-
-    for (size_t n = 0; a->is_filler[cell] || n < row; cell++)
-        n += !a->is_filler[cell];
+    for (; a->is_filler[cell] || rows > 0; cell++)
+        rows -= !a->is_filler[cell];
     return cell;
 }
 
@@ -233,11 +231,13 @@ static uint32_t move_runs(kvp_alignment *a, kvp_plain *plain, uint32_t run, size
                           size_t rows_at)
 {
     const uint32_t begin = run;
-    uint32_t end = run;
+    uint32_t end = run, cell = 0;
+    size_t rows = 0; /* of the run before */
 
-    for (size_t n = 0; n < a->n; end++) {
-        a->first[end] = end == begin ? 0 : cell_of_row(a, n);
-        n += (size_t)(plain->runs[end].room / row);
+    for (size_t n = 0; n < a->n; end++, n += rows) {
+        cell = cell_behind(a, cell, rows);
+        a->first[end] = end == begin ? 0 : cell;
+        rows = (size_t)(plain->runs[end].room / row);
     }
     for (; run < end; run++) {
         const size_t behind = run + 1 < end ? a->first[run + 1] : a->n_all;
