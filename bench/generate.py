@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 
-from record import append, context
+from record import append, context, model_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROMPT = 80  # tokens that are not scored: a prompt has fewer
@@ -132,7 +132,7 @@ def line(options, cache, begun):
         **{f"kld_quarter_{i + 1}": mean(sum(q, [])) for i, q in enumerate(quarters)},
     }
     return {
-        "model": options.model.name.split(".Q")[0].removesuffix("-Instruct"),
+        "model": model_name(options.model),
         "cache": cache,
         "prompts": len(answers),
         "tokens": options.scored - PROMPT,

@@ -15,6 +15,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,11 @@ def commit():
         ["git", "diff", "--quiet", "HEAD", "--", "src", "tools", "integrations"]
     ).returncode
     return name + ("+changes" if dirty else "")
+
+
+def model_name(path):
+    """A model's name as CSVs have it, from the name of its file."""
+    return re.split(r"\.(?:Q\d|F16)", path.name)[0].removesuffix("-Instruct")
 
 
 def short(argument):

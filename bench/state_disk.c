@@ -116,19 +116,6 @@ typedef struct times {
     double wall[MOST_REPEATS], cpu[MOST_REPEATS], disk[MOST_REPEATS];
 } times;
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *of, int n)
-{
-    qsort(of, (size_t)n, sizeof(*of), ascending);
-    return of[n / 2];
-}
-
 static void measure(const char *path, bool saves, times *t, int i)
 {
     llama_token token = 0;

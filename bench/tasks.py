@@ -21,7 +21,7 @@ import re
 import tempfile
 
 from llama_server import Server
-from record import append, context, first_line
+from record import append, context, first_line, model_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SEED = 0
@@ -265,7 +265,7 @@ def line(options, cache, task, tokens, answers, exact):
     machine = {"machine": first_line(*GPU_NAME)} if options.gpu else {}
     command = ["bench/tasks.py", "-m", str(options.model), "-f", str(options.text)]
     return {
-        "model": re.split(r"\.(?:Q\d|F16)", options.model.name)[0].removesuffix("-Instruct"),
+        "model": model_name(options.model),
         "task": task_name(task),
         "tokens": tokens,
         "cache": cache,

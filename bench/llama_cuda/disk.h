@@ -1,4 +1,5 @@
-/* disk.h - files that go through a disk, for programs that measure saved states. */
+/* disk.h - files that go through a disk and the median of times, for programs that measure saved
+ * states. */
 #ifndef DISK_H
 #define DISK_H
 
@@ -57,6 +58,20 @@ static inline bool disk_alone(const char *path, size_t n, bool writes)
     if (file >= 0)
         close(file);
     return ok;
+}
+
+static inline int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Sorts the n times. */
+static inline double median(double *of, int n)
+{
+    qsort(of, (size_t)n, sizeof(*of), ascending);
+    return of[n / 2];
 }
 
 #endif /* DISK_H */

@@ -120,19 +120,6 @@ static void compare(const char *what, const float *a, const float *b)
         sqrt(squares / (double)(NEXT * row)), equal, NEXT + GREEDY);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double median(double *of, int n)
-{
-    qsort(of, (size_t)n, sizeof(*of), ascending);
-    return of[n / 2];
-}
-
 static size_t file_bytes(const char *path)
 {
     FILE *file = fopen(path, "rb");

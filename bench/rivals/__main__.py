@@ -19,7 +19,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from programs import ROOT, BuildError  # noqa: E402
-from quality import Run, model_name  # noqa: E402
+from quality import Run  # noqa: E402
+from record import model_name  # noqa: E402
 from speed import SpeedError, measure  # noqa: E402
 from systems import SYSTEMS, needs_gpu  # noqa: E402
 

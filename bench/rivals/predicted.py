@@ -18,9 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import ideas  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from quality import model_name  # noqa: E402
 from quantized_cache import CALL, divergences, load, parser_of, summary  # noqa: E402
-from record import append, context  # noqa: E402
+from record import append, context, model_name  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
 LEARN, EXACT = ideas.LEARN, ideas.EXACT

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from programs import CUDA_VERSION, folder, start, version
-from record import append, context, first_line, read_rows
+from record import append, context, first_line, model_name, read_rows
 from systems import HOSTS, LOUD, QUIRKS, needs_gpu
 
 NUMBER = r"(-?[\d.]+(?:e[-+]?\d+)?)"
@@ -25,11 +25,6 @@ GPU_NAME = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 ON_CPU = "in system memory) (unknown id)"  # how llama.cpp names kvant's device without a GPU
 WRITING = threading.Lock()  # only one line is appended to the CSV at a time
 KVANT_BITS = r"KV cache .+: ([\d.]+) bits per number"
-
-
-def model_name(path):
-    """A model's name as the CSV has it, from the name of its file."""
-    return re.split(r"\.(?:Q\d|F16)", path.name)[0].removesuffix("-Instruct")
 
 
 class LogError(Exception):

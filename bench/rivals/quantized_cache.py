@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from record import append, context  # noqa: E402
+from record import append, context, model_name  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 
 CALL = 512
@@ -135,7 +135,7 @@ def main():
             "program": "transformers",
             "version": transformers.__version__,
             "cache": name.replace(":", ", ") + " bits",
-            "model": file.split(".Q")[0].removesuffix("-Instruct"),
+            "model": model_name(options.model),
             "text": options.text.name,
             "length": str(len(ids)),
             "chunks": "1",

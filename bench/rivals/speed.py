@@ -6,8 +6,7 @@ import re
 import subprocess
 
 from programs import folder, start, version
-from quality import model_name
-from record import append, context
+from record import append, context, model_name
 from systems import HOSTS
 
 DEPTH, PROMPT, TOKENS = 4096, 512, 32
