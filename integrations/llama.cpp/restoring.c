@@ -193,9 +193,9 @@ static void try(const kvp_which *w, const kvp_pack_source *source, kvp_pack_toke
     t->done = t->again = t->misfit = false;
     if (why == NULL && !u.early)
         why = kvp_unpacking_finish(&u);
-    if (why != NULL)
+    if (why != NULL) {
         kvp_restoring_report(what, why);
-    if (why == NULL) {
+    } else {
         now.align = &t->align;
         now.notes = t->notes;
         now.misfit = false;
