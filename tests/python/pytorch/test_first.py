@@ -188,7 +188,8 @@ class Tokens(TestCase):
             same, coarse = [], []
             for mode, (n, tokens, mask) in itertools.product(MODES, prompts):
                 wanted = generate(stock, mode, tokens=tokens, mask=mask)[:, n:]
-                for found, spec in ((same, NEARLY_EXACT), (coarse, SPEC)):
+                specs = ((same, NEARLY_EXACT), (coarse, SPEC))
+                for found, spec in specs if mode == "greedy" else specs[:1]:
                     cache = KvantCache(ours.config, k=spec, v="f32", exact=True)
                     got = generate(ours, mode, cache, tokens=tokens, mask=mask)[:, n:]
                     found.append(float((got == wanted).float().mean()))
