@@ -14,6 +14,7 @@ SCRIPT = ROOT / "scripts" / "pages"
 sys.path[:0] = [str(SCRIPT), str(ROOT / "bench")]
 
 import age  # noqa: E402
+import caches  # noqa: E402
 import fill  # noqa: E402
 import papers  # noqa: E402
 import record  # noqa: E402
@@ -261,6 +262,17 @@ class Architectures(unittest.TestCase):
         ):
             with self.assertRaisesRegex(Missing, words):
                 self.known(names, outcome)
+
+
+class Quality(unittest.TestCase):
+    """The first table of README compares presets with llama.cpp's own caches."""
+
+    def test_the_caches_of_a_model_are_of_one_run(self):
+        results = Results(ROOT / "bench" / "results")
+        for model in caches.MODELS:
+            lines = [caches.quality(results, model, cache) for cache in caches.BY_SIZE]
+            for run in ("date", "machine", "commit", "command", "text", "from", "to", "chunks"):
+                self.assertEqual(len({line[run] for line in lines}), 1, f"{model}: {run}")
 
 
 class Papers(unittest.TestCase):
