@@ -8,6 +8,7 @@ A comment right before an indented block marks it:
     <!-- runnable: tiny -->      Python that wants a model: test_guide.py runs it with a tiny one
     <!-- prints -->              lines that the block before it prints; numbers and the width of
                                  columns may differ, and `...` stands for anything
+    <!-- prints: exactly -->     the same, but numbers are equal on every machine, such as bytes
 """
 
 import re
@@ -18,7 +19,9 @@ KINDS = {
     "runnable: python": "python",
     "runnable: tiny": "tiny",
     "prints": "prints",
+    "prints: exactly": "exactly",
 }
+SHOWN = ("prints", "exactly")  # kinds of blocks that a program prints
 MARKER = re.compile(r"<!-- ((?:runnable|prints)[^>]*?) -->\n((?:    .*\n|\n(?=    ))*)")
 
 
@@ -31,7 +34,7 @@ def marked(text):
         if not block:
             raise ValueError(f"no indented block follows <!-- {name} -->")
         runs = found and found[-1][0] in ("shell", "python")
-        if KINDS[name] == "prints" and not runs:
+        if KINDS[name] in SHOWN and not runs:
             raise ValueError("<!-- prints --> follows no block that runs")
         found.append((KINDS[name], re.sub(r"^    ", "", block, flags=re.MULTILINE)))
     return found
@@ -41,19 +44,21 @@ def of_kind(text, kind):
     return [block for found, block in marked(text) if found == kind]
 
 
-def pattern(line):
+def pattern(line, exactly=False):
     """A regular expression for a line that a page shows. Columns may be wider or narrower."""
     parts = re.split(r"(\.\.\.|\d+(?:\.\d+)?|\s+)", line.strip())
-    return "".join(map(_pattern_of, parts))
+    return "".join(_pattern_of(part, exactly) for part in parts)
 
 
-def _pattern_of(part):
+def _pattern_of(part, exactly):
     if part == "...":
         return ".*"
-    return r"[\d.]+" if part[:1].isdigit() else r"\s+" if part.isspace() else re.escape(part)
+    if part[:1].isdigit() and not exactly:
+        return r"[\d.]+"
+    return r"\s+" if part.isspace() else re.escape(part)
 
 
-def not_printed(shown, printed):
+def not_printed(shown, printed, exactly=False):
     """Lines that the page shows and the command did not print."""
     lines = filter(str.strip, shown.splitlines())
-    return [line for line in lines if not re.search(pattern(line), printed)]
+    return [line for line in lines if not re.search(pattern(line, exactly), printed)]

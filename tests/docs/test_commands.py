@@ -85,8 +85,8 @@ class Commands(unittest.TestCase):
             work, env = prepare(pathlib.Path(folder))
             printed = ""
             for kind, block in found:
-                if kind == "prints":
-                    missing = blocks.not_printed(block, printed)
+                if kind in blocks.SHOWN:
+                    missing = blocks.not_printed(block, printed, kind == "exactly")
                     said = f"{PAGE.name} shows lines that were not printed:\n{printed}"
                     self.assertEqual(missing, [], said)
                     continue

@@ -248,6 +248,8 @@ class Rules(unittest.TestCase):
         self.assertEqual(blocks.not_printed(shown, printed), [])
         self.assertEqual(blocks.not_printed("a    1\n", "b\n  a  2.5\n"), [])
         self.assertEqual(len(blocks.not_printed(shown, "kvant: 4.1 bits, no layers, 2 MiB\n")), 1)
+        self.assertEqual(len(blocks.not_printed(shown, printed, exactly=True)), 1)
+        self.assertEqual(blocks.not_printed("a    1.5\n", "b\n  a 1.5\n", exactly=True), [])
 
     def test_links(self):
         page = (
