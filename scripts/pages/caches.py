@@ -62,6 +62,12 @@ def memory(results, model, cache, context):
     return line.number("pages_bytes") + line.number("transforms_bytes")
 
 
+def memory_on_gpu(results, model, cache, context):
+    """Bytes of a cache in a GPU's memory, everything counted."""
+    wanted = {"model": model, "memory": "gpu", "cache": cache, "context": context}
+    return results.newest("fit.csv", wanted).number("kv_bytes")
+
+
 def bits(results, model, cache, context):
     """Bits per number at this context, everything counted."""
     return 16 * memory(results, model, cache, context) / memory(results, model, "f16", context)

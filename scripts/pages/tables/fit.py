@@ -10,16 +10,25 @@ def _models(results):
     return list(dict.fromkeys(line["model"] for line in results.lines("fit.csv")))
 
 
-def will_it_fit(results):
-    """Memory of a full cache by model and context, everything counted that a CPU's cache keeps."""
+def _fits(results, memory):
     rows = []
     for model in _models(results):
         for context in CONTEXTS:
-            wanted = {"model": model, "memory": "cpu", "context": context}
+            wanted = {"model": model, "memory": memory, "context": context}
             lines = [results.newest("fit.csv", {**wanted, "cache": cache}) for cache in CACHES]
             sizes = [size(line.number("kv_bytes")) for line in lines]
             rows.append([model, f"{context // 1024}k", *sizes])
     return table(["model", "tokens", *map(code, CACHES.values())], *rows)
+
+
+def will_it_fit(results):
+    """Memory of a full cache by model and context, everything counted that a CPU's cache keeps."""
+    return _fits(results, "cpu")
+
+
+def will_it_fit_on_a_gpu(results):
+    """Memory of a cache by model and context, everything counted that a GPU's cache keeps."""
+    return _fits(results, "gpu")
 
 
 # Llama-3.1-8B. A layer's new keys and values and its queries go to kvant as f32, and the result of

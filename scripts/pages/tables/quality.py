@@ -1,6 +1,6 @@
 """Quality of presets and of llama.cpp's caches: mean KL divergence from the f16 cache."""
 
-from caches import BY_SIZE, GIB, MODELS, PRESETS, label, memory, quality, state
+from caches import BY_SIZE, GIB, MODELS, PRESETS, label, memory, memory_on_gpu, quality, state
 from results import has, like, starts
 from text import code, divergence, table
 
@@ -10,19 +10,20 @@ def _klds(results, cache):
 
 
 def quality_and_memory(results):
-    """README's table: size of an 8B model's cache at 32k (computed), of its saved state (measured),
-    and KLD on three models."""
+    """README's table: size of an 8B model's cache at 32k on a CPU and on a GPU (computed), of its
+    saved state (measured), and KLD on three models."""
     rows = [
         [
             label(cache),
             f"{memory(results, 'Llama 3.1 8B', cache, 32768) / GIB:.1f} GiB",
+            f"{memory_on_gpu(results, 'Llama-3.1-8B', cache, 32768) / GIB:.1f} GiB",
             f"{state(results, cache).number('bytes') / GIB:.1f} GiB",
         ]
         + (["0"] * len(MODELS) if cache == "f16" else _klds(results, cache))
         for cache in BY_SIZE
         if cache != "tiny"
     ]
-    heading = ["KV cache", "8B model, 32k tokens", "in a file (CPU)"]
+    heading = ["KV cache", "8B model at 32k, CPU", "8B model at 32k, GPU", "in a file (CPU)"]
     heading += [f"KLD, {model}" for model in MODELS.values()]
     return table(heading, *rows)
 
