@@ -57,7 +57,8 @@ static const arg_option options[] = {
     ARG_U32(0, "skip", "N", 0, 1 << 24, eval.skip,
             "chunks of every text to leave out first (default 0)"),
     ARG_U32('b', "batch", "N", 1, ENGINE_UBATCH, eval.n_batch,
-            "tokens of a graph (default 512; up to 8: the kernels of decoding, slow)"),
+            "tokens of a step (default 512); with up to 8 the kernels that decode\n"
+            "single tokens compute attention, which is slow"),
     ARG_U32(0, "by-position", "N", 1, 4096, n_bins,
             "N lines per configuration, one for each part of the positions"),
     ARG_TEXT(0, "resume", "FILE", eval.resume,

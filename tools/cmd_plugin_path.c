@@ -11,11 +11,12 @@ static const arg_spec spec = {
     .command = "plugin-path",
     .usage = "",
     .about = "Prints the absolute path of libggml-kvant.so.",
-    .notes = "If llama.cpp lists a GPU that is not CUDA's, leave --device and -ngl out: the GPU then "
-             "holds\n"
-             "the weights. With --device KVANT they stay on the CPU.\n\nexample:\n"
-             "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_PRESET=balanced \\\n"
-             "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",
+    .notes =
+        "If llama.cpp lists a GPU that is not CUDA's, leave --device and -ngl out: the GPU then "
+        "holds\n"
+        "the weights. With --device KVANT they stay on the CPU.\n\nexample:\n"
+        "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_PRESET=balanced \\\n"
+        "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",
 };
 
 int command_plugin_path(int argc, char **argv)

@@ -24,12 +24,11 @@ static bool take_spec(void *part, const char *value)
 
 static const arg_option options[] = {
     ARG_CALL('c', "codec", "SPEC", take_spec, metric /* the first member: the search_settings */,
-             "turboquant-B with B = 1 to 8 bits per dimension (default turboquant-4), trellis-B "
-             "with 2 to 4:\n"
-             "smaller errors, longer to build; int-B, rabitq-B. NAME:dims=N keeps the N principal "
-             "dimensions,\n"
-             "lists=N makes N inverted lists, rows=int8 adds 8 bits per number for --rerank. "
-             "Repeat it\nfor eval"),
+             "turboquant-B with 1 to 8 bits per dimension (default turboquant-4),\n"
+             "trellis-B with 2 to 4 bits (smaller errors, longer to build), int-B or\n"
+             "rabitq-B. NAME:dims=N keeps the N principal dimensions, lists=N makes\n"
+             "N inverted lists, rows=int8 adds 8 bits per dimension for --rerank.\n"
+             "Repeat it for eval"),
     ARG_TEXT('m', "metric", "NAME", metric,
              "build, eval: ip (inner product, default), cosine or l2"),
     ARG_TEXT(0, "device", "NAME", device,
@@ -42,20 +41,18 @@ static const arg_option options[] = {
     ARG_TEXT(0, "centroids", "FILE", centroids,
              "build, eval: centroids of lists= (default: k-means)"),
     ARG_U32(0, "rerank", "N", 1, 1000000, rerank,
-            "query, eval: rank the N best again by rows=int8, or without it by the original "
-            "vectors (eval)"),
+            "query, eval: rank the N best again by rows=int8, or, in eval without\n"
+            "rows=int8, by the original vectors"),
     ARG_U32(0, "train", "N", 1, 10000000, train,
-            "build, eval: learn the centre, and the tables of dims= and lists=, from the first N "
-            "vectors\n"
-            "(default 10000 with these, else none)"),
+            "build, eval: learn the centre, and the tables of dims= and lists=, from\n"
+            "the first N vectors (default 10000 with dims= or lists=, else none)"),
     ARG_U32(0, "batch", "N", 1, MOST_QUERIES, batch, "eval: queries per search (default 100)"),
     ARG_U32('n', "queries", "N", 1, MOST_QUERIES, queries,
             "query, eval: at most N queries (default 1000)"),
     ARG_U32('t', "threads", "N", 1, 256, threads, "threads (default: every CPU; eval: 1)"),
-    ARG_SWITCH(
-        0, "verify", verify,
-        "query, info: read the whole file first and compare its checksum; query does so with\n"
-        "files of up to 256 MiB"),
+    ARG_SWITCH(0, "verify", verify,
+               "query, info: read the whole file first and compare its checksum; query\n"
+               "does so by itself with files of up to 256 MiB"),
     ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects"),
 };
 
@@ -66,12 +63,13 @@ static const arg_spec spec = {
              "       kvant search eval VECTORS QUERIES [options]",
     .about =
         "Nearest-neighbour search on compressed vectors. `build` writes an index, `query` prints "
-        "the neighbours\n"
-        "of each query, `eval` measures recall against an exact search, bytes and time per vector.",
+        "the\n"
+        "neighbours of each query, `eval` measures recall against an exact search, bytes and time "
+        "per\nvector, `info` describes an index.",
     ARG_OPTIONS(options),
     .notes = "VECTORS and QUERIES are .npy (float32 or uint8), .fvecs, .bvecs, .fbin or .u8bin "
-             "files. A vector's id is\n"
-             "its place in the file.\n\n"
+             "files. A\n"
+             "vector's id is its place in the file.\n\n"
              "examples:\n  kvant search build base.npy base.kvidx\n  kvant search query base.kvidx "
              "queries.npy -k 10\n"
              "  kvant search eval base.npy queries.npy -c turboquant-4 -c turboquant-3:dims=256",

@@ -47,7 +47,7 @@ static const arg_spec spec = {
              "or address.\n"
              "\n"
              "right, wrong    codecs by head_dim; for a wrong one, a line says which result is "
-             "wrong and how far off it is\n"
+             "wrong, and\n                by how much\n"
              "no kernel       codecs that this GPU does not take; neither right nor wrong\n"
              "error/bound     the largest ratio, of decoded rows and of attention\n"
              "M rows/s        rows of head_dim 128 that are encoded\n"

@@ -42,8 +42,8 @@
                  "... or two as K/V: q8_0/q4_0")
 #define ENGINE_OPTIONS_ATTENTION(e)                                                                \
     ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs,                                       \
-             PLUGIN_ACCEL " computes attention, on the cache of the\n"                             \
-                          "--stock before it"),                                                    \
+             "kvant computes attention on llama.cpp's own cache: on\n"                             \
+             "the --stock before it"),                                                             \
         ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs,                                     \
                  "fp32 attention for the -k before it: slow, shows the error\n"                    \
                  "of the fast kernels' integer products")

@@ -18,8 +18,8 @@ CACHES = cli.options("""\
   -v, --codec-v SPEC      codec of values (default: the one of the -k before it)
       --stock TYPE        llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,
                           ... or two as K/V: q8_0/q4_0
-      --accel             KVANT_ACCEL computes attention, on the cache of the
-                          --stock before it
+      --accel             kvant computes attention on llama.cpp's own cache: on
+                          the --stock before it
       --fp32              fp32 attention for the -k before it: slow, shows the error
                           of the fast kernels' integer products
       --protect N         the first N and the last N layers use another codec: of the -k
