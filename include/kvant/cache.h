@@ -73,7 +73,7 @@ typedef struct kvant_cache_params {
     /* The tokens of all sequences together. On the CPU a block takes memory when it is first
      * used. */
     uint32_t max_tokens;
-    uint32_t max_sequences; /* default 1 */
+    uint32_t max_sequences; /* default 1; below 2^25 */
     uint32_t n_threads;     /* default: kvant_available_cpus() */
     /* "cpu" (default), "cuda" (the current GPU), or "cuda:0" (the current GPU, if it is GPU 0). */
     const char *device;
@@ -81,7 +81,8 @@ typedef struct kvant_cache_params {
      * (scheme.h). Default: the preset balanced. */
     kvant_scheme *scheme;
     const char *preset, *k, *v, *settings, *calibration;
-    /* Attention of every layer. kvant_cache_attention takes different numbers per call. */
+    /* Attention of every layer. kvant_cache_attention takes different numbers per call. Neither is
+     * negative. */
     float scale;         /* default 1 / sqrt(head_dim) */
     float logit_softcap; /* default: none */
     /* device "cuda": a cudaStream_t for all work; default: the legacy default stream. */
@@ -118,7 +119,9 @@ KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, in
                                           const float *k, const float *v, uint32_t n);
 
 /* out (n x n_heads x v_head_dim) = causal attention of the sequence's n newest tokens, whose
- * queries are q (n x n_heads x head_dim). */
+ * queries are q (n x n_heads x head_dim). KVANT_ERR_ARGUMENT: n is 0, or above the length of the
+ * sequence in this layer. KVANT_ERR_UNSUPPORTED on a GPU (see above), KVANT_ERR_NONFINITE and
+ * KVANT_ERR_RANGE with params.asynchronous. */
 KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                           const float *q, float *out, uint32_t n);
 
@@ -131,7 +134,8 @@ KVANT_API kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t lay
                                                 const kvant_queries *queries);
 KVANT_API int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
-/* kvant_tensor_set_rope for the keys of a layer. n_positions 0 means max_tokens. */
+/* kvant_tensor_set_rope for the keys of a layer, with its errors. n_positions 0 means
+ * max_tokens. */
 KVANT_API kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer,
                                             const kvant_rope *rope);
 
@@ -145,8 +149,9 @@ KVANT_API kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t lay
                                                 const int32_t *sequences, uint32_t n_sequences,
                                                 const float *q, float *out, uint32_t n);
 
-/* Attend with everything that attention.h describes. The cache sets n_tokens, block_table,
- * first_block and n_threads. It sets n_heads, scale and logit_softcap where they are 0. */
+/* Attend with everything that attention.h describes, and with the errors of kvant_cache_attend.
+ * The cache sets n_tokens, block_table, first_block and n_threads. It sets n_heads, scale and
+ * logit_softcap where they are 0. */
 KVANT_API kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                              const kvant_attention_problem *problem);
 
@@ -167,7 +172,8 @@ KVANT_API kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer
  *     kvant_cache_append of the same rows to every layer, then kvant_steps_begin again
  *
  * The calls of kvant_cache_step have the same arguments in every step, and only enqueue work on
- * their stream. From kvant_steps_begin to the appends no other call may change the sequences. */
+ * their stream. From kvant_steps_begin to the appends no other call may change the sequences.
+ * kvant_steps_next and kvant_cache_step return KVANT_ERR_UNSUPPORTED on the CPU. */
 typedef struct kvant_steps_info {
     size_t size;      /* set by the caller to sizeof(kvant_steps_info) */
     uint32_t n_steps; /* steps until the first sequence fills a block */
@@ -201,8 +207,9 @@ typedef struct kvant_step {
 
 KVANT_API kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 
-/* Sequences are numbered from 0. create and fork return -1 when max_sequences sequences exist or
- * memory is short. */
+/* Sequences are numbered from 0. create and fork return -1 when max_sequences sequences exist; fork
+ * also when there is no such sequence. kvant_error_message() says why. free does nothing if there
+ * is no such sequence. */
 KVANT_API int32_t kvant_sequence_create(kvant_cache *cache);
 KVANT_API int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence);
 KVANT_API void kvant_sequence_free(kvant_cache *cache, int32_t sequence);
@@ -218,7 +225,8 @@ KVANT_API kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t seque
 /* For models in which every layer has a sliding window: forgets the blocks that lie wholly in
  * the first n_tokens tokens. The cache uses their memory again. Their tokens count as masked, and
  * positions do not change. A new sequence begins after these blocks then, so that exported blocks
- * can follow them. KVANT_ERR_FULL: a new sequence would be longer than max_tokens. */
+ * can follow them. Rows cannot be appended to a block that was dropped. KVANT_ERR_FULL: a new
+ * sequence would be longer than max_tokens. KVANT_ERR_ARGUMENT: no such sequence. */
 KVANT_API kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t n_tokens);
 
 /* Exports n_blocks blocks of a sequence from block `first` on, in all layers, as bytes for a store.
@@ -234,9 +242,11 @@ KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t s
                                              uint32_t first, uint32_t n_blocks, void *data,
                                              size_t bytes);
 
-/* Appends exported blocks to a sequence whose length is a multiple of 64 in every layer.
- * KVANT_ERR_FORMAT (damaged, or of another scheme), KVANT_ERR_FULL; the sequence is then unchanged.
- * Any bytes are safe to pass. */
+/* Appends exported blocks to a sequence whose length is a multiple of 64 in every layer
+ * (KVANT_ERR_ARGUMENT if it is not). KVANT_ERR_FORMAT: the bytes are damaged, or of another scheme.
+ * KVANT_ERR_FULL. KVANT_ERR_UNSUPPORTED: the blocks have shifted keys, their own centres, or
+ * matrices of values, which a cache on a GPU does not hold. After an error the sequence is
+ * unchanged. Any bytes are safe to pass. */
 KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data,
                                              size_t bytes);
 

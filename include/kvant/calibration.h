@@ -126,7 +126,8 @@ KVANT_API kvant_status kvant_calibrator_add_rows(kvant_calibrator *calibrator, u
                                                  size_t stride, size_t n);
 
 /* Adds n queries of one query head that reads kv_head: head_dim floats each, query i at queries + i
- * * stride. kvant_calibrator_add_rows must have seen keys of this layer before. */
+ * * stride. kvant_calibrator_add_rows must have seen keys of this layer before (KVANT_ERR_ARGUMENT
+ * if not). KVANT_ERR_NONFINITE: nothing was added. */
 KVANT_API kvant_status kvant_calibrator_add_queries(kvant_calibrator *calibrator, uint32_t layer,
                                                     uint32_t kv_head, uint32_t head_dim,
                                                     const float *queries, size_t stride, size_t n);

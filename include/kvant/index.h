@@ -70,9 +70,9 @@ typedef struct kvant_index_params {
     size_t centroid_stride, n_centroids;
 } kvant_index_params;
 
-/* Creates an empty index.
- * KVANT_ERR_SPEC, KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY. On an error *index is
- * NULL and err, when errlen > 0, holds one line. */
+/* Creates an empty index. KVANT_ERR_SPEC: the spec is not understood. KVANT_ERR_UNSUPPORTED: the
+ * codec exists, but not for this dim, or it encodes several rows together. KVANT_ERR_NONFINITE: a
+ * centre or a centroid. On an error *index is NULL and err, when errlen > 0, holds one line. */
 KVANT_API kvant_status kvant_index_create(const kvant_index_params *params, kvant_index **index,
                                           char *err, size_t errlen);
 
@@ -84,7 +84,8 @@ KVANT_API void kvant_index_free(kvant_index **index);
  * enough. With dims= training computes n dim^2 products. A centre takes 4 bytes per vector unless
  * the metric is L2.
  *
- * KVANT_ERR_NONFINITE, KVANT_ERR_UNSUPPORTED (a view, or not empty), KVANT_ERR_MEMORY. */
+ * KVANT_ERR_ARGUMENT: there are fewer rows than lists. KVANT_ERR_NONFINITE and KVANT_ERR_RANGE as
+ * for kvant_index_add. KVANT_ERR_UNSUPPORTED: the index is a view, or is not empty. */
 KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, size_t stride,
                                          size_t n);
 
@@ -93,8 +94,9 @@ KVANT_API kvant_status kvant_index_train(kvant_index *index, const float *rows, 
  * from 0. Either all rows are added or none.
  *
  * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row is longer than
- * 2^60. KVANT_ERR_ARGUMENT: an id is in use already, or is KVANT_INDEX_NO_ID.
- * KVANT_ERR_UNSUPPORTED: the index is a view. KVANT_ERR_FULL, KVANT_ERR_MEMORY. */
+ * 2^60. KVANT_ERR_ARGUMENT: an id is in use already, or is KVANT_INDEX_NO_ID, or the index needs
+ * training first. KVANT_ERR_UNSUPPORTED: the index is a view. KVANT_ERR_FULL: the index would hold
+ * more than KVANT_INDEX_MAX_VECTORS vectors. */
 KVANT_API kvant_status kvant_index_add(kvant_index *index, const float *rows, size_t stride,
                                        size_t n, const uint64_t *ids, uint32_t n_threads);
 

@@ -8,7 +8,10 @@
  * Conventions of the whole library:
  *
  * Errors    Functions that can fail return kvant_status. Nothing prints, exits or aborts. On an
- *           error no argument is changed unless its comment says so.
+ *           error no argument is changed unless its comment says so. A comment names the errors of
+ *           its function, with three exceptions that any function may return: KVANT_ERR_ARGUMENT,
+ *           KVANT_ERR_MEMORY if it allocates, and KVANT_ERR_CUDA for objects on a GPU. They stand
+ *           in a comment where there is more to say about them.
  * Sizes     are in elements unless named bytes. A struct with a size field is accepted from its
  *           first released size on. In a longer one, members that the library does not know have to
  *           be zero, and become zero where the library fills it.

@@ -137,8 +137,9 @@ KVANT_API kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block,
 
 /* Writes n rows. Row i (n_kv_heads x head_dim floats at rows + i * stride) goes to slots[i]. If a
  * slot occurs several times, its last row stays. All rows are checked first: on an error nothing of
- * the call is stored, marked or learned. KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT.
- * At most n_threads threads are used (at least 1); the bytes do not depend on their number. */
+ * the call is stored, marked or learned. KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT,
+ * KVANT_ERR_MEMORY (learning, and slots whose keys were shifted, take memory). At most n_threads
+ * threads are used (at least 1); the bytes do not depend on their number. */
 KVANT_API kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
                                           const float *rows, size_t stride, uint32_t n_threads);
 
@@ -253,8 +254,10 @@ KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t 
                                            size_t bytes, size_t *used);
 
 /* Replaces a block by an exported one. KVANT_ERR_FORMAT: the data is damaged, of another version or
- * another scheme. KVANT_ERR_FULL: there is no room for its transform or its open page. The block is
- * then unchanged. Any bytes are safe to pass. */
+ * another scheme. KVANT_ERR_FULL: there is no room for its transform or its open page.
+ * KVANT_ERR_UNSUPPORTED: this tensor does not hold what the block has, such as shifted keys, its
+ * own centre, or matrices of values in a cache on a GPU. The block is then unchanged. Any bytes are
+ * safe to pass. */
 KVANT_API kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data,
                                            size_t bytes);
 

@@ -24,6 +24,15 @@ static uint32_t default_threads(void)
     return n < 256 ? n : 256;
 }
 
+/* Numbers of 0 stand for the default. Others would silently become the default, too, if they were
+ * not refused. */
+static kvant_status check_factors(float scale, float logit_softcap)
+{
+    return scale >= 0 && isfinite(scale) && logit_softcap >= 0 && isfinite(logit_softcap)
+               ? KVANT_OK
+               : invalid("scale or logit_softcap is negative or not finite; 0 is the default");
+}
+
 static kvant_status resolve(kvant_cache_params *p)
 {
     if (!p->n_layers || !p->n_heads || !p->n_kv_heads || !p->head_dim || !p->max_tokens)
@@ -32,6 +41,9 @@ static kvant_status resolve(kvant_cache_params *p)
         return invalid("n_heads is not a multiple of n_kv_heads");
     if (p->max_tokens > INT32_MAX - KVANT_PAGE_TOKENS)
         return invalid("max_tokens is not below 2^31 - 64");
+    if (p->max_sequences > INT32_MAX / KVANT_PAGE_TOKENS)
+        return invalid("max_sequences is not below 2^25");
+    KVANT_FORWARD(check_factors(p->scale, p->logit_softcap));
     p->v_head_dim = p->v_head_dim ? p->v_head_dim : p->head_dim;
     p->max_sequences = p->max_sequences ? p->max_sequences : 1;
     p->n_threads = p->n_threads ? p->n_threads : default_threads();
@@ -314,6 +326,7 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *se
         !KVANT_ACCEPT_STRUCT(kvant_attention_problem, &p, problem, exact))
         return invalid("layer is not below n_layers, or problem is NULL or its size field is not "
                        "set to sizeof(kvant_attention_problem)");
+    KVANT_FORWARD(check_factors(p.scale, p.logit_softcap));
     p.first_block = 0;
     p.n_threads = cache->params.n_threads;
     p.n_heads = p.n_heads ? p.n_heads : cache->params.n_heads;
@@ -396,6 +409,7 @@ kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_st
         !s.q || !s.k || !s.v || !s.out)
         return invalid("layer is not below n_layers, or step or its q, k, v or out is NULL, or its "
                        "size field is not set");
+    KVANT_FORWARD(check_factors(s.scale, s.logit_softcap));
     s.scale = s.scale > 0 ? s.scale : cache->params.scale;
     s.logit_softcap = s.logit_softcap > 0 ? s.logit_softcap : cache->params.logit_softcap;
     return cache->device->step(cache, layer, &s);

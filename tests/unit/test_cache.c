@@ -320,9 +320,38 @@ static void parameters_are_checked(void **state)
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_UNSUPPORTED);
     params.calibration = "/nowhere/at.all";
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_IO);
+    params = params_of("f32", NULL);
+    params.max_sequences = UINT32_MAX;
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
     params.size = 8;
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
     assert_null(cache);
+}
+
+/* 0 is the default of a scale and of a softcap. Numbers that are none must not become it. */
+static void factors_are_checked(void **state)
+{
+    (void)state;
+    const float wrong[] = { -1, NAN, INFINITY };
+    float q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
+    model m = make("f32", NULL);
+    const int32_t s = kvant_sequence_create(m.cache);
+    append(&m, s, 1);
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        for (int softcap = 0; softcap < 2; softcap++) {
+            kvant_cache *cache;
+            kvant_cache_params params = params_of("f32", NULL);
+            kvant_attention_problem problem = {
+                .size = sizeof problem, .n_queries = 1, .q = q, .out = out
+            };
+            *(softcap ? &params.logit_softcap : &params.scale) = wrong[i];
+            *(softcap ? &problem.logit_softcap : &problem.scale) = wrong[i];
+            assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
+            assert_int_equal(kvant_cache_attention(m.cache, 0, s, &problem), KVANT_ERR_ARGUMENT);
+            assert_non_null(strstr(kvant_error_message(), "not finite"));
+        }
+    }
+    drop(&m);
 }
 
 /* Rows read back as they were written, from shared and copied blocks, and as zeros from dropped
@@ -435,6 +464,7 @@ int main(void)
         cmocka_unit_test(errors_leave_a_working_cache),
         cmocka_unit_test(shapes_are_refused_on_cuda),
         cmocka_unit_test(rows_are_read_back),
+        cmocka_unit_test(factors_are_checked),
         cmocka_unit_test(parameters_are_checked),
         cmocka_unit_test(queries_may_come_before_their_keys),
     };
