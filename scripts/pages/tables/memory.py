@@ -1,7 +1,7 @@
 """Memory of caches: computed for shapes of models, and measured in processes."""
 
 from caches import BY_SIZE, MIB, MODELS, label, memory, on_gpu, quality
-from results import has, like
+from results import like
 from text import code, size, table, times
 
 CONTEXTS = (1024, 4096, 32768, 131072)
@@ -52,19 +52,6 @@ def memory_measured(results):
         for cache in BY_SIZE
     ]
     return table(["KV cache", *(f"MiB, {name}" for name in MODELS.values())], *rows)
-
-
-def memory_calibrated(results):
-    """Measured MiB of presets at 2048 tokens: learned from the prompt (default), and calibrated."""
-    rows = []
-    for model, name in MODELS.items():
-        for preset in ("quality", "balanced", "small"):
-            wanted = {"model": model, "preset": preset, "calibration": has("kvcal")}
-            lines = (quality(results, model, preset), results.newest("quality_presets.csv", wanted))
-            cells = [f"{line.number('kv_bytes') / MIB:.1f}" for line in lines]
-            f16 = quality(results, model, "f16").number("kv_bytes") / MIB
-            rows.append([name, code(preset), *cells, f"{f16:.1f}"])
-    return table(["model", "preset", "learned, MiB", "calibrated, MiB", "`f16`, MiB"], *rows)
 
 
 def memory_gpu(results):

@@ -1,6 +1,18 @@
 """Quality of presets and of llama.cpp's caches: mean KL divergence from the f16 cache."""
 
-from caches import BY_SIZE, GIB, MODELS, PRESETS, label, memory, memory_on_gpu, quality, state
+from caches import (
+    BY_SIZE,
+    GIB,
+    MIB,
+    MODELS,
+    PRESETS,
+    TEXT,
+    label,
+    memory,
+    memory_on_gpu,
+    quality,
+    state,
+)
 from results import has, like, starts
 from text import code, divergence, table
 
@@ -54,23 +66,16 @@ def quality_details(results):
 
 
 def calibration_effect(results):
-    """KLD of balanced without any statistics, learned from the prompt, and calibrated."""
-    wanted = {"preset": "balanced", "cache": "kvant"}
-    rows = {"learned from the prompt (default)": [], "calibrated": [], "neither": []}
-    for model in MODELS:
-        presets = {"model": model, **wanted}
-        neither = {**presets, "k": has("norm=first"), "calibration": ""}
-        found = {
-            "learned from the prompt (default)": quality(results, model, "balanced"),
-            "calibrated": results.newest(
-                "quality_presets.csv", {**presets, "calibration": has("kvcal")}
-            ),
-            "neither": results.newest("quality_presets.csv", neither),
-        }
-        for way, line in found.items():
-            rows[way].append(divergence(line.number("kld_mean")))
-    heading = ["`balanced`", *(f"KLD, {name}" for name in MODELS.values())]
-    return table(heading, *([way, *cells] for way, cells in rows.items()))
+    """KLD and memory of presets that learned from the prompt, and with a calibration, on SmolLM2."""
+    model, rows = "SmolLM2-135M", []
+    for preset in PRESETS[:3]:  # tiny always learns
+        wanted = {"model": model, "preset": preset, "calibration": has("kvcal"), **TEXT}
+        ways = (quality(results, model, preset), results.newest("quality_presets.csv", wanted))
+        klds = [divergence(line.number("kld_mean")) for line in ways]
+        sizes = [f"{line.number('kv_bytes') / MIB:.1f}" for line in ways]
+        rows.append([label(preset), *klds, *sizes])
+    heading = ["KV cache", "KLD, learned", "KLD, calibrated", "MiB, learned", "MiB, calibrated"]
+    return table(heading, *rows)
 
 
 def _codec(results, model, keys, values):
