@@ -66,7 +66,7 @@ def quality_details(results):
 
 
 def calibration_effect(results):
-    """KLD and memory of presets that learned from the prompt, and with a calibration, on SmolLM2."""
+    """KLD and memory of presets that learned, and of calibrated ones, on SmolLM2."""
     model, rows = "SmolLM2-135M", []
     for preset in PRESETS[:3]:  # tiny always learns
         wanted = {"model": model, "preset": preset, "calibration": has("kvcal"), **TEXT}
