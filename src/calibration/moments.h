@@ -21,7 +21,7 @@ void kvant_moment_about(const double *moment, const double *sum, double weight,
 void kvant_attention_weights(const kvant_calibrator_attention *attention, uint32_t d, float *scores,
                              double *weights);
 
-/* Computes the W of transform=file and transform=diagonal (calibration.md, "What is computed").
+/* Computes the W of transform=file and transform=diagonal (calibration.md, "Method").
  * queries: E[q q^T]; attended: the covariance of keys weighted by attention; keys: their plain
  * covariance, whose mean squared length W keeps. Each is d x d, symmetric and finite. Fills d
  * factors and the lower triangle of W as binary16. If the moments are zeros, W is the identity.

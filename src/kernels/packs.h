@@ -1,5 +1,5 @@
 /* packs.h - the codes of a pack, which are 32 vectors of a vector index, as kernels read them
- * (format.md, "Index").
+ * (format.md, "Packs").
  *
  * A plane holds codes of 16 vectors in 4 dimensions: byte 4 v + j of a plane is dimension j of
  * vector v. Plane 2i + h belongs to the four dimensions from 4i of the 16 vectors from 16h. A chunk

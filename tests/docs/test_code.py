@@ -59,6 +59,25 @@ def symbols_in_pages(root):
                 yield f"{page.relative_to(root)}: {path} has no {symbol}"
 
 
+def sections_in_comments(root):
+    """Comments name pages of the tree, and with a comma a section: (format.md, "Records"). A section
+    is a heading, or the first words of a paragraph in italics."""
+    texts = {}
+    folders = (root / name for name in ("docs", *FOLDERS))
+    found = (page for folder in folders for page in folder.rglob("*.md"))
+    for page in (*root.glob("*.md"), *found):
+        texts[page.name] = texts.get(page.name, "") + page.read_text().replace("`", "")
+    for path, text in code(root).items():
+        if path.endswith(".py") or "RELEASE_NOTES.md" in text:
+            continue
+        words = re.sub(r"\n\s*(?:\*|//|#)?\s*", " ", text)
+        for page, section in re.findall(r'(\w+\.md)\b(?:, "([^"]+)")?', words):
+            if page not in texts:
+                yield f"{path}: there is no page {page}"
+            elif section and not re.search(rf"^(?:#+ |\*){re.escape(section)}", texts[page], re.M):
+                yield f"{path}: {page} has no section {section}"
+
+
 def names_in_figures(root):
     """Figures that show a way through the code name files, without src/ and
     integrations/llama.cpp/, and functions."""
@@ -151,6 +170,9 @@ class Tree(unittest.TestCase):
     def test_symbols_in_pages(self):
         self.check(symbols_in_pages)
 
+    def test_sections_in_comments(self):
+        self.check(sections_in_comments)
+
     def test_names_in_figures(self):
         self.check(names_in_figures)
 
@@ -194,6 +216,13 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.found(symbols_in_pages, page=page, source=source), 0)
         page = "`four` in `src/store/plan.c`, `ONE` in `plan.c`, `three()` in `src/store/plan.c`"
         self.assertEqual(self.found(symbols_in_pages, page=page, source=source), 3)
+
+    def test_sections_in_comments(self):
+        page = "# Pages\n\n## Records (`KVNREC`)\n\n*Rows* (`f16`). Words.\n"
+        source = '/* (CONTRIBUTING.md,\n * "Records"), CONTRIBUTING.md, "Rows", CONTRIBUTING.md */'
+        self.assertEqual(self.found(sections_in_comments, page=page, source=source), 0)
+        source = '/* (CONTRIBUTING.md, "Words"), other.md */'
+        self.assertEqual(self.found(sections_in_comments, page=page, source=source), 2)
 
     def test_names_in_figures(self):
         figure = '<text x="1">store/plan.c, two()</text>'

@@ -7,7 +7,7 @@
 
 #define PI 3.14159265358979323846
 
-/* --- sizes (TARGETS.md C; Table 12 and 21 of the paper) --- */
+/* --- sizes (Tables 12 and 21 of the paper) --- */
 
 static void sizes_of_the_papers_table(void **state)
 {

@@ -1,4 +1,4 @@
-/* pack.cuh - from nibbles of tokens to words of a page (format.md, "Pages").
+/* pack.cuh - from nibbles of tokens to words of a page (format.md, "Code plane").
  *
  * A word has two halves of four fields for each of its tiles. Four words of nibbles, one per field,
  * hold the fields of four tiles in a row. Transposed as a 4 x 4 matrix they are the words of four

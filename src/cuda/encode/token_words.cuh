@@ -8,7 +8,7 @@
 namespace kvant
 {
 
-/* The words of a page that hold a token's codes (format.md, "Pages"). Some lanes have codes in the
+/* The words of a page that hold a token's codes (format.md, "Code plane"). Some lanes have codes in the
  * same words. For keys these are lanes l, l ^ 1, l ^ 8 and l ^ 9. For values these are lanes l and
  * l ^ 8. Each of these lanes changes one of FEW such words: the word of number `mine`. */
 template <int D, bool KEYS> struct TokenWords {
