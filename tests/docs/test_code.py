@@ -60,8 +60,8 @@ def symbols_in_pages(root):
 
 
 def sections_in_comments(root):
-    """Comments name pages of the tree, and with a comma a section: (format.md, "Records"). A section
-    is a heading, or the first words of a paragraph in italics."""
+    """Comments name pages of the tree, and with a comma a section: (format.md, "Records"). A
+    section is a heading, or the first words of a paragraph in italics."""
     texts = {}
     folders = (root / name for name in ("docs", *FOLDERS))
     found = (page for folder in folders for page in folder.rglob("*.md"))

@@ -8,9 +8,9 @@
 namespace kvant
 {
 
-/* The words of a page that hold a token's codes (format.md, "Code plane"). Some lanes have codes in the
- * same words. For keys these are lanes l, l ^ 1, l ^ 8 and l ^ 9. For values these are lanes l and
- * l ^ 8. Each of these lanes changes one of FEW such words: the word of number `mine`. */
+/* The words of a page that hold a token's codes (format.md, "Code plane"). Some lanes have codes in
+ * the same words. For keys these are lanes l, l ^ 1, l ^ 8 and l ^ 9. For values these are lanes l
+ * and l ^ 8. Each of these lanes changes one of FEW such words: the word of number `mine`. */
 template <int D, bool KEYS> struct TokenWords {
     static constexpr int PER_LANE = Row<D>::PER_LANE, FEW = KEYS ? 4 : 2, TILES = D / 16,
                          WORDS = (PER_LANE + FEW - 1) / FEW * FEW;
