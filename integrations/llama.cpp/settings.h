@@ -7,7 +7,7 @@
  *   KVANT_PROTECT         this many first and last layers use another codec    default 0
  *   KVANT_PROTECT_CODEC   the codec of these layers, keys and values         default f16
  *   KVANT_CALIBRATION     calibration file                                   default: model.kvcal
- *                                                                            beside model.gguf
+ *                                                                            next to model.gguf
  *   KVANT_SEED            seed of signs and rotations                        default 0
  *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: graph's
  *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512,        default auto
@@ -18,7 +18,7 @@
  *                         llama.cpp's own cache
  *   KVANT_GPU             0: only the device KVANT has kvant's caches, in    default 1; 0 for
  *                         the computer's memory                              CUDA before ggml 0.21
- *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is  default auto
+ *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is         default auto
  *                         llama.cpp's own f16 while it fits into the memory
  *                         that the compressed cache takes
  *   KVANT_STATES          codes: saved states hold codes and transforms      default: decoded
