@@ -131,6 +131,7 @@ def files(root):
 def names(root):
     """Comments name a page only by its file name, so that it can move."""
     known = {page.name for page in [*everywhere(root), *(root / "tools").rglob("*.md")]}
+    known.add("RELEASE_NOTES.md")  # make release writes it
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
             if (
@@ -138,7 +139,8 @@ def names(root):
                 and file.name not in EXEMPT
             ):
                 for path, name in re.findall(
-                    r"((?:docs/[\w/]*)?)\b([a-z][\w.-]*\.md)\b", file.read_text(errors="replace")
+                    r"((?:docs/[\w/]*)?)\b([A-Za-z][\w.-]*\.md)\b",
+                    file.read_text(errors="replace"),
                 ):
                     if name not in known or (path and not (root / path / name).exists()):
                         yield f"{file.relative_to(root)} names {path}{name}, which does not exist"
