@@ -121,7 +121,7 @@ KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, in
 /* out (n x n_heads x v_head_dim) = causal attention of the sequence's n newest tokens, whose
  * queries are q (n x n_heads x head_dim). KVANT_ERR_ARGUMENT: n is 0, or above the length of the
  * sequence in this layer. KVANT_ERR_UNSUPPORTED on a GPU (see above), KVANT_ERR_NONFINITE and
- * KVANT_ERR_RANGE with params.asynchronous. */
+ * KVANT_ERR_RANGE with params.asynchronous. On KVANT_ERR_MEMORY out may be written already. */
 KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                           const float *q, float *out, uint32_t n);
 

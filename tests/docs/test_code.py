@@ -77,6 +77,31 @@ def sections_in_comments(root):
                 yield f"{path}: {page} has no section {section}"
 
 
+def names_of_python(root):
+    """The first column of the table in integrations/python/README.md has names of the package, and
+    its section about Cache has functions."""
+    folder = root / "integrations" / "python"
+    page = folder / "README.md"
+    if not page.exists():
+        return
+    text = page.read_text()
+    files = {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*.py")}
+    every = "\n".join(files.values())
+    cells = "\n".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
+    for name in re.findall(r"`([\w.]+)(?=[(`])", cells):
+        found = (
+            name.replace(".", "/") + ".py" in files
+            or name.replace(".", "/") + "/__init__.py" in files
+        )
+        if not found and not re.search(rf"\b(?:class|def) {name.split('.')[-1]}\b", every):
+            yield f"integrations/python/README.md: there is no {name}"
+    for name in re.findall(
+        r"`([a-z]+(?:_[a-z]+)*)`", text.partition("## Cache")[2].partition("\n## ")[0]
+    ):
+        if not re.search(rf"\bdef {name}\(|\b{name}\b *[:=]", every):
+            yield f"integrations/python/README.md: there is no {name}()"
+
+
 def names_in_figures(root):
     """Figures that show a way through the code name files, without src/ and
     integrations/llama.cpp/, and functions."""
@@ -172,6 +197,9 @@ class Tree(unittest.TestCase):
     def test_sections_in_comments(self):
         self.check(sections_in_comments)
 
+    def test_names_of_python(self):
+        self.check(names_of_python)
+
     def test_names_in_figures(self):
         self.check(names_in_figures)
 
@@ -195,6 +223,9 @@ class Rules(unittest.TestCase):
             "figure": "docs/figures/way_of_all-light.svg",
             "script": "tests/unit/headers.sh",
             "source": "src/store/plan.c",
+            "python": "integrations/python/README.md",
+            "package": "integrations/python/kvant/cache.py",
+            "torch": "integrations/python/kvant/torch.py",
         }
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
@@ -215,6 +246,14 @@ class Rules(unittest.TestCase):
         self.assertEqual(self.found(symbols_in_pages, page=page, source=source), 0)
         page = "`four` in `src/store/plan.c`, `ONE` in `plan.c`, `three()` in `src/store/plan.c`"
         self.assertEqual(self.found(symbols_in_pages, page=page, source=source), 3)
+
+    def test_names_of_python(self):
+        source = "class Cache:\n    def fork(self):\n        self.status = 0\n"
+        page = "| `Cache` | a |\n| `kvant.torch` | b |\n\n## Cache\n\n`fork`, `status`\n"
+        files = {"python": page, "package": source, "torch": ""}
+        self.assertEqual(self.found(names_of_python, **files), 0)
+        page = "| `Store(path)` | a |\n| `kvant.vllm` | b |\n\n## Cache\n\n`export_block`\n"
+        self.assertEqual(self.found(names_of_python, **{**files, "python": page}), 3)
 
     def test_sections_in_comments(self):
         page = "# Pages\n\n## Records (`KVNREC`)\n\n*Rows* (`f16`). Words.\n"
