@@ -181,8 +181,9 @@ typedef struct kvant_rope {
     uint32_t n_dims; /* the first n_dims channels of a head rotate; even */
     /* Not 0: pairs are channels (2i, 2i + 1). 0: pairs are channels (i, i + n_dims / 2). */
     uint32_t interleaved;
-    const float *frequencies; /* n_dims / 2, radians per position; copied */
-    uint32_t n_positions;     /* the most positions of a sequence; 0: as many as there are slots */
+    /* n_dims / 2, radians per position, between -1024 and 1024; copied */
+    const float *frequencies;
+    uint32_t n_positions; /* the most positions of a sequence; 0: as many as there are slots */
     /* How many transforms share the positions. 0: as many as are worth their memory. 1: one. */
     uint32_t n_position_transforms;
     /* Not 0: each block has its own centre, the mean of keys at the block's positions. */
