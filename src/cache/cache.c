@@ -8,6 +8,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
+#include "tensor.h"
 
 #define MOST_PARTS 4u /* parts of a long call from which queries are passed to learning */
 
@@ -190,6 +191,21 @@ static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequen
     return KVANT_OK;
 }
 
+/* Takes back the rows of an append that failed: `placed` rows have slots, and `written` of them were
+ * written. Also gives back the blocks that the append reserved, which other sequences may need. */
+static void take_back(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                      uint32_t n_sequences, uint32_t n, uint32_t placed, uint32_t written)
+{
+    for (uint32_t row = 0; row < placed; row++) {
+        const int32_t sequence = sequences[row / n];
+        cache->sequences[sequence].lengths[layer]--;
+        for (uint32_t i = 0; i < 2 && row < written; i++)
+            kvant_open_rewind(cache->tensors[2 * layer + i], (uint32_t)sequence, 1);
+    }
+    for (uint32_t i = 0; i <= placed / n && i < n_sequences; i++)
+        kvant_sequence_trim(cache, sequences[i]);
+}
+
 kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
                                       uint32_t n_sequences, const float *k, const float *v,
                                       uint32_t n)
@@ -202,23 +218,23 @@ kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const 
     size_t k_width = (size_t)cache->params.n_kv_heads * cache->params.head_dim,
            v_width = (size_t)cache->params.n_kv_heads * cache->params.v_head_dim;
     kvant_status status = KVANT_OK;
-    uint32_t placed = 0;
+    uint32_t placed = 0, written = 0;
     while (status == KVANT_OK && placed < total) {
-        const uint32_t first = placed;
-        while (status == KVANT_OK && placed < total && placed - first < KVANT_CACHE_BATCH) {
+        while (status == KVANT_OK && placed < total && placed - written < KVANT_CACHE_BATCH) {
             status = place_row(cache, layer, sequences[placed / n], placed % n, n,
-                               &cache->slots[placed - first]);
+                               &cache->slots[placed - written]);
             placed += status == KVANT_OK;
         }
         if (status == KVANT_OK)
-            status = cache->device->append(cache, layer, k + first * k_width, v + first * v_width,
-                                           placed - first);
+            status = cache->device->append(cache, layer, k + written * k_width,
+                                           v + written * v_width, placed - written);
+        written = status == KVANT_OK ? placed : written;
     }
-    while (status != KVANT_OK && placed)
-        cache->sequences[sequences[--placed / n]].lengths[layer]--;
     if (status == KVANT_OK)
         cache->pending[layer] =
             cache->pending[layer] == KVANT_PENDING_NEXT ? KVANT_PENDING_NEWEST : KVANT_PENDING_NONE;
+    else
+        take_back(cache, layer, sequences, n_sequences, n, placed, written);
     return report_refused(status, layer);
 }
 

@@ -60,6 +60,9 @@ kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32
 kvant_status kvant_sequence_extend(kvant_cache *cache, int32_t sequence, uint32_t layer,
                                    uint32_t n);
 
+/* Gives back the blocks in which no layer has a token: a reservation that was not used. */
+void kvant_sequence_trim(kvant_cache *cache, int32_t sequence);
+
 kvant_status kvant_sequences_create(kvant_cache *cache);
 void kvant_sequences_destroy(kvant_cache *cache);
 

@@ -215,8 +215,6 @@ kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const v
     if (tokens < 1 || tokens > UINT32_MAX)
         return damaged();
     const uint32_t length = s->lengths[0];
-    /* An append that failed leaves the blocks that it reserved. */
-    KVANT_FORWARD(kvant_sequence_truncate(cache, sequence, length));
     const kvant_status status =
         import_blocks(cache, sequence, (uint32_t)tokens, (const uint8_t *)data + sizeof tokens,
                       bytes - sizeof tokens);

@@ -285,6 +285,55 @@ static void errors_leave_a_working_cache(void **state)
     drop(&m);
 }
 
+static uint32_t free_blocks(const model *m)
+{
+    kvant_cache_info info = { .size = sizeof info };
+    assert_int_equal(kvant_cache_get_info(m->cache, &info), KVANT_OK);
+    return info.n_free_blocks;
+}
+
+/* An append that fails needs no block afterwards: another sequence may take them all. */
+static void failed_appends_give_their_blocks_back(void **state)
+{
+    (void)state;
+    model m = make("f32", NULL);
+    const int32_t both[2] = { kvant_sequence_create(m.cache), kvant_sequence_create(m.cache) };
+    float *rows = calloc(2 * MOST * WIDTH, sizeof *rows);
+    append(&m, both[0], 100);
+    append(&m, both[1], 10);
+    const uint32_t before = free_blocks(&m);
+    assert_int_equal(before, 12);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_int_equal(kvant_cache_append(m.cache, layer, both[0], rows, rows, MOST),
+                         KVANT_ERR_FULL);
+        assert_int_equal(free_blocks(&m), before);
+    }
+    const int32_t third = kvant_sequence_create(m.cache);
+    append(&m, third, 100);
+    /* The first sequence takes 6 of the 10 free blocks, and the second needs 6 more. */
+    assert_int_equal(kvant_cache_append_batch(m.cache, 1, both, 2, rows, rows, 400),
+                     KVANT_ERR_FULL);
+    assert_non_null(strstr(kvant_error_message(), "all 15 blocks"));
+    assert_int_equal(free_blocks(&m), before - 2);
+    /* Rows of the second half are written after the first half was. */
+    rows[(600 + 1) * WIDTH] = NAN;
+    assert_int_equal(kvant_cache_append_batch(m.cache, 1, both, 2, rows, rows, 320),
+                     KVANT_ERR_NONFINITE);
+    assert_int_equal(free_blocks(&m), before - 2);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(kvant_sequence_length(m.cache, both[i], 1), i ? 10 : 100);
+    /* Layers that are ahead keep their tokens. */
+    assert_int_equal(kvant_cache_append(m.cache, 0, third, rows, rows, 60), KVANT_OK);
+    assert_int_equal(kvant_cache_append(m.cache, 1, third, rows, rows, MOST), KVANT_ERR_FULL);
+    assert_int_equal(free_blocks(&m), before - 3);
+    assert_int_equal(kvant_sequence_length(m.cache, third, 0), 160);
+    append(&m, both[1], 400);
+    assert_true(error_of(&m, both[1], 8, 0) < EXACT);
+    assert_true(error_of(&m, both[0], 8, 0) < EXACT);
+    free(rows);
+    drop(&m);
+}
+
 /* Shapes that libkvant knows a GPU not to support are refused before a GPU is looked for. */
 static void shapes_are_refused_on_cuda(void **state)
 {
@@ -462,6 +511,7 @@ int main(void)
         cmocka_unit_test(truncated_tokens_are_gone),
         cmocka_unit_test(blocks_pass_through_a_store),
         cmocka_unit_test(errors_leave_a_working_cache),
+        cmocka_unit_test(failed_appends_give_their_blocks_back),
         cmocka_unit_test(shapes_are_refused_on_cuda),
         cmocka_unit_test(rows_are_read_back),
         cmocka_unit_test(factors_are_checked),
