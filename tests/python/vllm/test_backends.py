@@ -278,6 +278,17 @@ class Gpu(Cases, TestCase):
                 [([3, 203], [0, 500], half)] * 2 + [([203, 332], [0, 329], half)] * 2 + [prompts],
             )
 
+    def test_parts_of_prompts_that_are_too_long_for_rows(self):
+        """A context whose rows have no room, of a single kv head either, is read from pages."""
+        rows = 2 * 2 * DIM * 499  # one token too few for the part of 500 tokens
+        with (
+            mock.patch.object(gpu_pages, "_ROWS_BYTES", rows),
+            mock.patch.dict(gpu_pages._rows, clear=True),
+        ):
+            calls = self.check_long("f32/f32")
+        self.assertNotIn([0, 500], [call[1] for call in calls])
+        self.assertEqual(calls[0][1], [0, 329])
+
     @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
     def test_prompts_by_vllm_s_flash_attention(self):
         for window in (None, 50):

@@ -232,6 +232,38 @@ class Choices(TestCase):
             with mock.patch.dict("os.environ", KVANT_VLLM_LEARN="model.kvcal"):
                 self.assertEqual(len(made_impl("balanced").learners), 2)
 
+    def test_learners_of_a_second_model(self):
+        """What one model has learned is not another model's, in the same process."""
+        of_layers = {"compilation_config": types.SimpleNamespace(static_forward_context={})}
+        with (
+            mock.patch.object(learn, "learners", []),
+            mock.patch.object(codecs.learned, "calibration", None),
+        ):
+            first = made_impl("balanced", settings=of_layers)
+            codecs.learned.calibration = codecs.identity(DIM)
+            self.assertIs(made_impl("balanced", settings=of_layers).learners, first.learners)
+            self.assertIsNotNone(codecs.learned.calibration)
+            second = made_impl("balanced")
+            self.assertIsNot(second.learners[0], first.learners[0])
+            self.assertIsNone(codecs.learned.calibration)
+
+    def test_prompts_of_nan(self):
+        """A prompt that the model cannot compute ends neither the engine nor learning."""
+        used, rows = [], torch.randn(100, 2, DIM)
+        learner = learn.Learner("model", 150, used.append)
+        for place in range(3):
+            for number in (torch.nan, torch.inf):
+                spoiled = [rows, rows, rows]
+                spoiled[place] = rows.clone()
+                spoiled[place][50, 1, 3] = number
+                learner.see(0, *spoiled, 0.1, 0, 0.0)
+        learner.between_steps()
+        self.assertEqual((used, learner._seen[0]), ([], 0))
+        for _ in range(2):
+            learner.see(0, rows, rows, rows, 0.1, 0, 0.0)
+        learner.between_steps()
+        self.assertEqual((len(used), used[0].info.n_tokens), (1, 200))
+
     def test_learning_ends_between_steps(self):
         """All layers have then seen the same prompts, and no step is disturbed."""
         used, rows = [], torch.randn(100, 2, DIM)

@@ -81,6 +81,8 @@ class Impl(impl.Impl):
         unseen = (
             max(0, past + 1 - self.sliding_window) // PAGE_TOKENS if self.sliding_window else 0
         )  # blocks, which vLLM may have dropped
+        if not pages.fit_rows(part.most_tokens - unseen * PAGE_TOKENS, k.dtype):
+            return False
         if unseen:
             key_starts = (key_starts - unseen * PAGE_TOKENS).clamp_(min=0)
         of_past = slice(unseen, -(-past // PAGE_TOKENS))

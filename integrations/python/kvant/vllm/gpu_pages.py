@@ -409,6 +409,10 @@ class LayerPages:
         self.k.take(fresh.k)
         self.v.take(fresh.v)
 
+    def fit_rows(self, n: int, dtype: torch.dtype) -> int:
+        """For how many kv heads there is room for the rows of n tokens."""
+        return room_for_rows(self.device).view(dtype).numel() // (2 * n * self.head_dim)
+
     def rows(
         self,
         blocks: Tensor,
@@ -419,11 +423,10 @@ class LayerPages:
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Unpacks a sequence whose first `past` tokens are in blocks and whose newest tokens are
         rows [n, kv heads, head_dim]. Yields the rows of all tokens, for as many kv heads at a time
-        as there is room for. Each is valid until the next."""
+        as fit_rows() says, which must not be 0. Each is valid until the next."""
         n = past + len(keys)
-        room = room_for_rows(self.device).view(keys.dtype)
-        most = room.numel() // (2 * n * self.head_dim)
-        for first in range(0, self.n_kv_heads, max(1, most)):
+        room, most = room_for_rows(self.device).view(keys.dtype), self.fit_rows(n, keys.dtype)
+        for first in range(0, self.n_kv_heads, most):
             heads = slice(first, min(first + most, self.n_kv_heads))
             made = room[: 2 * n * (heads.stop - first) * self.head_dim].view(
                 2, n, heads.stop - first, self.head_dim

@@ -135,6 +135,8 @@ def _learning(config: Any, stored: Stored, layers: dict[str, Any]) -> list[Learn
     path, model = os.environ.get("KVANT_VLLM_LEARN"), config.model_config.model or ""
     if path:
         limits.check_learning(config)
+    if learn.is_new(layers):
+        codecs.learned.calibration = None
     if not learn.learners:
         if path:
             positions = int(os.environ.get("KVANT_VLLM_LEARN_POSITIONS") or 0)

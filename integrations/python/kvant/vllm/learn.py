@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from .. import moments
+from ..arrays import np
 from ..calibration import Calibration, Calibrator
-from ..library import PAGE_TOKENS
+from ..library import PAGE_TOKENS, Error
 
 TOKENS, CONTEXT = 8192, 2048  # the defaults of kvant.calibrate
 # Presets learn from this number of tokens. From 1024 tokens on, more tokens gain little.
 ONLINE_TOKENS = 2048
 _SAMPLED = 16  # every 16th query shows which keys attention looks at
+_NONFINITE = 50  # KVANT_ERR_NONFINITE
 LOG = logging.getLogger("vllm.kvant")  # vLLM's handlers print it
 
 
@@ -66,6 +68,10 @@ class Turn:
         return made
 
 
+def _on_host(sums: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
+
+
 class Learner:
     """Learns from the layers of one model, on one rank. `use` is called once, between two steps,
     with the calibration."""
@@ -81,7 +87,7 @@ class Learner:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float
     ) -> None:
         """Adds a prompt from its first token on, rows [n, heads, head_dim], unless enough tokens
-        were seen."""
+        were seen. A prompt with a NaN or an infinity is left out: only its own output is NaN."""
         if self.done or len(k) < _SAMPLED or self._seen[layer] >= self.tokens:
             return
         if self.positions:
@@ -89,7 +95,7 @@ class Learner:
             self.turn = self.turn or Turn(k.shape[2], self.positions)
             first = max(0, self.positions - len(k)) * self._seen[layer] // self.tokens
             q, k = self.turn(q, first), self.turn(k, first)
-        self._seen[layer] += len(k)
+        n = len(k)
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         sums = moments.of_keys(k) | moments.of_queries(q, len(k))
         if not softcap:  # scores that are not <q, k> times a factor are left out
@@ -101,12 +107,17 @@ class Learner:
             sums |= moments.of_attention(
                 q[:, _SAMPLED - 1 :: _SAMPLED], k, added, scale, PAGE_TOKENS
             )
-        self._add(layer, "k", k, sums)
-        self._add(layer, "v", v, moments.of_rows(v))
-
-    def _add(self, layer: int, role: str, rows: Tensor, sums: dict[str, Any]) -> None:
-        named = {name: x.cpu().numpy() if torch.is_tensor(x) else x for name, x in sums.items()}
-        self.calibrator.add_moments(layer, role, rows.shape[1], **named)
+        of_values = _on_host(moments.of_rows(v))
+        if not all(np.isfinite(of_values[name]).all() for name in of_values):
+            return
+        try:
+            self.calibrator.add_moments(layer, "k", n, **_on_host(sums))
+        except Error as error:
+            if error.status != _NONFINITE:
+                raise
+            return
+        self.calibrator.add_moments(layer, "v", n, **of_values)
+        self._seen[layer] += n
 
     def between_steps(self) -> None:
         """Ends learning after enough tokens. All layers have then seen the same prompts."""
@@ -128,8 +139,19 @@ def save(path: str) -> Callable[[Calibration], None]:
     return use
 
 
-# The learners of the model whose layers are being made.
+# The learners of the model whose layers are being made, and these layers by name.
 learners: list[Learner] = []
+_layers: dict[str, Any] | None = None
+
+
+def is_new(layers: dict[str, Any]) -> bool:
+    """Whether these are the layers of another model than at the last call, whose learners are then
+    forgotten. A process may load several models one after another."""
+    global learners, _layers
+    if layers is _layers:
+        return False
+    learners, _layers = [], layers
+    return True
 
 
 def between_steps() -> None:
