@@ -86,6 +86,8 @@ class KvantCache(Cache):
         self._schemes: dict[Any, Scheme] = {}
         self._starts: tuple[list[int], Tensor] | None = None  # of the sequences, on the GPU
         self._wrong: Tensor | None = None  # whether a mask of this round was wrong
+        self._together: set[int] = set()  # layers that had the first layer's tokens
+        self._new = 0  # tokens that this pass adds
         layers: list[Any] = []
         for number, layer in enumerate(DynamicCache(config=config).layers):
             window = window_of(layer)
@@ -161,6 +163,25 @@ class KvantCache(Cache):
         self._seen_weights = found
 
     # Functions for layers
+
+    def begin_pass(self, layer: KvantLayer, n: int) -> None:
+        """Called for each layer of a pass of n tokens. RuntimeError if a call that failed has left
+        this layer, or some layer that had as many tokens as the first, behind the first layer."""
+        first = next((x for x in self._ours() if x.is_initialized), layer)
+        if layer is first:
+            length = first.get_seq_length()
+            lengths = {x.number: x.get_seq_length() for x in self._ours() if x.is_initialized}
+            least = min((lengths[number] for number in self._together), default=length)
+            self._together = {number for number, own in lengths.items() if own == length}
+            self._new = n
+        else:  # layers of cross-attention have another number of tokens
+            length = first.get_seq_length()
+            least = 0 if not layer.is_initialized and length > n == self._new else length
+        if least != length:
+            raise RuntimeError(
+                f"KvantCache: a call that failed left layers with {least} of {length} tokens: "
+                "crop the tokens of that call, or begin a new cache"
+            )
 
     @property
     def wants_tensors(self) -> bool:
@@ -260,6 +281,9 @@ class KvantCache(Cache):
     # Functions that transformers calls for the whole cache. kvant's layers act together, and every
     # other layer separately.
 
+    def _ours(self) -> Iterator[KvantLayer]:
+        return (layer for layer in self.layers if isinstance(layer, KvantLayer))
+
     def _others(self) -> list[Any]:
         return [layer for layer in self.layers if not isinstance(layer, KvantLayer)]
 
@@ -294,10 +318,15 @@ class KvantCache(Cache):
         stores = self._settle()
         if n < 0:
             n = max(self.get_seq_length() + n, 0)
-        for store in stores:
-            store.crop(n)
+        # After a call that failed some layers have more tokens than others.
+        length = max((max(store.lengths.values(), default=0) for store in stores), default=0)
+        length = max(length - n, 0)
+        for store in stores:  # an error leaves all stores as they were
+            store.check_crop(length)
         for layer in self._others():
             layer.crop(-n)
+        for store in stores:
+            store.crop(length)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         for store in self._settle():
@@ -334,6 +363,7 @@ class KvantCache(Cache):
         made._schemes = self._schemes
         made._keeps_past = self._keeps_past
         self._settle()
+        made._together = set(self._together)
         made._weights, made._seen_weights = self._weights, self._seen_weights
         made._stores = {key: store.copy() for key, store in self._stores.items()}
         for i, layer in enumerate(self.layers):

@@ -62,6 +62,7 @@ class KvantLayer(CacheLayerMixin):
                 "a compressed cache has no gradient: call the model under torch.no_grad()"
             )
         self.owner.check_weights()
+        self.owner.begin_pass(self, key_states.shape[2])
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self._flush(None)

@@ -175,6 +175,7 @@ def _fill(
     for start, number, (left_behind, size) in zip(starts, store.sequences.numbers, saved["blocks"]):
         if left_behind:
             store.cache.drop(number, PAGE_TOKENS * left_behind)
+            store.kept_from = max(store.kept_from, start + PAGE_TOKENS * left_behind)
         if size:
             store.cache.import_blocks(number, blocks[:size])
         blocks = blocks[size:]

@@ -32,14 +32,22 @@ class Sequences:
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i gets the content of the former row rows[i]. Sequences that no row uses are freed
-        first, so that their room is there for copies."""
+        first, so that their room is there for copies. After an error there are no sequences."""
         old, taken = self.numbers, set()
-        self.numbers = []
-        for number in set(old) - {old[row] for row in rows}:
+        self.numbers = [old[row] for row in dict.fromkeys(rows)]
+        for number in set(old) - set(self.numbers):
             self.cache.free(number)
-        for row in rows:
-            self.numbers.append(self.cache.fork(old[row]) if row in taken else old[row])
-            taken.add(row)
+        made = []
+        try:
+            for row in rows:
+                made.append(self.cache.fork(old[row]) if row in taken else old[row])
+                taken.add(row)
+        except Error:
+            for number in {*self.numbers, *made}:
+                self.cache.free(number)
+            self.numbers = []
+            raise
+        self.numbers = made
 
     def fork(self) -> Sequences:
         made = Sequences(self.cache, [])
@@ -70,6 +78,7 @@ class Store:
             keeps_past  # transformers will take tokens back: nothing is dropped until then
         )
         self.steps: Steps | None = None  # of a CUDA graph
+        self.kept_from = 0  # tokens before this one may have been dropped
 
     @property
     def cache(self) -> Cache | None:
@@ -159,12 +168,21 @@ class Store:
                             None if q is None else q[part],
                         )
         except Error as error:
+            self._take_back(layer)
             if error.status != 60:
                 raise
             raise RuntimeError(
                 f"{error}; give KvantCache max_tokens, of all sequences together"
             ) from error
         self.lengths[layer] += n
+
+    def _take_back(self, layer: int) -> None:
+        """Called after an append that may have written some rows of the batch. If another layer has
+        more tokens, crop takes the rows away, which the cache needs before its next pass."""
+        assert self.sequences is not None
+        if max(self.lengths.values()) == self.lengths[layer]:
+            for start, number in zip(self.starts, self.sequences.numbers):
+                self.sequences.cache.truncate(number, max(self.lengths[layer] - start, 0))
 
     def attend(
         self,
@@ -266,23 +284,37 @@ class Store:
             old = min(self.lengths.values()) - start - self.window - SLACK
             if old >= PAGE_TOKENS:
                 self.sequences.cache.drop(number, old)
+                self.kept_from = max(self.kept_from, start + old // PAGE_TOKENS * PAGE_TOKENS)
 
-    def crop(self, n: int) -> None:
-        """Forgets the newest n tokens of all layers."""
+    def check_crop(self, length: int) -> None:
+        """RuntimeError if the layers cannot get this length: tokens that a window then reaches were
+        dropped, or a call that failed left layers behind that are shorter."""
+        own = self.lengths.values()
+        if self.sequences is None:
+            return
+        if 0 < length < self.kept_from + self.window:
+            most = max(max(own) - self.window - self.kept_from, 0)
+            raise RuntimeError(
+                f"crop: a layer with a sliding window can remove at most {most} tokens, or all, "
+                f"not {max(own) - length}"
+            )
+        if length > min(own):
+            raise RuntimeError(
+                f"crop: a call that failed left layers with {min(own)} tokens, so {length} cannot "
+                "be kept: remove more"
+            )
+
+    def crop(self, length: int) -> None:
+        """Forgets the tokens of all layers from this length on."""
         self.settle()
         if self.sequences is None:
             return
-        length = max(
-            max(self.lengths.values()) - n, 0
-        )  # an error may have left later layers behind
-        if self.window and not self.keeps_past and n > SLACK and length > self.window:
-            raise RuntimeError(
-                f"crop: a layer with a sliding window can remove at most {SLACK} tokens, not {n}"
-            )
+        self.check_crop(length)
         for row, number in enumerate(self.sequences.numbers):
             self.starts[row] = min(self.starts[row], length)
             self.sequences.cache.truncate(number, length - self.starts[row])
         self.lengths = dict.fromkeys(self.lengths, length)
+        self.kept_from = self.kept_from if length else 0
         self.drop()
 
     def select(self, rows: Sequence[int]) -> None:
@@ -293,13 +325,14 @@ class Store:
 
     def reset(self) -> None:
         self.select([])
-        self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
+        self.starts, self.lengths, self.kept_from = [], dict.fromkeys(self.lengths, 0), 0
 
     def copy(self) -> Store:
         self.settle()
         made = Store(self.window, self.keeps_past, list(self.places))
         made.device = self.device
         made.starts, made.lengths = list(self.starts), dict(self.lengths)
+        made.kept_from = self.kept_from
         if self.sequences is not None:
             made.sequences = self.sequences.fork()
             made._number, made._state = self._number, self._state
