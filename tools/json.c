@@ -2,7 +2,28 @@
 #include "json.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
+
+/* The bytes of the UTF-8 character at `text`; 0: there is none. Each byte is looked at only if the
+ * byte before it is not the end of the text. */
+static int utf8_bytes(const char *text)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    const int n = at[0] < 0x80   ? 1
+                  : at[0] < 0xc2 ? 0
+                  : at[0] < 0xe0 ? 2
+                  : at[0] < 0xf0 ? 3
+                  : at[0] < 0xf5 ? 4
+                                 : 0;
+    for (int i = 1; i < n; i++)
+        if ((at[i] & 0xc0) != 0x80)
+            return 0;
+    const bool is_short = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xf0 && at[1] < 0x90),
+               is_surrogate = at[0] == 0xed && at[1] > 0x9f,
+               is_beyond = at[0] == 0xf4 && at[1] > 0x8f;
+    return is_short || is_surrogate || is_beyond ? 0 : n;
+}
 
 void json_string(FILE *out, const char *text)
 {
@@ -11,13 +32,15 @@ void json_string(FILE *out, const char *text)
         return;
     }
     putc('"', out);
-    for (; *text != 0; text++)
+    for (int n; *text != 0; text += n > 0 ? n : 1) {
+        n = utf8_bytes(text);
         if (*text == '"' || *text == '\\')
             fprintf(out, "\\%c", *text);
-        else if ((unsigned char)*text < 0x20)
-            fprintf(out, "\\u%04x", (unsigned)*text);
+        else if (n == 0 || (unsigned char)*text < 0x20)
+            fprintf(out, "\\u%04x", (n == 0 ? 0xdc00u : 0) + (unsigned char)*text);
         else
-            putc(*text, out);
+            fwrite(text, 1, (size_t)n, out);
+    }
     putc('"', out);
 }
 

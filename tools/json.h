@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-/* In quotes and escaped; NULL is null. Bytes that are no UTF-8, as names of files may have, are
- * written as they are. */
+/* In quotes and escaped; NULL is null. A byte b that is no UTF-8, as names of files may have, is
+ * written as \udc80 to \udcff, which Python reads as the same byte of a name (surrogateescape). */
 void json_string(FILE *out, const char *text);
 
 /* `before`, then the key in quotes, a colon, and the text as json_string writes it. */

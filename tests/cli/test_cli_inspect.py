@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import tempfile
 import unittest
 
 from testing import N_LAYERS as SMALL_LAYERS, SMALL, TEXT, rows_of, run
@@ -46,6 +47,24 @@ class Inspect(unittest.TestCase):
             self.assertRegex(row["model_fingerprint"], "^[0-9a-f]{16}$")
             self.assertRegex(row["text_fingerprint"], "^[0-9a-f]{16}$")
             self.assertGreater(row["text_tokens"], 1000)
+
+    def test_names_that_are_no_text(self):
+        """A model's name may have any bytes. JSON has to be UTF-8 nevertheless."""
+        model = bytearray(pathlib.Path(SMALL).read_bytes())
+        at = model.index(b"general.name") + len("general.name") + 4 + 8
+        # Bytes that begin nothing, a character that is cut short, one that is too long, a surrogate,
+        # a number beyond Unicode, and two characters.
+        pattern = (
+            b'\xff\x80"\xc3(\xe0\x80\x80\xed\xa0\x80\xf4\x90\x80\x80\xf0\x9f\x98\x80\xc3\xa4\x01'
+        )
+        end = at + int.from_bytes(model[at - 8 : at], "little")
+        model[at:end] = name = (9 * pattern)[: end - at]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "m.gguf")
+            path.write_bytes(model)
+            done = run("inspect", "-m", path, "--json")  # decodes as UTF-8
+        (row,) = rows_of(done)
+        self.assertEqual(row["model"], name.decode("utf-8", "surrogateescape"))
 
     def test_without_a_text(self):
         row = rows_of(run("inspect", "-m", SMALL, "--json"))[0]
