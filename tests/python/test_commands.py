@@ -17,6 +17,7 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python"))
 
+from kvant import system  # noqa: E402
 from kvant.commands import child, cli, report_file, report_plan  # noqa: E402
 from kvant.commands.cli import Option  # noqa: E402
 
@@ -352,6 +353,55 @@ class Results(unittest.TestCase):
         # A resumed step takes as long as all its parts together. Another command line starts again.
         report_file.set_step(results, "b", "kvant b", "complete", 4, [])
         self.assertEqual([step["seconds"] for step in results["steps"]], [2, 5])
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name, "a name.json")
+
+    def test_several_writers(self):
+        """Each of them replaces the file as a whole, and none hinders another."""
+        texts = [str(i) * 100_000 for i in range(4)]
+        beside = self.path.with_name("a name.json.part")  # of another program
+        beside.write_text("mine")
+        failed = []
+
+        def write(text):
+            try:
+                for _ in range(5):
+                    report_file.replace(str(self.path), text)
+                    self.assertIn(self.path.read_text(), texts)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=[text]) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        self.assertEqual(beside.read_text(), "mine")
+        self.assertEqual(
+            {path.name for path in self.path.parent.iterdir()}, {self.path.name, beside.name}
+        )
+
+    @unittest.skipIf(os.name == "nt", "Windows has no such modes")
+    def test_modes_and_errors(self):
+        """Other users may read the file as far as the umask allows. An error leaves an older
+        file.
+        """
+        old = os.umask(0o027)
+        self.addCleanup(os.umask, old)
+        system.write_file(self.path, b"text")
+        self.assertEqual(self.path.stat().st_mode & 0o777, 0o640)
+        with mock.patch.object(os, "replace", side_effect=OSError(28, "No space left on device")):
+            with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(cli.Leave):
+                report_file.replace(str(self.path), "other")
+        self.assertIn("a name.json: No space left on device", said.getvalue())
+        self.assertEqual([*self.path.parent.iterdir()], [self.path])
+        self.assertEqual(self.path.read_bytes(), b"text")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""What the package needs of an operating system: names of libraries, processors, other programs. No
-other module asks which system it is."""
+"""What the package needs of an operating system: names of libraries, processors, other programs,
+files that are written as a whole. No other module asks which system it is."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 WINDOWS = sys.platform == "win32"
@@ -22,6 +24,22 @@ LLAMA = {"win32": "llama*.dll", "darwin": "libllama*.dylib"}.get(sys.platform, "
 CUDA_DRIVER = "nvcuda.dll" if WINDOWS else "libcuda.so.1"
 
 _SC_LEVEL3_CACHE_SIZE = 194  # of glibc; Python has no name for it
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Writes a file; path never holds half of it, also if several processes or threads write it at
+    once: the last one wins. An older file stays when that fails."""
+    temporary = f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def processors() -> int:

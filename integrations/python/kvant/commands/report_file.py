@@ -13,6 +13,7 @@ commands read it; the page shows the results that it knows, and the rest as not 
 import json
 import os
 
+from .. import system
 from . import cli
 
 VERSION = 1
@@ -67,16 +68,10 @@ def load(path, *hints):
 
 
 def replace(path, text):
-    """Writes a temporary file in the same folder and renames it; an older file stays when that
-    fails."""
-    beside = f"{path}.part"
+    """Writes the file as a whole; an older file stays when that fails."""
     try:
-        with open(beside, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.replace(beside, path)
+        system.write_file(path, text.encode())
     except OSError as error:
-        if os.path.exists(beside):
-            os.remove(beside)
         cli.fail(f"report: cannot write {path}: {error.strerror}")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from .. import checks, torch as operators
+from .. import checks, system, torch as operators
 from ..cache import Cache as Pages
 from ..codec import needs_calibration
 from ..scheme import Scheme
@@ -379,7 +379,7 @@ class KvantCache(Cache):
         """Writes the cache to a file, which load reads in another process or on another device.
         Pages are not decoded, so the file is as large as the cache. path never holds half of
         one."""
-        saving.write(path, saving.to_bytes(self))
+        system.write_file(path, saving.to_bytes(self))
 
     @classmethod
     def load(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -197,18 +196,3 @@ def fill(cache: KvantCache, head: dict[str, Any], blocks: memoryview, device: to
             blocks = _fill(cache, saved, blocks, device)
     except (AttributeError, LookupError, OverflowError, TypeError) as error:
         raise _damaged(f"the head cannot be read: {error!r}") from None
-
-
-def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file; path never holds half of it."""
-    folder, name = os.path.split(os.path.abspath(path))
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 
+from .. import system
 from .captures import Shape
 
 METHOD = 1  # must change when kvant.tuning computes other errors from the same captures
@@ -67,8 +68,5 @@ class Store:
         self._own["errors"][" ".join(map(str, name))] = errors
 
     def save(self):
-        if self._path is None:
-            return
-        with open(f"{self._path}.new", "w", encoding="utf-8", newline="\n") as file:
-            json.dump(self._all, file)
-        os.replace(f"{self._path}.new", self._path)
+        if self._path is not None:
+            system.write_file(self._path, json.dumps(self._all).encode())
