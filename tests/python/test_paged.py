@@ -256,6 +256,18 @@ class Attention(Calls):
             self.cache.attention(**self.arguments()).shape, (self.BATCH, self.HEADS, DIM)
         )
 
+    def test_keys_with_a_centre(self):
+        """Scores lack the centre's part, which softmax alone ignores."""
+        sinks, words = Tensor((self.HEADS,), float32), "logit_softcap|sinks|centre"
+        self.cache.attention(**self.arguments(), logit_softcap=5.0, sinks=sinks)
+        self.cache.append(
+            rows(), rows(), Tensor((5,), int64), k_center=Tensor((KV_HEADS, DIM), float32)
+        )
+        self.cache.attention(**self.arguments())
+        self.library.reset()
+        for options in {"logit_softcap": 5.0}, {"sinks": sinks}:
+            self.refused(ValueError, words, self.cache.attention, **self.arguments(), **options)
+
     def test_many_rows(self):
         """From 385 rows of a kv head on, caches share a workspace with scratch."""
         workspaces = []

@@ -67,6 +67,7 @@ class PagedCache:
         )
         self.k, self.v = GpuCodec.of(self._k_codec), GpuCodec.of(v_codec)
         self._learned = None  # Numbers of keys
+        self._keys_have_center = False
         pair = self.k.handle, self.v.handle
         what = f"keys {k_spec!r} with values {v_spec!r}"
         invoke(what, "kvant_cuda_attention_check", *pair)
@@ -159,6 +160,7 @@ class PagedCache:
         made = learn(self._k_codec, k, q, rope)
         self.k = GpuCodec.of(made[0])
         self.open_k, self._learned = self.k.open(), Numbers([made], self.device)
+        self._keys_have_center = self._learned.center is not None
 
     def _of_keys(self, name, given=None):
         """A pointer to a learned array of keys, unless the caller passes one."""
@@ -247,6 +249,7 @@ class PagedCache:
                 part.key_transform = self._of_keys("key_transform")
             setattr(args, name, part)
         call("append", args, self.device)
+        self._keys_have_center |= k_center is not None
 
     def seal(self, open_blocks, blocks, tokens=None, refused=None):
         """Quantises fp16 blocks into sealed blocks: int32 numbers, negative ones skip. `tokens`:
@@ -321,12 +324,18 @@ class PagedCache:
         for several query tokens per sequence; block_table int32 [batch, blocks]; lengths int32
         [batch], the query tokens counted. `lse`: float32 [batch, (tokens,) heads] to fill, or None.
         `mask`: float16 [batch, tokens, cells], with a cell for every token of the table; `sinks`:
-        float32 [heads]."""
+        float32 [heads]. With a centre of keys, which scores lack, neither a softcap nor sinks are
+        possible, and lse lacks scale * <q, centre>."""
         several, out = self._check_attention(q, block_table, lengths, out, lse, mask, sinks)
         batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
         scale = 1 / math.sqrt(self.head_dim) if scale is None else float(scale)
         if not math.isfinite(scale):
             raise ValueError(f"scale: {scale} is not finite")
+        if self._keys_have_center and (logit_softcap or sinks is not None):
+            raise ValueError(
+                "logit_softcap, sinks: they need whole scores, but scores lack the centre of "
+                "these keys: use a codec of keys without a centre"
+            )
         if self.check_numbers:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
         workspace, target = self._workspace_for(heads // self.n_kv_heads * tokens), out
