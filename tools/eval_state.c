@@ -120,10 +120,10 @@ bool eval_state_open(eval_state *s, const char *path, const base_key *key)
         return true;
     if (!os_open_or_create(path, &s->file))
         return refuse(path, strerror(errno));
-    if (!kvant_os_size(s->file, &size))
-        return refuse(path, errno == EINVAL ? "it is not a regular file" : strerror(errno));
     if (!lock(s))
         return false;
+    if (!kvant_os_size(s->file, &size)) /* no other run changes it any more */
+        return refuse(path, errno == EINVAL ? "it is not a regular file" : strerror(errno));
     if (size == 0)
         return start(s, key);
     if (size < sizeof h || !kvant_os_read_at(s->file, &h, sizeof h, 0))
