@@ -191,8 +191,9 @@ static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequen
     return KVANT_OK;
 }
 
-/* Takes back the rows of an append that failed: `placed` rows have slots, and `written` of them were
- * written. Also gives back the blocks that the append reserved, which other sequences may need. */
+/* Takes back the rows of an append that failed: `placed` rows have slots, and the first `written`
+ * of them are in the tensors. Also gives back the blocks that the append reserved, which other
+ * sequences may need. */
 static void take_back(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
                       uint32_t n_sequences, uint32_t n, uint32_t placed, uint32_t written)
 {

@@ -52,8 +52,8 @@ class Inspect(unittest.TestCase):
         """A model's name may have any bytes. JSON has to be UTF-8 nevertheless."""
         model = bytearray(pathlib.Path(SMALL).read_bytes())
         at = model.index(b"general.name") + len("general.name") + 4 + 8
-        # Bytes that begin nothing, a character that is cut short, one that is too long, a surrogate,
-        # a number beyond Unicode, and two characters.
+        # Bytes that begin nothing, a character that is cut short, one that is too long, a
+        # surrogate, a number beyond Unicode, and two characters.
         pattern = (
             b'\xff\x80"\xc3(\xe0\x80\x80\xed\xa0\x80\xf4\x90\x80\x80\xf0\x9f\x98\x80\xc3\xa4\x01'
         )

@@ -233,7 +233,7 @@ class Choices(TestCase):
                 self.assertEqual(len(made_impl("balanced").learners), 2)
 
     def test_learners_of_a_second_model(self):
-        """What one model has learned is not another model's, in the same process."""
+        """A model does not get transforms that another model of the process has learned."""
         of_layers = {"compilation_config": types.SimpleNamespace(static_forward_context={})}
         with (
             mock.patch.object(learn, "learners", []),
