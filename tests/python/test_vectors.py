@@ -1,5 +1,6 @@
 """Files of vectors that this test writes byte by byte, and files that are refused."""
 
+import io
 import pathlib
 import struct
 import tempfile
@@ -89,6 +90,27 @@ class Files(TestCase):
         self.refused(ValueError, "a.txt|.fvecs", kvant.read_vectors, self.write("a.txt", b""))
         self.refused(OSError, "b.npy", kvant.read_vectors, self.folder / "b.npy")
         self.refused(ValueError, "first -1", kvant.read_vectors, self.folder / "b.npy", first=-1)
+
+    def test_npy_files_that_are_none(self):
+        """Whatever NumPy raises, the error is a ValueError that names the file."""
+        several, one, whole = (io.BytesIO() for _ in range(3))
+        np.savez(several, a=self.rows, b=self.rows)
+        np.save(one, np.float32(3))
+        np.save(whole, self.rows)
+        for i, data in enumerate(
+            (
+                b"",
+                b"a text",
+                several.getvalue(),
+                one.getvalue(),
+                whole.getvalue()[:-5],
+                whole.getvalue()[:20],
+                b"\x93NUMPY\x01\x00\xff\xff{",
+            )
+        ):
+            with self.subTest(data=data[:20]):
+                path = self.write(f"{i}.npy", data)
+                self.refused(ValueError, f"{i}.npy: ", kvant.read_vectors, path)
 
     @unittest.skipIf(h5py is None, "needs h5py")
     def test_hdf5(self):

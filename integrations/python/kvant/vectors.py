@@ -34,7 +34,7 @@ def read_vectors(
     if kind in (".hdf5", ".h5"):
         rows = _hdf5(path, dataset, part)
     elif kind == ".npy":
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)[part]
+        rows = _npy(path, part)
     elif kind in _VECS:
         rows = _vecs(path, np.dtype(_VECS[kind]))[part]
     elif kind in _BIN:
@@ -48,6 +48,17 @@ def read_vectors(
             f"{path}: rows of numbers are needed, not {rows.dtype} of shape {list(rows.shape)}"
         )
     return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+
+
+def _npy(path: pathlib.Path, part: slice) -> Any:
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: it is damaged, or not a .npy file: {error}") from None
+    if not isinstance(rows, np.ndarray):  # a .npz file with another name
+        rows.close()
+        raise ValueError(f"{path}: it holds several arrays: save one of them with numpy.save")
+    return rows[part] if rows.ndim else rows
 
 
 def _vecs(path: pathlib.Path, dtype: Any) -> Any:
