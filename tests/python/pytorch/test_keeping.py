@@ -263,6 +263,7 @@ class Saved(TestCase):
             {"layers": [0]},
         ]
         lies = [{"stores": [store | lie]} for lie in lies]
+        lies += [{"stored": x} for x in (3, [0], None, {"k": 3}, {"max_tokens": 64}, {"x": "y"})]
         for lie in [*lies, {"model": []}, {"weights": None}]:
             made = saving.packed(head | lie, [bytes(blocks)])
             with self.subTest(**lie), self.assertRaises((ValueError, kvant.Error)):

@@ -401,9 +401,7 @@ class KvantCache(Cache):
         cls, data: bytes, config: Any, device: torch.device, options: dict[str, Any]
     ) -> KvantCache:
         head, blocks = saving.parse(data)
-        made = cls(
-            config, **{"exact": bool(head.get("exact"))} | dict(head.get("stored") or {}) | options
-        )
+        made = cls(config, **{"exact": bool(head.get("exact"))} | head["stored"] | options)
         saving.fill(made, head, blocks, device)
         return made
 

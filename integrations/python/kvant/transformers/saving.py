@@ -28,6 +28,7 @@ _MAGIC = b"kvantkv1"
 _SHAPE = (
     "model_type num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_size"
 ).split()
+_STORED = ("preset", "k", "v", "settings", "calibration")  # arguments of a KvantCache
 _ARGUMENT = 10  # KVANT_ERR_ARGUMENT: the window has left this block behind
 _DTYPES = {
     str(x).removeprefix("torch."): x
@@ -136,6 +137,11 @@ def parse(data: bytes) -> tuple[dict[str, Any], memoryview]:
         raise _damaged(f"the head cannot be read: {error}") from None
     if total != len(blocks):
         raise _damaged("the blocks' lengths do not add up")
+    stored = head.get("stored")
+    if not isinstance(stored, dict) or not all(
+        name in _STORED and isinstance(x, (str, type(None))) for name, x in stored.items()
+    ):
+        raise _damaged("the head does not say how the rows are stored")
     return head, blocks
 
 
