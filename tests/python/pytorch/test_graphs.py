@@ -20,6 +20,7 @@ from torch.library import opcheck
 import kvant
 import kvant.torch
 from kvant.transformers import KvantCache, graphs
+from kvant.transformers.steps import Steps
 
 SHAPE = {"head_dim": 64, "hidden_size": 128, "intermediate_size": 256}
 MODULE = sys.modules["kvant.transformers.graphs"]  # the package has a function of this name
@@ -197,6 +198,41 @@ class Graphs(TestCase):
         )
         self.assertTrue(torch.equal(found, plain))
         self.assertTrue(model.forward.graphs.unable)
+
+    def test_a_step_that_cannot_begin(self):
+        """If the layers with a window cannot begin a step, the other layers do not take it
+        either.
+        """
+        tokens = models.prompt(90, batch=1, padding=0)[0]
+
+        def use(model, cache, fails):
+            begin, found = Steps.next, []
+
+            def fail(one, store):
+                if fails and store is list(cache._stores.values())[-1] and one.taken == 2:
+                    fails.pop()
+                    raise ArithmeticError
+                begin(one, store)
+
+            with torch.no_grad(), mock.patch.object(Steps, "next", fail):
+                model(tokens[:, :80], past_key_values=cache)
+                while len(found) < 6:
+                    at = 80 + len(found)
+                    with contextlib.suppress(ArithmeticError):
+                        found.append(model(tokens[:, at : at + 1], past_key_values=cache).logits)
+            self.assertEqual(fails, [])
+            self.assertEqual({layer.get_seq_length() for layer in cache.layers}, {86})
+            return torch.cat(found)
+
+        found = []
+        for fails in [], [1]:
+            model = graphs(models.make("gemma3_text", **SHAPE))
+            with mock_device():
+                cache = KvantCache(model.config, max_tokens=4096, k="f16", v="f16")
+                found.append(use(model, cache, fails))
+                self.assertEqual(len(cache._stores), 2)
+        # Both have the same rows in fp16. Sums of another order err by less than fp16's rounding.
+        self.assertLess((found[0] - found[1]).abs().max(), 2**-11 * found[0].abs().max())
 
     def test_a_mask_that_changes_is_an_error(self):
         tokens = models.prompt(90, padding=0)[0]

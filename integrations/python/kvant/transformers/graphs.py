@@ -132,16 +132,18 @@ class _Graphs:
         call = self.calls.get(cache)
         if call is None or call.key != key:
             call = self.calls[cache] = _Call(self.forward, key, ids, positions, others)
-        for store, one in steps:
-            one.next(store)
-            one.running = True
+        begun = []
         try:
+            for store, one in steps:
+                one.next(store)
+                one.running = True
+                begun.append(one)
             return call(cache, ids, positions)
         except BaseException as error:
             self.calls.pop(cache, None)
             for layer in cache.layers:
                 layer.pending = None
-            for _, one in steps:
+            for one in begun:
                 one.taken -= 1
                 one.left = one.taken
             self.unable = call.capturing and isinstance(error, RuntimeError)
@@ -153,7 +155,7 @@ class _Graphs:
             )
             return None
         finally:
-            for _, one in steps:
+            for one in begun:
                 one.running = False
 
 
