@@ -15,6 +15,15 @@ NAMES = {
     "fa3-fp8": "FlashAttention-3, fp8, pages of 64",
     "fa3-fp8 plain": "FlashAttention-3, fp8, one run per sequence",
 }
+# Parts of a multiprocessor: the measure in cuda_budget.csv, and how much of it a cycle can take.
+PARTS = {
+    "the page": ("cycles", 1),
+    "shared memory and its copies": ("shared memory cycles", 1),
+    "of these, look-ups": ("look-up wavefronts", 1),
+    "instructions, at 4 a cycle": ("instructions", 4),
+    "logic and `prmt`": ("logic cycles", 1),
+    "device memory": ("device memory cycles", 1),
+}
 CODECS = ("int-4", "turboquant-4", "trellis-4", "octopus-4", "hqmq-s96r4")
 
 
@@ -83,3 +92,18 @@ def cuda_append(results):
             found.append(results.maybe("cuda_append.csv", of))
         rows.append([code(codec), *(f"{x.number('us'):.1f}" if x else "" for x in found)])
     return table(["us, H200", *(f"{what} {int(n):,}" for what, n in columns)], *rows)
+
+
+def cuda_budget(results):
+    """What a page of 64 tokens costs a multiprocessor in decode attention, 8 x 32,768, H200."""
+    of = _shape(SHAPES["8 x 32,768"], codec="trellis-4")
+    lines = {
+        name: results.newest("cuda_budget.csv", {**of, "measure": measure})
+        for name, (measure, _) in PARTS.items()
+    }
+    whole = lines["the page"].number("a page")
+    rows = []
+    for name, line in lines.items():
+        cycles = line.number("a page") / PARTS[name][1]
+        rows.append([name, f"{cycles:.0f}", f"{100 * cycles / whole:.0f} %"])
+    return table(["`balanced`, a page of keys and values", "cycles", "of the time"], *rows)
