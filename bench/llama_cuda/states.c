@@ -13,8 +13,12 @@
  * the disk. Before each restore the system drops its cache of files, which needs root, and the
  * sequence is empty. The disk's own times are those of a file of the same size.
  *
- * `next` restores FILE in a unified cache in which another sequence has REPEATS tokens, and
- * compares the answers, and the bytes of the state when it is saved again. */
+ * `next` computes a prompt next to another sequence of a unified cache, and saves it in FILE. It
+ * restores FILE next to REPEATS tokens of that sequence, and compares the answers, and the bytes of
+ * the state when it is saved again. "filled": the neighbour then decodes tokens until its last
+ * block is full, so the next cells are those that they were for the saved prompt. "gap": it does
+ * not, and llama.cpp puts next tokens into the neighbour's last block. "alone": there is no
+ * neighbour. */
 #define _GNU_SOURCE /* O_DIRECT, fsync, clock_gettime */
 #include <math.h>
 #include <stdbool.h>
@@ -27,7 +31,7 @@
 #include "disk.h"
 #include "plugin_model.h"
 
-enum { MOST = 65536, BATCH = 512, NEXT = 16, GREEDY = 48, MOST_REPEATS = 16 };
+enum { MOST = 65536, BATCH = 512, NEXT = 16, GREEDY = 48, MOST_REPEATS = 16, CELLS = 64 };
 
 static llama_token tokens[MOST];
 static struct llama_context *context;
@@ -79,15 +83,18 @@ static size_t best_of(const float *logits)
     return best;
 }
 
-/* Logits of NEXT tokens after the prompt, then greedy tokens with their logits. */
+/* Logits of NEXT tokens after the prompt, the first token alone, then greedy tokens with their
+ * logits. */
 static float *answer(int n)
 {
     const size_t row = (size_t)n_vocab;
     float *logits = malloc((NEXT + GREEDY) * row * sizeof(*logits)), *at = logits;
 
     check(logits != NULL, "allocating");
-    decode(tokens + n, NEXT, n, true);
-    memcpy(at, llama_get_logits(context), NEXT * row * sizeof(*at));
+    decode(tokens + n, 1, n, true);
+    memcpy(at, llama_get_logits(context), row * sizeof(*at));
+    decode(tokens + n + 1, NEXT - 1, n + 1, true);
+    memcpy(at + row, llama_get_logits(context), (NEXT - 1) * row * sizeof(*at));
     for (int i = 0; i < GREEDY; i++) {
         const llama_token best = (llama_token)best_of(at + (i == 0 ? NEXT - 1 : 0) * row);
         decode(&best, 1, n + NEXT + i, true);
@@ -98,25 +105,32 @@ static float *answer(int n)
     return logits;
 }
 
+static double largest_difference(const float *a, const float *b, size_t n)
+{
+    double most = 0;
+
+    for (size_t i = 0; i < n; i++)
+        most = fmax(most, fabs((double)a[i] - (double)b[i]));
+    return most;
+}
+
 /* After the first greedy token that differs, the texts are not the same any more. So logits are
  * compared for the given tokens only. */
 static void compare(const char *what, const float *a, const float *b)
 {
     const size_t row = (size_t)n_vocab, all = (NEXT + GREEDY) * row;
-    double most = 0, squares = 0;
+    double squares = 0;
     size_t equal = 0;
 
-    for (size_t i = 0; i < NEXT * row; i++) {
-        const double d = (double)a[i] - (double)b[i];
-        most = d > most ? d : -d > most ? -d : most;
+    for (size_t i = 0; i < NEXT * row; i++)
         squares += (double)a[i] * (double)a[i];
-    }
     while (equal < NEXT + GREEDY && best_of(a + equal * row) == best_of(b + equal * row))
         equal++;
     printf(
-        "%s: %s; largest difference of %d tokens' logits %g, their root mean square %g; the first "
-        "%zu of %d tokens are equal\n",
-        what, memcmp(a, b, all * sizeof(*a)) == 0 ? "same bits" : "OTHER BITS", NEXT, most,
+        "%s: %s; largest difference of the first token's logits %g, of %d tokens' %g, their root "
+        "mean square %g; the first %zu of %d tokens are equal\n",
+        what, memcmp(a, b, all * sizeof(*a)) == 0 ? "same bits" : "OTHER BITS",
+        largest_difference(a, b, row), NEXT, largest_difference(a, b, NEXT * row),
         sqrt(squares / (double)(NEXT * row)), equal, NEXT + GREEDY);
 }
 
@@ -256,35 +270,57 @@ static unsigned char *state_of(size_t *bytes)
     return state;
 }
 
-static float *answer_next_to(const char *path, int n, int n_others, unsigned char **state,
-                             size_t *bytes)
+/* Decodes the first n tokens of a sequence from `begin` on. */
+static void prompt(const llama_token *of, int begin, int n, int sequence)
 {
-    for (int i = 0; i < n_others; i += BATCH)
-        decode_in(tokens + 1000 + i, n_others - i < BATCH ? n_others - i : BATCH, i, false, 1);
-    restore_file(path, n);
-    *state = state_of(bytes);
-    return answer(n);
+    for (int i = begin; i < n; i += BATCH)
+        decode_in(of + i, n - i < BATCH ? n - i : BATCH, i, false, sequence);
 }
 
-/* The neighbour comes first, so that the cache has no rows that are gone. */
-static void compare_next_to(const char *path, int n, int n_others)
+static void begin_context(struct llama_model *model, const struct llama_context_params *params)
 {
-    unsigned char *a, *b;
-    size_t n_a, n_b, equal = 0;
-    float *other = answer_next_to(path, n, n_others, &b, &n_b), *alone;
+    if (context != NULL)
+        llama_free(context);
+    context = llama_init_from_model(model, *params);
+    check(context != NULL, "creating the context");
+}
 
-    empty();
-    check(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1), "removing tokens");
-    alone = answer_next_to(path, n, 0, &a, &n_a);
-    for (size_t i = 0; i < n_a && i < n_b; i++)
-        equal += a[i] == b[i];
-    compare("next to others", alone, other);
-    printf("saved again: %zu bytes, next to others %zu, %.2f %% are equal\n", n_a, n_b,
-           100 * (double)equal / (double)n_a);
-    free(a);
-    free(b);
-    free(alone);
-    free(other);
+static void compare_next_to(struct llama_model *model, const struct llama_context_params *params,
+                            const char *path, int n, int n_others)
+{
+    static const char *const ways[] = { "filled", "gap", "alone" };
+    const llama_token *others = tokens + 1000;
+    const int full = (n_others + CELLS - 1) / CELLS * CELLS;
+    size_t n_saved, n_again;
+    unsigned char *saved, *again;
+    float *original, *other;
+
+    prompt(others, 0, full, 1);
+    prompt(tokens, 0, n, 0);
+    check(llama_state_seq_save_file(context, path, 0, tokens, (size_t)n) > 0, "saving");
+    saved = state_of(&n_saved);
+    original = answer(n);
+    for (int way = 0; way < 3; way++) {
+        size_t equal = 0;
+        begin_context(model, params);
+        if (way < 2)
+            prompt(others, 0, n_others, 1);
+        restore_file(path, n);
+        again = state_of(&n_again);
+        for (size_t i = 0; i < n_saved && i < n_again; i++)
+            equal += saved[i] == again[i];
+        if (way == 0)
+            prompt(others, n_others, full, 1);
+        other = answer(n);
+        printf("%s, next to %d: %zu bytes, saved again %zu, of which %.2f %% are equal\n",
+               ways[way], way < 2 ? n_others : 0, n_saved, n_again,
+               100 * (double)equal / (double)n_saved);
+        compare(ways[way], original, other);
+        free(again);
+        free(other);
+    }
+    free(saved);
+    free(original);
 }
 
 static void exchange_logits(const char *path, float *logits, bool writes)
@@ -357,15 +393,14 @@ int main(int argc, char **argv)
     params.kv_unified = next;
     params.n_batch = params.n_ubatch = BATCH;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    context = llama_init_from_model(model, params);
-    check(context != NULL, "creating the context");
-    for (int i = 0; i < n && (saves || speed); i += BATCH)
-        decode(tokens + i, n - i < BATCH ? n - i : BATCH, i, false);
+    begin_context(model, &params);
+    if (saves || speed)
+        prompt(tokens, 0, n, 0);
     if (speed)
         for (char *one = strtok(argv[6], ","); one != NULL; one = strtok(NULL, ","))
             measure_disk(one, n, repeats);
     else if (next)
-        compare_next_to(path, n, repeats);
+        compare_next_to(model, &params, path, n, repeats);
     else
         compare_restored(path, n, repeats, saves);
     llama_free(context);
