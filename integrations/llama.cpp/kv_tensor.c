@@ -19,6 +19,7 @@
 #include "log.h"
 #include "pack.h"
 #include "trace.h"
+#include "unused_rows.h"
 
 /* Index of a block that is not the first block of any sequence, whatever sink a codec has. */
 #define NO_SINK (UINT32_MAX / 2)
@@ -403,7 +404,8 @@ static bool read_codes(kvp_kv *kv, size_t offset, size_t size, void *out)
 
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
-    return read_codes(kv, offset, size, out) || kvp_kv_read_nominal(kv, offset, size, out);
+    return kvp_unused_asks(kv, offset, size) || read_codes(kv, offset, size, out) ||
+           kvp_kv_read_nominal(kv, offset, size, out);
 }
 
 bool kvp_kv_read_nominal(kvp_kv *kv, size_t offset, size_t size, void *out)

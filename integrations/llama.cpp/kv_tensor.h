@@ -98,8 +98,10 @@ typedef struct kvp_remote {
      * kvant_tensor_import_record. */
     kvant_status (*restore)(kvp_kv *kv, const struct kvant_block_slots *blocks, uint32_t n,
                             const void *data, size_t bytes, bool is_checked, bool *taken);
-    /* No sequence has the rows of these cells any more. */
-    void (*forget)(kvp_kv *kv, const int64_t *cells, size_t n);
+    /* Sequences have the rows of these cells. `begins`: of these cells alone, until further calls.
+     * `forget_others` forgets all other rows. */
+    void (*hold)(kvp_kv *kv, size_t cell, size_t n, bool begins);
+    void (*forget_others)(kvp_kv *kv);
 } kvp_remote;
 
 struct kvp_kv {

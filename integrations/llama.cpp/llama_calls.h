@@ -45,7 +45,7 @@ void kvp_restoring_report(const char *what, const char *why);
 /* Restores a state of llama.cpp's form. Returns the bytes that were read; 0 after an error. */
 size_t kvp_restoring_plain(const kvp_which *w, const uint8_t *from, size_t size, const char *what);
 
-/* Restores a packed state. All runs are checked before llama.cpp sees it, unless its sequence is
- * empty, so that a damaged state takes nothing away. */
+/* Restores a packed state. All runs are checked before llama.cpp sees it, unless no sequence has
+ * tokens, so that a damaged state takes nothing away. */
 bool kvp_restoring_packed(const kvp_which *w, const kvp_pack_source *source,
                           kvp_pack_tokens *tokens, const char *what);

@@ -11,6 +11,7 @@
 #include "llama_calls.h"
 #include "llama_states.h"
 #include "log.h"
+#include "unused_rows.h"
 
 /* The state that this thread restores with llama.cpp's functions. */
 static _Thread_local struct {
@@ -114,6 +115,8 @@ void kvp_restoring_begin(const kvp_which *w)
     now.restores = true;
     now.refused[0] = '\0';
     now.alone = is_alone(w);
+    if (!now.alone)
+        kvp_unused_forget(w);
     now.number = atomic_fetch_add(&n_restored, 1) + 1;
 }
 
@@ -238,7 +241,8 @@ static void align(const kvp_which *w, const kvp_pack_source *source, kvp_pack_to
 bool kvp_restoring_packed(const kvp_which *w, const kvp_pack_source *source,
                           kvp_pack_tokens *tokens, const char *what)
 {
-    attempt t = { .early = is_empty(w), .notes = !w->all };
+    /* A damaged state that is refused late leaves its first layers' transforms in the cache. */
+    attempt t = { .early = is_empty(w) && is_alone(w), .notes = !w->all };
 
     try(w, source, tokens, what, &t);
     if (t.misfit)

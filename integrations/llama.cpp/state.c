@@ -510,26 +510,17 @@ static bool begin(kvp_kv *kv, const kvp_state_header *header, size_t size, const
     return false;
 }
 
-/* Takes the fillers out of the run's cells, and forgets rows that were there. Returns the number of
- * cells with rows. */
+/* Takes the fillers out of the run's cells. Returns the number of cells with rows. */
 static size_t drop_fillers(kvp_kv *kv, size_t n_all)
 {
     kvp_incoming *in = &kv->incoming;
-    int64_t *fillers = malloc((n_all + 1) * sizeof(*fillers));
-    size_t n = 0, n_fillers = 0;
+    size_t n = 0;
 
-    for (size_t i = 0; i < n_all; i++) {
-        if (in->fillers == NULL || !in->fillers[i]) {
+    for (size_t i = 0; i < n_all; i++)
+        if (in->fillers != NULL && in->fillers[i])
+            kvp_invalid_set(&kv->invalid, (size_t)in->cells[i], 1, false);
+        else
             in->cells[n++] = in->cells[i];
-            continue;
-        }
-        kvp_invalid_set(&kv->invalid, (size_t)in->cells[i], 1, false);
-        if (fillers != NULL)
-            fillers[n_fillers++] = in->cells[i];
-    }
-    if (n_fillers > 0 && kv->remote != NULL && kv->cells != NULL)
-        kv->remote->forget(kv, fillers, n_fillers);
-    free(fillers);
     return n;
 }
 

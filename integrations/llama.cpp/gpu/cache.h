@@ -119,6 +119,10 @@ typedef struct kvp_gpu_cache {
     bool in_place;
     struct kvp_gpu_in_place *in_place_state; /* in_place.h; NULL: the tensors were never in place */
     unsigned restored; /* the number of the state that is being restored (restored.c) */
+    /* by block: a bit for each cell that a sequence has, as far as this tensor was told
+     * (kvp_gpu_hold) */
+    uint64_t *held;
+    const kvp_kv *holder;
     /* Until the next graph, the state's transforms become the cache's own: of keys, because no
      * layer has a matrix; of all tensors, because the cache has no other rows. */
     bool adopts_keys, adopts_all;

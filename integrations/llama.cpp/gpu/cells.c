@@ -1,6 +1,5 @@
 /* cells.c - a cache tensor in GPU memory: its codec, its calibration (kvp_remote of kv_tensor.h),
- * and functions that encode and decode its rows. The file rows.c reads and writes rows without a
- * graph.
+ * and functions that encode and decode its rows. rows.c reads and writes rows without a graph.
  *
  * The pages of a tensor lie block after block, and within a block kv head after kv head. Block i
  * has cells 64 i to 64 i + 63 of all streams. */
@@ -597,4 +596,5 @@ const kvp_remote kvp_gpu_remote = { .create = create,
                                     .export_record = kvp_gpu_export_record,
                                     .codecs = kvp_gpu_codecs_of,
                                     .restore = kvp_gpu_restore,
-                                    .forget = kvp_gpu_forget };
+                                    .hold = kvp_gpu_hold,
+                                    .forget_others = kvp_gpu_forget_others };

@@ -25,13 +25,15 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
     cache->n_streams = kv->shape.n_streams;
     cache->written = calloc(cache->n_blocks, sizeof(*cache->written));
+    cache->held = calloc(cache->n_blocks, sizeof(*cache->held));
     cache->buckets.of = calloc(cache->n_blocks, sizeof(*cache->buckets.of));
     cache->buckets.host = calloc(cache->n_blocks, 2 * sizeof(*cache->buckets.host));
     cache->buckets.centers.positions =
         calloc(cache->n_blocks, sizeof(*cache->buckets.centers.positions));
-    if (cache->written == NULL || cache->buckets.of == NULL || cache->buckets.host == NULL ||
-        cache->buckets.centers.positions == NULL) {
+    if (cache->written == NULL || cache->held == NULL || cache->buckets.of == NULL ||
+        cache->buckets.host == NULL || cache->buckets.centers.positions == NULL) {
         free(cache->written);
+        free(cache->held);
         free(cache->buckets.of);
         free(cache->buckets.host);
         free(cache->buckets.centers.positions);
@@ -206,6 +208,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache->shift.all);
     free(cache->table);
     free(cache->written);
+    free(cache->held);
     kvant_plan_free(&cache->plan);
     free(cache->first);
     free(cache->positions);

@@ -33,31 +33,67 @@ static void forget_blocks(kvp_gpu_cache *cache, uint32_t first, uint32_t n)
     cache->buckets.changed = true;
 }
 
-void kvp_gpu_forget(kvp_kv *kv, const int64_t *forgotten, size_t n)
+/* Forgets rows of a block. */
+static void forget_slots(kvp_gpu_cache *cache, uint32_t block, uint64_t slots)
 {
-    kvp_gpu_cells *cells = kv->cells;
+    const int64_t page = kvp_gpu_page_of(cache, (int64_t)block * KVANT_PAGE_TOKENS);
+
+    if (!(cache->written[block] & slots))
+        return;
+    if (!(cache->written[block] & ~slots)) {
+        forget_blocks(cache, block, 1);
+        return;
+    }
+    cache->written[block] &= ~slots;
+    if (page >= 0) {
+        cache->pages[page].dirty &= ~slots;
+        cache->pages[page].moved &= ~slots;
+    }
+}
+
+/* The cache has noted cells that centres will be learned from. */
+static void forget_noted(kvp_gpu_cache *cache)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < cache->n_first; i++)
+        if (cache->written[cache->first[i] / KVANT_PAGE_TOKENS] >>
+                cache->first[i] % KVANT_PAGE_TOKENS &
+            1)
+            cache->first[n++] = cache->first[i];
+    cache->n_first = n;
+}
+
+/* All layers have the same cells, so the tensor that began counts. */
+void kvp_gpu_hold(kvp_kv *kv, size_t cell, size_t n, bool begins)
+{
+    const kvp_gpu_cells *cells = kv->cells;
     kvp_gpu_cache *cache = cells->cache;
 
-    if (cache == NULL || cells->in_place || !kvp_gpu_enter(cells->gpu))
+    if (cache == NULL)
+        return;
+    if (begins) {
+        memset(cache->held, 0, cache->n_blocks * sizeof(*cache->held));
+        cache->holder = kv;
+    }
+    if (cache->holder != kv)
+        return;
+    for (size_t i = cell; i < cell + n && i / KVANT_PAGE_TOKENS < cache->n_blocks; i++)
+        cache->held[i / KVANT_PAGE_TOKENS] |= (uint64_t)1 << i % KVANT_PAGE_TOKENS;
+}
+
+void kvp_gpu_forget_others(kvp_kv *kv)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache;
+
+    if (cache == NULL || cache->in_place || !kvp_gpu_enter(cells->gpu))
         return;
     kvp_gpu_finish(cells->gpu, kv->layers);
     pthread_mutex_lock(&cells->gpu->lock);
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t block = (uint32_t)(forgotten[i] / KVANT_PAGE_TOKENS);
-        const uint64_t slot = (uint64_t)1 << forgotten[i] % KVANT_PAGE_TOKENS;
-        const int64_t page = kvp_gpu_page_of(cache, forgotten[i]);
-        if (!(cache->written[block] & slot))
-            continue;
-        if (cache->written[block] == slot) {
-            forget_blocks(cache, block, 1);
-            continue;
-        }
-        cache->written[block] &= ~slot;
-        if (page >= 0) {
-            cache->pages[page].dirty &= ~slot;
-            cache->pages[page].moved &= ~slot;
-        }
-    }
+    for (uint32_t block = 0; block < cache->n_blocks; block++)
+        forget_slots(cache, block, ~cache->held[block]);
+    forget_noted(cache);
     pthread_mutex_unlock(&cells->gpu->lock);
 }
 
@@ -87,6 +123,7 @@ static bool begin_state(const kvp_gpu_incoming *in)
         forget_blocks(cache, 0, cache->n_blocks);
     else if (cache->n_streams > 1 && state != 0)
         forget_blocks(cache, in->blocks[0].block / a_stream * a_stream, a_stream);
+    forget_noted(cache);
     if (!kvp_gpu_hand_over(cache))
         return false;
     cache->adopts_all = kvp_gpu_cache_is_empty(cache);

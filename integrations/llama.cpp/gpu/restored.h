@@ -36,7 +36,8 @@ bool kvp_gpu_restored_keys(const kvp_gpu_incoming *in);
 void kvp_gpu_restored_values(const kvp_gpu_incoming *in);
 
 /* Functions of kvp_remote (kv_tensor.h), which take the lock themselves. */
-void kvp_gpu_forget(kvp_kv *kv, const int64_t *forgotten, size_t n);
+void kvp_gpu_hold(kvp_kv *kv, size_t cell, size_t n, bool begins);
+void kvp_gpu_forget_others(kvp_kv *kv);
 kvant_status kvp_gpu_restore(kvp_kv *kv, const kvant_block_slots *blocks, uint32_t n,
                              const void *data, size_t bytes, bool is_checked, bool *taken);
 
