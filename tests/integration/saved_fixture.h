@@ -31,16 +31,22 @@ static inline float *continue_from(struct llama_context *context, int n, llama_s
     return logits;
 }
 
-/* A context with n tokens in sequence 0. The last ones of many come one by one, so that rows leave
- * the exact part as they do when a model answers. */
-static inline struct llama_context *prompted(const harness_options *options, int n)
+/* Decodes n tokens in sequence 0. The last ones of many come one by one, so that rows leave the
+ * exact part as they do when a model answers. */
+static inline void prompt_into(struct llama_context *context, int n)
 {
-    struct llama_context *context = harness_context(options);
     const int one_by_one = n > 300 ? n - N_SINGLE : n;
 
     harness_decode(context, tokens, one_by_one, 0, 0, false);
     for (int i = one_by_one; i < n; i++)
         harness_decode(context, tokens + i, 1, i, 0, false);
+}
+
+static inline struct llama_context *prompted(const harness_options *options, int n)
+{
+    struct llama_context *context = harness_context(options);
+
+    prompt_into(context, n);
     return context;
 }
 

@@ -65,45 +65,31 @@ static void states_are_as_small_as_caches(void **state)
     unsetenv("KVANT_PRESET");
 }
 
-/* Another context of the same shape. The state of the restored sequence has the same bytes. */
-static void another_context_restores_the_same_bits(void **state)
+/* Other contexts, of the same shape and larger. The restored sequence is saved with the same
+ * bytes. */
+static void other_contexts_restore_the_same_bits(void **state)
 {
+    static const uint32_t sizes[] = { 2048, 3072 };
+
     (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
-        const harness_options options = { .spec = specs[i], .n_ctx = 2048 };
-        struct llama_context *context = prompted(&options, N_LONG);
+        const harness_options from = { .spec = specs[i], .n_ctx = sizes[0] };
+        struct llama_context *context = prompted(&from, N_LONG);
         saved s = save(context, 0), again;
         float *original = continue_from(context, N_LONG, 0);
 
         llama_free(context);
-        context = harness_context(&options);
-        assert_int_equal(restore(context, &s, 0), s.size);
-        again = save(context, 0);
-        assert_int_equal(again.size, s.size);
-        assert_continues_after(context, N_LONG, 0, original, specs[i]);
-        assert_memory_equal(s.data, again.data, s.size);
-        llama_free(context);
-        drop(&s);
-        drop(&again);
-        free(original);
-    }
-}
-
-static void larger_contexts_restore_the_same_bits(void **state)
-{
-    (void)state;
-    for (size_t i = 0; i < N_SPECS; i++) {
-        const harness_options from = { .spec = specs[i], .n_ctx = 2048 },
-                              to = { .spec = specs[i], .n_ctx = 3072 };
-        struct llama_context *context = prompted(&from, N_LONG);
-        saved s = save(context, 0);
-        float *original = continue_from(context, N_LONG, 0);
-
-        llama_free(context);
-        context = harness_context(&to);
-        assert_int_equal(restore(context, &s, 0), s.size);
-        assert_continues_after(context, N_LONG, 0, original, specs[i]);
-        llama_free(context);
+        for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+            const harness_options to = { .spec = specs[i], .n_ctx = sizes[k] };
+            context = harness_context(&to);
+            assert_int_equal(restore(context, &s, 0), s.size);
+            again = save(context, 0);
+            assert_int_equal(again.size, s.size);
+            assert_continues_after(context, N_LONG, 0, original, specs[i]);
+            assert_memory_equal(s.data, again.data, s.size);
+            llama_free(context);
+            drop(&again);
+        }
         drop(&s);
         free(original);
     }
@@ -164,7 +150,7 @@ static struct llama_context *with_neighbour(const harness_options *two, bool pro
 /* A state is restored next to a sequence in another stream. If the cache has the state's transforms
  * already, the neighbour keeps its bits. Otherwise its exact rows, which have no transform yet,
  * take the restored one. That costs them one more rounding to fp16, of which they have had three.
- * Values with another centre are decoded (values_with_other_centres_are_decoded). */
+ * Values with another centre are decoded (test_plugin_gpu_unified.c). */
 static void slots_leave_neighbours_their_rows(void **state)
 {
     const size_t n = N_NEXT * harness_n_vocab();
@@ -200,28 +186,6 @@ static void slots_leave_neighbours_their_rows(void **state)
     free(exact);
 }
 
-/* A GPU has one centre for all values of a layer. */
-static void values_with_other_centres_are_decoded(void **state)
-{
-    const harness_options two = { .spec = "trellis-4:center=first", .n_ctx = 4096, .n_seq = 2 };
-    struct llama_context *context = prompted(&two, N_LONG);
-    saved s = save(context, 0);
-    float *exact = exact_logits(N_LONG), *original = continue_from(context, N_LONG, 0), *after;
-
-    (void)state;
-    llama_free(context);
-    context = harness_context(&two);
-    harness_decode(context, tokens + 300, 128, 0, 1, false);
-    assert_int_equal(restore(context, &s, 0), s.size);
-    after = continue_from(context, N_LONG, 0);
-    assert_quantised_twice(exact, original, after, "values with another centre");
-    llama_free(context);
-    drop(&s);
-    free(exact);
-    free(original);
-    free(after);
-}
-
 /* Decodes n tokens in batches of 500. */
 static void decode_long(struct llama_context *context, const llama_token *of, int n,
                         llama_seq_id seq)
@@ -236,7 +200,7 @@ static void decode_long(struct llama_context *context, const llama_token *of, in
  * because there are not enough pages for the exact blocks of all sequences. */
 static void caches_hold_several_transforms(void **state)
 {
-    enum { N_OF = 2, LENGTH = 4200 };
+    enum { N_OF = 2, LENGTH = 3300 };
     const harness_options three = { .spec = "", .n_ctx = 3 * 4608, .n_seq = 3 };
     static const int lengths[N_OF] = { N_LONG, LENGTH };
     static llama_token several[N_OF][LENGTH + N_NEXT];
@@ -386,11 +350,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(states_are_as_small_as_caches),
-        cmocka_unit_test(another_context_restores_the_same_bits),
-        cmocka_unit_test(larger_contexts_restore_the_same_bits),
+        cmocka_unit_test(other_contexts_restore_the_same_bits),
         cmocka_unit_test(slots_get_their_prompts_back),
         cmocka_unit_test(slots_leave_neighbours_their_rows),
-        cmocka_unit_test(values_with_other_centres_are_decoded),
         cmocka_unit_test(caches_hold_several_transforms),
         cmocka_unit_test(damaged_and_foreign_states_are_refused),
         cmocka_unit_test(caches_in_place_restore_codes),
