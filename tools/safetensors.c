@@ -103,6 +103,8 @@ static bool open_beside(safetensors *s, const char *path)
 {
     if (snprintf(s->path, sizeof s->path, "%s", path) >= (int)sizeof s->path)
         return complain("the path %.64s... is too long", path);
+    if (kvant_os_is_special(path))
+        return complain("cannot write %s: it is a device or a pipe; name a file", path);
     snprintf(s->beside, sizeof s->beside, "%s.%" PRIu64, path, kvant_os_process());
     kvant_os_remove(s->beside); /* of a process that had this number and was killed */
     if (kvant_os_create(s->beside, &s->fd))

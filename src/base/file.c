@@ -120,6 +120,9 @@ kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, s
     if (length < 0 || (size_t)length >= sizeof temporary)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %u bytes",
                           KVANT_OS_MAX_PATH);
+    if (kvant_os_is_special(path))
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "cannot write %s: it is a device or a pipe; name a file", path);
     if (write_new(temporary, parts, n_parts) && kvant_os_replace(temporary, path))
         return KVANT_OK;
     /* A process with the same id that was killed may have left the temporary file. */

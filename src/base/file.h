@@ -26,7 +26,8 @@ typedef struct kvant_file_part {
 } kvant_file_part;
 
 /* Writes a temporary file in the folder of path, flushes it to disk and renames it to path. So path
- * never holds half a file. */
+ * never holds half a file. KVANT_ERR_ARGUMENT: path names a device or a pipe, which would be
+ * replaced. */
 kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
                                const kvant_error *error);
 kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n,

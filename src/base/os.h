@@ -20,6 +20,7 @@ bool kvant_os_open(const char *path, int *file);   /* to read */
 bool kvant_os_create(const char *path, int *file); /* to read and write; EEXIST if path exists */
 bool kvant_os_close(int file);
 bool kvant_os_exists(const char *path);
+bool kvant_os_is_special(const char *path); /* a device or a pipe, which a rename would replace */
 bool kvant_os_remove(const char *path);
 
 /* The size of a regular file. EINVAL: the file is not a regular one. */

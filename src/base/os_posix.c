@@ -54,6 +54,12 @@ bool kvant_os_remove(const char *path)
     return unlink(path) == 0;
 }
 
+bool kvant_os_is_special(const char *path)
+{
+    struct stat state;
+    return stat(path, &state) == 0 && !S_ISREG(state.st_mode) && !S_ISDIR(state.st_mode);
+}
+
 bool kvant_os_size(int file, uint64_t *bytes)
 {
     struct stat state;

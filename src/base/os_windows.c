@@ -129,6 +129,12 @@ bool kvant_os_exists(const char *path)
            (GetFileAttributesW(wide) != INVALID_FILE_ATTRIBUTES || kvant_windows_failed());
 }
 
+bool kvant_os_is_special(const char *path)
+{
+    (void)path; /* a name of a device is one in every folder, and cannot be replaced */
+    return false;
+}
+
 bool kvant_os_remove(const char *path)
 {
     wchar_t wide[KVANT_OS_MAX_PATH];

@@ -403,6 +403,16 @@ class Files(unittest.TestCase):
         self.assertEqual([*self.path.parent.iterdir()], [self.path])
         self.assertEqual(self.path.read_bytes(), b"text")
 
+    @unittest.skipIf(os.name == "nt", "Windows has no such pipes")
+    def test_a_pipe_is_written_and_stays(self):
+        pipe = self.path.with_name("pipe")
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        system.write_file(pipe, b"text")
+        self.assertEqual(os.read(reader, 9), b"text")
+        self.assertTrue(pipe.is_fifo())
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,11 +1,13 @@
 /* test_os.c - the layer between the library and the operating system (src/base/os.h): names of
  * files with spaces, letters outside ASCII and many letters, places in files, files that are
- * replaced while they are mapped, variables, and symbols of libraries. */
+ * replaced while they are mapped, devices and pipes, variables, and symbols of libraries. */
+#include "../../src/base/file.h"
 #include "../../src/base/os.h"
 #include "testing.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 static char folder[] = "/tmp/kvant-os-XXXXXX";
 
@@ -84,6 +86,28 @@ static void replaces_a_mapped_file(void **state)
     assert_int_equal(errno, ENOENT);
 }
 
+/* A file that is written as a whole replaces what has its name, but no device and no pipe. */
+static void devices_and_pipes_stay(void **state)
+{
+#if defined(_WIN32)
+    (void)state;
+    skip(); /* there are no such names in folders */
+#else
+    const char *pipe = path_of("pipe");
+    char message[1024] = "";
+    const kvant_error error = { message, sizeof message };
+    struct stat now;
+    (void)state;
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_int_equal(kvant_write_file(pipe, (const uint8_t *)"text", 4, &error),
+                     KVANT_ERR_ARGUMENT);
+    assert_non_null(strstr(message, "pipe: it is a device or a pipe"));
+    assert_int_equal(lstat(pipe, &now), 0);
+    assert_true(S_ISFIFO(now.st_mode));
+    assert_true(kvant_os_remove(pipe));
+#endif
+}
+
 static void names_end_paths(void **state)
 {
     (void)state;
@@ -150,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_and_writes_at_places),
         cmocka_unit_test(replaces_a_mapped_file),
+        cmocka_unit_test(devices_and_pipes_stay),
         cmocka_unit_test(names_end_paths),
         cmocka_unit_test(variables_are_read),
         cmocka_unit_test(threads_are_joined),

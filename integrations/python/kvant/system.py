@@ -28,7 +28,12 @@ _SC_LEVEL3_CACHE_SIZE = 194  # of glibc; Python has no name for it
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes a file; path never holds half of it, also if several processes or threads write it at
-    once: the last one wins. An older file stays when that fails."""
+    once: the last one wins. An older file stays when that fails. A device or a pipe is written as
+    it is, because a rename would replace it."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            file.write(data)
+        return
     temporary = f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part"
     try:
         with open(temporary, "wb") as file:
