@@ -72,7 +72,8 @@ bool kvant_write_opens(const kvant_tensor *tensor, uint32_t block, uint32_t tran
 
 /* Placing */
 
-/* Whether the run needs an open page. A block whose rows are all replaced becomes a new block. */
+/* Whether the run needs an open page. A block whose rows are all replaced becomes a new block, so
+ * that they are not decoded for an open page. */
 static bool prepare_block(const kvant_write_job *job, const kvant_run *r)
 {
     kvant_tensor *tensor = job->tensor;
@@ -80,7 +81,8 @@ static bool prepare_block(const kvant_write_job *job, const kvant_run *r)
     const uint32_t transform_id = kvant_write_transform(job, r);
     const int32_t position = kvant_write_position(job, r);
     const bool differs = block->transform_id != transform_id || block->position != position;
-    if (block->written && differs && !(block->written & ~r->mask))
+    const bool opens = tensor->plan && block->open_page < 0;
+    if (block->written && (differs || opens) && !(block->written & ~r->mask))
         kvant_block_clear(tensor, r->block);
     block->position = position;
     return tensor->plan && kvant_write_opens(tensor, r->block, transform_id);
