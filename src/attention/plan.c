@@ -109,10 +109,12 @@ static uint32_t split_pages(const kvant_attention_plan *plan)
 {
     const uint32_t n = plan->n_pages,
                    splits = (FEW_UNITS + plan->n_kv_heads - 1) / plan->n_kv_heads;
-    const uint32_t pages = (n + splits - 1) / splits;
+    const uint32_t fewest = (n + MOST_PAGES - 1) / MOST_PAGES,
+                   n_splits = splits < fewest ? fewest : splits;
+    const uint32_t pages = (n + n_splits - 1) / n_splits;
     if (plan->problem.n_queries > DECODE_QUERIES)
         return n ? n : 1;
-    return pages < FEWEST_PAGES ? FEWEST_PAGES : pages < MOST_PAGES ? pages : MOST_PAGES;
+    return pages < FEWEST_PAGES ? FEWEST_PAGES : pages;
 }
 
 static uint32_t threads_for(const kvant_attention_plan *plan, double work)
