@@ -104,7 +104,7 @@ static inline size_t kvant_attention_chunks(const kvant_attention_plan *plan)
 /* Floats for a work item's record of its views (work_item.h), in whole cache lines. */
 static inline size_t kvant_attention_ready_floats(const kvant_attention_plan *plan)
 {
-    return (2 * (size_t)plan->k_views.n + 15) / 16 * 16;
+    return (3 * (size_t)plan->k_views.n + 15) / 16 * 16;
 }
 
 /* Floats of the phases of one chunk, in whole cache lines. */

@@ -254,6 +254,21 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_item *it
     return true;
 }
 
+static size_t row_bytes(const kvant_tensor *tensor)
+{
+    return tensor->head_dim * sizeof(uint16_t);
+}
+
+/* The tokens of an open page up to the last one that was written. */
+static uint32_t written_tokens(const kvant_tensor *tensor, uint32_t block)
+{
+    const uint64_t written = tensor->blocks[block].written;
+    uint32_t n = KVANT_PAGE_TOKENS;
+    while (n > 1 && !(written >> (n - 1)))
+        n--;
+    return n;
+}
+
 /* Prefetches a page. Kernels read a page's lines in an order that the hardware does not foresee,
  * and the pages of all other kv heads lie before the next page of this one. Inline, because GCC
  * drops calls of a function that only prefetches: it assumes that the function has no effect. */
@@ -262,9 +277,11 @@ KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *te
 {
     if (page >= item->end_page || kvant_attention_block(plan, page) < 0)
         return;
-    kvant_page_ref ref =
-        kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
-    for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &ref); i += 64)
+    const uint32_t block = (uint32_t)kvant_attention_block(plan, page);
+    const kvant_page_ref ref = kvant_tensor_page(tensor, block, item->kv_head);
+    const size_t bytes =
+        ref.open ? written_tokens(tensor, block) * row_bytes(tensor) : ref.codec->info.page_bytes;
+    for (size_t i = 0; i < bytes; i += 64)
         KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
 
@@ -272,15 +289,6 @@ static void begin(const kvant_attention_plan *plan, const kvant_attention_item *
 {
     fetch(plan, plan->k, item, item->first_page);
     fetch(plan, plan->v, item, item->first_page);
-}
-
-static void take(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                 kvant_attention_item *item)
-{
-    if (item->codes.k_suits)
-        kvant_attention_codes_set_queries(plan, kernels, plan->k->codecs[item->kv_head],
-                                          &item->codes, item->k_view,
-                                          kvant_item_queries(plan, item), item->n_rows);
 }
 
 /* Whether the fp16 rows of an open page are multiplied without a tile. With few query rows, a tile
@@ -291,33 +299,37 @@ static bool accepts_rows(const kvant_tensor *tensor, const kvant_page_ref *ref,
     return ref->open && item->n_rows <= DIRECT_ROWS && tensor->head_dim % KVANT_BLOCK_PART == 0;
 }
 
-static kvant_block_page rows_of(const kvant_tensor *tensor, const kvant_page_ref *ref)
+/* The rows of an open page up to the last one that was written. Queries see no later row. */
+static kvant_block_page rows_of(const kvant_attention_plan *plan, const kvant_tensor *tensor,
+                                const kvant_page_ref *ref, uint32_t page)
 {
     return (kvant_block_page){ .type = KVANT_BLOCK_F16,
-                               .n_tokens = KVANT_PAGE_TOKENS,
+                               .n_tokens = written_tokens(
+                                   tensor, (uint32_t)kvant_attention_block(plan, page)),
                                .head_dim = tensor->head_dim,
                                .rows = ref->page,
-                               .stride = tensor->head_dim * sizeof(uint16_t) };
+                               .stride = row_bytes(tensor) };
 }
 
 /* Scores the rows of an open page. The rows are in the order of tokens, the scores at
- * kvant_token_position. */
+ * kvant_token_position. The scores of rows that were not written are 0, which the mask hides. */
 static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                       kvant_attention_item *item, const kvant_page_ref *k)
+                       kvant_attention_item *item, const kvant_page_ref *k, uint32_t page)
 {
-    const kvant_block_page rows = rows_of(plan->k, k);
+    const kvant_block_page rows = rows_of(plan, plan->k, k, page);
     float *in_order = item->k_tile;
     kernels->block_scores(&rows, kvant_item_queries(plan, item), plan->k_dim, in_order,
                           item->n_rows);
     for (uint32_t i = 0; i < item->n_rows * KVANT_PAGE_TOKENS; i++)
         item->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
-                     kvant_token_position(i % KVANT_PAGE_TOKENS)] = in_order[i];
+                     kvant_token_position(i % KVANT_PAGE_TOKENS)] =
+            i % KVANT_PAGE_TOKENS < rows.n_tokens ? in_order[i] : 0;
 }
 
 static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                     kvant_attention_item *item, const kvant_page_ref *v)
+                     kvant_attention_item *item, const kvant_page_ref *v, uint32_t page)
 {
-    const kvant_block_page rows = rows_of(plan->v, v);
+    const kvant_block_page rows = rows_of(plan, plan->v, v, page);
     float *weights = item->v_tile, *sums = weights + (size_t)item->n_rows * KVANT_PAGE_TOKENS;
     for (uint32_t i = 0; i < item->n_rows * KVANT_PAGE_TOKENS; i++)
         weights[i] = item->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
@@ -389,10 +401,14 @@ static void score_view(const kvant_attention_plan *plan, const kvant_kernels *ke
         kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
     find_offsets(plan, kernels, item, page);
     if (!k.open && item->codes.k_suits) {
+        if (!item->placed[item->k_view])
+            kvant_attention_codes_set_queries(plan, kernels, k.codec, &item->codes, item->k_view,
+                                              kvant_item_queries(plan, item), item->n_rows);
+        item->placed[item->k_view] = 1;
         kvant_attention_codes_score(plan, kernels, &item->codes, item->k_view, k, item->n_rows,
                                     item->scores);
     } else if (accepts_rows(plan->k, &k, item)) {
-        score_rows(plan, kernels, item, &k);
+        score_rows(plan, kernels, item, &k, page);
     } else {
         kvant_attention_unpack(kernels, &k, item->k_tile);
         kvant_attention_score_tile(plan, kernels, item);
@@ -456,7 +472,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
         kvant_attention_codes_add(plan, kernels, &item->codes, v, item->n_rows, item->scores,
                                   item->sums[item->v_transform]);
     } else if (accepts_rows(plan->v, &v, item)) {
-        add_rows(plan, kernels, item, &v);
+        add_rows(plan, kernels, item, &v, page);
     } else {
         kvant_attention_unpack(kernels, &v, item->v_tile);
         kvant_attention_add_tile(plan, kernels, item);
@@ -469,7 +485,6 @@ static const kvant_attention_reader reader = {
     .output = write_output,
     .open = open_page,
     .begin = begin,
-    .take = take,
     .score = score,
     .add = add,
 };

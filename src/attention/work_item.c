@@ -34,6 +34,7 @@ static void bind(const kvant_attention_plan *plan, kvant_attention_item *item, f
     scratch += plan->mixed ? rows * KVANT_PAGE_TOKENS : 0;
     item->chunks = (uint32_t *)(void *)scratch;
     item->taken = item->chunks + plan->k_views.n;
+    item->placed = item->taken + plan->k_views.n;
     memset(item->chunks, 0, kvant_attention_ready_floats(plan) * sizeof *item->chunks);
     scratch += kvant_attention_ready_floats(plan);
     item->own = scratch;

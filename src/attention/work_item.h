@@ -18,7 +18,8 @@ typedef struct kvant_attention_item {
     float *centers;
     const float *phases; /* the plan's phases */
     uint32_t *chunks;    /* per view: 1 + the chunk that its `centers` belong to; 0: none yet */
-    uint32_t *taken;     /* per view: whether the reader has prepared its queries */
+    uint32_t *taken;     /* per view: whether its queries are ready */
+    uint32_t *placed;    /* per view: whether its queries are ready for products with codes */
     /* per transform of the values: n_rows x v_dim, in the order of unpacked tiles */
     float *sums[KVANT_MAX_TRANSFORMS];
     float *max;                          /* per row */
