@@ -7,6 +7,7 @@
 
 #include "buffer_region.h"
 #include "buffer_requests.h"
+#include "cpu_graph.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "kv_steps.h"
@@ -51,7 +52,9 @@ bool kvp_is_kv(const abi_tensor *tensor)
 {
     const abi_tensor *root = kvp_root(tensor);
 
-    return root->buffer != NULL && kvp_is_ours(root->buffer->buft) && kvp_kv_is_cache_tensor(root);
+    /* only a cache tensor gets something extra in a buffer of ours */
+    return root->buffer != NULL && kvp_is_ours(root->buffer->buft) &&
+           (root->extra != NULL || kvp_kv_is_cache_tensor(root));
 }
 
 const abi_tensor *kvp_cache_tensor_of(const abi_tensor *node)
@@ -468,6 +471,7 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
     const size_t bytes = kvp_buffer_request(tensor, padded_to_page(plain));
 
     (void)self;
+    kvp_cpu_graph_note_size(tensor);
     return bytes > 0 ? bytes : plain;
 }
 

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "buffer.h"
+#include "cpu_graph.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "log.h"
@@ -106,6 +107,7 @@ void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
 
 void kvp_compute_free(kvp_compute *compute)
 {
+    kvp_cpu_graph_forget(compute);
     free_workspace(compute);
     free(compute->masks);
     free(compute->table);
@@ -133,6 +135,8 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
     kvp_compute *compute = backend->context;
 
     kvp_kv_context_check(compute->layers);
+    kvp_cpu_graph_expect(NULL);
+    kvp_cpu_graph_begin(compute->layers);
     kvp_compute_set_n_threads(compute, n_threads);
 }
 
@@ -193,6 +197,14 @@ static int32_t compute_graph(const struct kind *kind, kvp_compute *compute, abi_
     return job.status;
 }
 
+int32_t kvp_compute_cache_nodes(kvp_compute *compute, abi_graph *graph)
+{
+    struct job job = { &cache_kind, compute, graph, ABI_STATUS_SUCCESS };
+
+    compute_nodes(&job);
+    return job.status;
+}
+
 int32_t kvp_compute_cache_graph(kvp_compute *compute, abi_graph *graph)
 {
     return compute_graph(&cache_kind, compute, graph);
@@ -200,6 +212,7 @@ int32_t kvp_compute_cache_graph(kvp_compute *compute, abi_graph *graph)
 
 static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
+    kvp_cpu_graph_expect(NULL); /* other CPU back ends belong to no context */
     kvp_invalid_graph_begins();
     return compute_graph(backend->device->context, backend->context, graph);
 }
@@ -217,8 +230,10 @@ static kvp_compute *compute_create(bool fp32)
         compute = calloc(1, sizeof(*compute));
     if (compute == NULL)
         return NULL;
-    if (lend)
+    if (lend) {
         kvp_host_threads_use(&compute->host_threads);
+        kvp_cpu_graph_use();
+    }
     compute->n_threads = DEFAULT_N_THREADS;
     compute->fp32 = fp32;
     return compute;
@@ -261,8 +276,12 @@ static abi_backend *backend_create(abi_device *device, kvp_compute *compute)
 
 static abi_backend *cache_init_backend(abi_device *self, const char *params)
 {
+    kvp_compute *compute = kvp_compute_create_for_cache();
+    abi_backend *backend = backend_create(self, compute);
+
     (void)params;
-    return backend_create(self, kvp_compute_create_for_cache());
+    kvp_cpu_graph_expect(backend != NULL && compute->host_threads.wanted ? compute : NULL);
+    return backend;
 }
 
 static abi_backend *accel_init_backend(abi_device *self, const char *params)
@@ -333,10 +352,19 @@ bool kvp_cache_supports(const abi_tensor *op)
 
 static bool device_supports_op(abi_device *self, const abi_tensor *op)
 {
+    const abi_tensor *cache;
+
     if (self != &cache_device)
         return self == &accel_device && has_operation(self->context, op);
     kvp_note_other_cache(op);
-    return kvp_cache_supports(op);
+    cache = kvp_cache_tensor_of(op);
+    if (cache != NULL && kvp_cpu_graph_takes(cache))
+        return false;
+    if (kvp_cache_supports(op))
+        return true;
+    if (cache != NULL)
+        kvp_cpu_graph_end(cache);
+    return false;
 }
 
 /* Host memory is read in place, so queries, new rows and masks are not copied. */

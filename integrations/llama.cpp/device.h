@@ -30,4 +30,5 @@ kvp_compute *kvp_compute_create_for_cache(void);
 void kvp_compute_free(kvp_compute *compute);
 void kvp_compute_set_n_threads(kvp_compute *compute, int n_threads);
 int32_t kvp_compute_cache_graph(kvp_compute *compute, abi_graph *graph);
+int32_t kvp_compute_cache_nodes(kvp_compute *compute, abi_graph *graph); /* on this thread */
 bool kvp_cache_supports(const abi_tensor *op);

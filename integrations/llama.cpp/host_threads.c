@@ -41,8 +41,9 @@
 #define SHARED_NS 500000
 #define SHARED_WAITS 100
 
-/* The value of kvp_host_threads.turn when the node ends. */
-#define OVER UINT_MAX
+/* Values of kvp_host_threads.loop_phase while one node is computed. The phases of node n begin at n
+ * times PHASES, modulo the range of the number. */
+#define PHASES (1u << 20)
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
 typedef void set_n_threads_fn(abi_backend *cpu, int n);
@@ -366,37 +367,42 @@ static void join_loop(kvp_host_threads *threads, uint32_t worker, unsigned loop_
     wake(&threads->running);
 }
 
-static void help(kvp_host_threads *threads, uint32_t worker)
+/* Helps until the node ends. A graph has several nodes, and llama.cpp's threads meet after each of
+ * them, so the phase is one of this node's or the next node's first one. */
+static void help(kvp_host_threads *threads, unsigned node, uint32_t worker)
 {
     unsigned loop_phase;
 
-    while ((loop_phase = atomic_load(&threads->loop_phase.value)) != OVER) {
+    while ((loop_phase = atomic_load(&threads->loop_phase.value)) / PHASES == node) {
         if (loop_phase % 2 == 1)
             join_loop(threads, worker, loop_phase);
         wait_while(&threads->loop_phase, loop_phase);
     }
 }
 
-static void lead(kvp_host_threads *threads)
+static void lead(kvp_host_threads *threads, unsigned node, void (*compute)(void *user), void *user)
 {
     const kvant_executor *former = kvant_use_executor(&threads->executor);
 
-    threads->compute(threads->user);
+    compute(user);
     kvant_use_executor(former);
-    threads->computed = true;
-    atomic_store(&threads->loop_phase.value, OVER);
+    atomic_store(&threads->loop_phase.value, (node + 1) * PHASES);
     wake(&threads->loop_phase);
 }
 
 /* The node's function, which each of the lender's threads calls. */
 static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
 {
+    kvp_host_threads *threads = user;
+
     (void)node;
     (void)n_threads;
-    if (thread == 0)
-        lead(user);
-    else
-        help(user, (uint32_t)thread);
+    if (thread == 0) {
+        threads->computed = true;
+        lead(threads, 0, threads->compute, threads->user);
+    } else {
+        help(threads, 0, (uint32_t)thread);
+    }
 }
 
 static void init_awaited(kvp_wait_value *awaited)
@@ -409,6 +415,16 @@ static void destroy_awaited(kvp_wait_value *awaited)
 {
     pthread_mutex_destroy(&awaited->mutex);
     pthread_cond_destroy(&awaited->changed);
+}
+
+static void init_loops(kvp_host_threads *threads)
+{
+    if (threads->executor.run == NULL) {
+        init_awaited(&threads->loop_phase);
+        init_awaited(&threads->running);
+        threads->executor = (kvant_executor){ .run = run_loop, .context = threads };
+    }
+    atomic_store(&threads->loop_phase.value, 0);
 }
 
 static bool build_graph(kvp_host_threads *threads)
@@ -426,9 +442,6 @@ static bool build_graph(kvp_host_threads *threads)
                              ABI_N_TASKS_MAX, threads);
     threads->graph = kvp_api.new_graph(threads->context);
     kvp_api.build_forward_expand(threads->graph, node);
-    init_awaited(&threads->loop_phase);
-    init_awaited(&threads->running);
-    threads->executor = (kvant_executor){ .run = run_loop, .context = threads };
     return true;
 }
 
@@ -441,16 +454,34 @@ void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *u
     threads->compute = compute;
     threads->user = user;
     threads->computed = false;
-    atomic_store(&threads->loop_phase.value, 0);
+    init_loops(threads);
     if (threads->cpu != NULL && threads->waits && threads->n > 1 && build_graph(threads))
         (void)kvp_api.graph_compute(threads->cpu, threads->graph);
     if (!threads->computed)
         compute(user);
 }
 
+void kvp_host_threads_begin(kvp_host_threads *threads)
+{
+    last_lender = 0;
+    init_loops(threads);
+}
+
+void kvp_host_threads_share(kvp_host_threads *threads, unsigned node, uint32_t thread,
+                            uint32_t n_threads, void (*compute)(void *user), void *user)
+{
+    node %= UINT_MAX / PHASES + 1;
+    if (n_threads == 1)
+        compute(user);
+    else if (thread == 0)
+        lead(threads, node, compute, user);
+    else
+        help(threads, node, thread);
+}
+
 void kvp_host_threads_release(kvp_host_threads *threads)
 {
-    if (threads->graph != NULL) {
+    if (threads->executor.run != NULL) {
         destroy_awaited(&threads->loop_phase);
         destroy_awaited(&threads->running);
     }

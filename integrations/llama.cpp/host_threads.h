@@ -68,4 +68,11 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n);
  * run on the lender's threads, unless the lender was freed. */
 void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *user), void *user);
 
+/* For nodes of kvant in a graph of the CPU back end. `begin` is called before the graph. Then each
+ * of the back end's threads calls `share` for node number `node`, counted from 0: the first thread
+ * computes, and further threads run loops. A single thread computes without loops on others. */
+void kvp_host_threads_begin(kvp_host_threads *threads);
+void kvp_host_threads_share(kvp_host_threads *threads, unsigned node, uint32_t thread,
+                            uint32_t n_threads, void (*compute)(void *user), void *user);
+
 void kvp_host_threads_release(kvp_host_threads *threads);

@@ -1,9 +1,19 @@
 /* kv_layers.h - the state that the tensors of one llama context share. kv_bind.c keeps it, and
- * kv_report.c prints it. No other file looks into it. */
+ * kv_report.c prints it. cpu_graph.c keeps its own member. No other file looks into it. */
 #pragma once
+
+#include <stdatomic.h>
 
 #include "kv_tensor.h"
 #include "layer_kinds.h"
+
+/* Whether the CPU back end takes the nodes on a context's caches (cpu_graph.h). */
+enum {
+    KVP_CPU_GRAPH_ALONE, /* no: the context's CPU back end is not known */
+    KVP_CPU_GRAPH_READY, /* not yet: llama.cpp looks for the device of attention */
+    KVP_CPU_GRAPH_ON,
+    KVP_CPU_GRAPH_NEVER /* no: a node reads a cache that kvant does not compute */
+};
 
 /* One llama context: its settings, and the tensors of all its caches (a model with a sliding window
  * has two). */
@@ -28,6 +38,7 @@ struct kvp_layers {
     bool copies;          /* the user was told that llama.cpp reads decoded copies */
     bool latents;         /* a cache of MLA is compressed */
     bool plans_keys_only; /* a graph that llama.cpp only plans reads values out of the keys */
+    atomic_int cpu_graph;
     kvp_layer_kinds kinds;
     kvp_settings settings;
 };

@@ -1,0 +1,352 @@
+/* cpu_graph.c - see cpu_graph.h.
+ *
+ * A run of nodes is kvant's nodes that follow each other. While a graph is computed, the last node
+ * of a run is ggml's custom operation, and its other nodes are no operation. Kvant computes copies
+ * of the nodes as they were. Every node on a cache that reaches a CPU back end is computed here,
+ * whatever the scheduler was told, because ggml's own functions would read codes as f16. */
+#include "cpu_graph.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "buffer.h"
+#include "device.h"
+#include "ggml_api.h"
+#include "invalid.h"
+#include "kv_layers.h"
+#include "log.h"
+
+/* Nodes of ours that follow each other: copies number `first` to `first + n - 1`. */
+struct run {
+    const abi_tensor *node; /* the custom operation */
+    size_t first, n;
+};
+
+/* A CPU back end, and the graph that it computes. */
+struct cpu {
+    struct cpu *next;
+    abi_backend *backend;
+    abi_backend_iface inner;
+    kvp_compute *compute; /* of the same context; NULL: none, or it was freed */
+    abi_context *context;
+    abi_tensor *custom; /* the operation that calls on_thread for this back end */
+    abi_tensor **nodes, *copies, **list;
+    struct run *runs;
+    size_t n, most, n_runs;
+    int32_t status;
+};
+
+static abi_device_iface inner; /* constant once ready is set */
+static atomic_bool ready;
+static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct cpu *cpus;
+static _Thread_local kvp_compute *expected;
+static _Thread_local bool takes;
+
+static struct cpu *cpu_of(const abi_backend *backend)
+{
+    struct cpu *cpu;
+
+    pthread_mutex_lock(&cpus_lock);
+    for (cpu = cpus; cpu != NULL && cpu->backend != backend; cpu = cpu->next)
+        ;
+    pthread_mutex_unlock(&cpus_lock);
+    return cpu;
+}
+
+/* Which contexts */
+
+void kvp_cpu_graph_begin(struct kvp_layers *layers)
+{
+    int paired = KVP_CPU_GRAPH_READY;
+
+    if (layers != NULL)
+        atomic_compare_exchange_strong(&layers->cpu_graph, &paired, KVP_CPU_GRAPH_ON);
+}
+
+/* The tensor's context; NULL: the tensor's cache is on another device, or is not placed yet. */
+static struct kvp_layers *layers_of(const abi_tensor *cache)
+{
+    const abi_tensor *root = cache != NULL ? kvp_root(cache) : NULL;
+
+    return root != NULL && root->buffer->buft == kvp_buft() && root->extra != NULL
+               ? ((const kvp_kv *)root->extra)->layers
+               : NULL;
+}
+
+void kvp_cpu_graph_note_size(const abi_tensor *node)
+{
+    if (node->op == kvp_api.op.flash_attn_ext && node->src[1] != NULL && kvp_is_kv(node->src[1]))
+        kvp_cpu_graph_begin(layers_of(node->src[1]));
+}
+
+bool kvp_cpu_graph_takes(const abi_tensor *cache)
+{
+    struct kvp_layers *layers = layers_of(cache);
+
+    takes = layers != NULL && atomic_load(&layers->cpu_graph) == KVP_CPU_GRAPH_ON;
+    return takes;
+}
+
+void kvp_cpu_graph_end(const abi_tensor *cache)
+{
+    struct kvp_layers *layers = layers_of(cache);
+
+    if (layers != NULL)
+        atomic_store(&layers->cpu_graph, KVP_CPU_GRAPH_NEVER);
+    takes = false;
+}
+
+/* Graphs */
+
+static bool is_ours(const abi_tensor *node)
+{
+    return kvp_is_computed(node) && layers_of(kvp_cache_tensor_of(node)) != NULL;
+}
+
+static bool has_room(struct cpu *cpu, size_t most)
+{
+    abi_tensor **nodes = realloc(cpu->nodes, most * sizeof(*nodes));
+    abi_tensor **list = realloc(cpu->list, most * sizeof(*list));
+    abi_tensor *copies = realloc(cpu->copies, most * sizeof(*copies));
+    struct run *runs = realloc(cpu->runs, most * sizeof(*runs));
+
+    cpu->nodes = nodes != NULL ? nodes : cpu->nodes;
+    cpu->list = list != NULL ? list : cpu->list;
+    cpu->copies = copies != NULL ? copies : cpu->copies;
+    cpu->runs = runs != NULL ? runs : cpu->runs;
+    if (nodes == NULL || list == NULL || copies == NULL || runs == NULL)
+        return false;
+    cpu->most = most;
+    return true;
+}
+
+/* Lists the graph's nodes of ours, and the runs that they make. False without memory. */
+static bool find_runs(struct cpu *cpu, abi_graph *graph)
+{
+    const int n = kvp_api.graph_n_nodes(graph);
+    bool follows = false;
+
+    cpu->n = cpu->n_runs = 0;
+    for (int i = 0; i < n; i++) {
+        abi_tensor *node = kvp_api.graph_node(graph, i);
+        if (!is_ours(node)) {
+            follows = follows && !kvp_is_computed(node);
+            continue;
+        }
+        if (cpu->n == cpu->most && !has_room(cpu, 2 * cpu->most + 64))
+            return false;
+        if (!follows)
+            cpu->runs[cpu->n_runs++] = (struct run){ .first = cpu->n };
+        follows = true;
+        cpu->runs[cpu->n_runs - 1].node = node;
+        cpu->runs[cpu->n_runs - 1].n++;
+        cpu->nodes[cpu->n++] = node;
+    }
+    return true;
+}
+
+/* Copies the nodes and puts the custom operation in their place. */
+static void replace(struct cpu *cpu)
+{
+    for (size_t i = 0; i < cpu->n; i++) {
+        cpu->copies[i] = *cpu->nodes[i];
+        cpu->list[i] = &cpu->copies[i];
+        cpu->nodes[i]->op = kvp_api.op.none;
+    }
+    for (size_t i = 0; i < cpu->n_runs; i++) {
+        abi_tensor *last = cpu->nodes[cpu->runs[i].first + cpu->runs[i].n - 1];
+        last->op = cpu->custom->op;
+        memcpy(last->op_params, cpu->custom->op_params, sizeof(last->op_params));
+    }
+}
+
+static void put_back(const struct cpu *cpu)
+{
+    for (size_t i = 0; i < cpu->n; i++) {
+        cpu->nodes[i]->op = cpu->copies[i].op;
+        memcpy(cpu->nodes[i]->op_params, cpu->copies[i].op_params,
+               sizeof(cpu->copies[i].op_params));
+    }
+}
+
+/* The work of the first thread of a run's node. */
+struct job {
+    struct cpu *cpu;
+    const struct run *run;
+};
+
+static void compute_run(void *user)
+{
+    const struct job *job = user;
+    struct cpu *cpu = job->cpu;
+    const int n = (int)job->run->n;
+    abi_graph part = { .size = n, .n_nodes = n, .nodes = cpu->list + job->run->first };
+
+    if (cpu->status == ABI_STATUS_SUCCESS)
+        cpu->status = kvp_compute_cache_nodes(cpu->compute, &part);
+}
+
+/* The custom operation, which each thread of the CPU back end calls. */
+static void on_thread(abi_tensor *node, int thread, int n_threads, void *user)
+{
+    struct job job = { user, ((struct cpu *)user)->runs };
+
+    while (job.run->node != node)
+        job.run++;
+    kvp_host_threads_share(&job.cpu->compute->host_threads, (uint32_t)(job.run - job.cpu->runs),
+                           (uint32_t)thread, (uint32_t)n_threads, compute_run, &job);
+}
+
+static bool has_custom(struct cpu *cpu)
+{
+    const abi_init_params params = { .mem_size = 2 * kvp_api.tensor_overhead(), .no_alloc = true };
+
+    if (cpu->context == NULL)
+        cpu->context = kvp_api.init(params);
+    if (cpu->context != NULL && cpu->custom == NULL)
+        cpu->custom = kvp_api.custom_4d(cpu->context, ABI_TYPE_F32, 1, 1, 1, 1, NULL, 0, on_thread,
+                                        ABI_N_TASKS_MAX, cpu);
+    return cpu->custom != NULL;
+}
+
+static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
+{
+    struct cpu *cpu = cpu_of(backend);
+    int32_t status;
+
+    if (cpu == NULL) /* a copy of a back end */
+        return ABI_STATUS_FAILED;
+    if (!find_runs(cpu, graph) || (cpu->n > 0 && !has_custom(cpu)))
+        return ABI_STATUS_ALLOC_FAILED;
+    if (cpu->n == 0)
+        return cpu->inner.graph_compute(backend, graph);
+    if (cpu->compute == NULL) {
+        kvp_error("%s: this CPU back end belongs to no context with a compressed cache; leave out "
+                  "--device KVANT, and report the program",
+                  cpu->nodes[0]->name);
+        return ABI_STATUS_FAILED;
+    }
+    kvp_invalid_graph_begins();
+    kvp_host_threads_begin(&cpu->compute->host_threads);
+    cpu->status = ABI_STATUS_SUCCESS;
+    replace(cpu);
+    status = cpu->inner.graph_compute(backend, graph);
+    put_back(cpu);
+    return status == ABI_STATUS_SUCCESS ? cpu->status : status;
+}
+
+/* Life */
+
+void kvp_cpu_graph_expect(kvp_compute *compute)
+{
+    expected = compute;
+}
+
+void kvp_cpu_graph_forget(const kvp_compute *compute)
+{
+    if (expected == compute)
+        expected = NULL;
+    pthread_mutex_lock(&cpus_lock);
+    for (struct cpu *cpu = cpus; cpu != NULL; cpu = cpu->next)
+        if (cpu->compute == compute)
+            cpu->compute = NULL;
+    pthread_mutex_unlock(&cpus_lock);
+}
+
+static void backend_free(abi_backend *backend)
+{
+    struct cpu **at = &cpus, *cpu;
+
+    pthread_mutex_lock(&cpus_lock);
+    while ((*at)->backend != backend)
+        at = &(*at)->next;
+    cpu = *at;
+    *at = cpu->next;
+    pthread_mutex_unlock(&cpus_lock);
+    cpu->inner.free(backend);
+    if (cpu->context != NULL)
+        kvp_api.free(cpu->context);
+    free(cpu->nodes);
+    free(cpu->list);
+    free(cpu->copies);
+    free(cpu->runs);
+    free(cpu);
+}
+
+/* Takes over a back end. Without memory it stays as it is, and its context's nodes stay with
+ * KVANT. */
+static void take_over(abi_backend *backend)
+{
+    struct cpu *cpu = calloc(1, sizeof(*cpu));
+    int alone = KVP_CPU_GRAPH_ALONE;
+
+    if (cpu == NULL)
+        return;
+    *cpu = (struct cpu){ .backend = backend, .inner = backend->iface, .compute = expected };
+    backend->iface.free = backend_free;
+    backend->iface.graph_compute = graph_compute;
+    pthread_mutex_lock(&cpus_lock);
+    cpu->next = cpus;
+    cpus = cpu;
+    pthread_mutex_unlock(&cpus_lock);
+    if (expected != NULL && expected->layers != NULL)
+        atomic_compare_exchange_strong(&expected->layers->cpu_graph, &alone, KVP_CPU_GRAPH_READY);
+    expected = NULL;
+}
+
+/* ggml reads the functions of a device without a barrier. So another thread may call the functions
+ * below before the thread sees variables that were stored earlier. */
+static const abi_device_iface *inner_iface(void)
+{
+    while (!atomic_load_explicit(&ready, memory_order_acquire))
+        ;
+    return &inner;
+}
+
+static abi_backend *init_backend(abi_device *device, const char *params)
+{
+    abi_backend *backend = inner_iface()->init_backend(device, params);
+
+    if (backend != NULL)
+        take_over(backend);
+    return backend;
+}
+
+static bool supports_op(abi_device *device, const abi_tensor *op)
+{
+    const abi_tensor *cache = kvp_cache_tensor_of(op);
+
+    if (cache != NULL && kvp_cpu_graph_takes(cache)) {
+        if (kvp_cache_supports(op))
+            return true;
+        kvp_cpu_graph_end(cache);
+    }
+    return inner_iface()->supports_op(device, op);
+}
+
+static bool supports_buft(abi_device *device, abi_buft *buft)
+{
+    return (takes && buft == kvp_buft()) || inner_iface()->supports_buft(device, buft);
+}
+
+static void watch(void)
+{
+    abi_device *cpu = kvp_api.dev_by_type != NULL ? kvp_api.dev_by_type(ABI_DEVICE_CPU) : NULL;
+
+    if (cpu == NULL)
+        return;
+    inner = cpu->iface;
+    atomic_store_explicit(&ready, true, memory_order_release);
+    cpu->iface.init_backend = init_backend;
+    cpu->iface.supports_op = supports_op;
+    cpu->iface.supports_buft = supports_buft;
+}
+
+void kvp_cpu_graph_use(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, watch);
+}
