@@ -216,11 +216,14 @@ static void expand_rows(const kvant_transform *transform, const kvant_kernels *k
                         uint32_t first, uint32_t n, float *key_transform)
 {
     const uint32_t d = transform->head_dim;
-    float row[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = first; i < first + n; i++, key_transform += d) {
-        kernels->triangle_row(transform->triangles, d, i, row);
-        memset(row + i + 1, 0, (d - i - 1) * sizeof *row);
-        rotate(transform, kernels, row, key_transform);
+    const bool hadamard = transform->rotate == KVANT_ROTATE_HADAMARD;
+    kernels->triangle_rows(transform->triangles, hadamard ? transform->signs : NULL, d, first, n,
+                           key_transform);
+    if (hadamard)
+        kernels->hadamard(key_transform, n * d, transform->block);
+    for (uint32_t i = 0; i < n && transform->rotate == KVANT_ROTATE_DENSE; i++) {
+        float row[KVANT_MAX_HEAD_DIM], *to = key_transform + (size_t)i * d;
+        rotate(transform, kernels, memcpy(row, to, d * sizeof *row), to);
     }
 }
 

@@ -51,6 +51,17 @@ KVANT_TRIANGLE_ROW_FN(kvant_triangle_row_c)
     row[i] = kvant_half_to_float(triangle[n + i]);
 }
 
+KVANT_TRIANGLE_ROWS_FN(kvant_triangle_rows_c)
+{
+    for (uint32_t i = first; i < first + n_rows; i++, rows += n) {
+        kvant_triangle_row_c(triangle, n, i, rows);
+        for (uint32_t j = i + 1; j < n; j++)
+            rows[j] = 0;
+        for (uint32_t j = 0; signs && j < n; j++)
+            rows[j] *= signs[j];
+    }
+}
+
 KVANT_TRIANGLE_FN(kvant_solve_lower_c)
 {
     float row[KVANT_MAX_HEAD_DIM];

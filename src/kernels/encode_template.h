@@ -118,21 +118,26 @@ static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
     KVANT_CALL_CONSTANT(n_y, 3, COMBINE_LAST)
 }
 
-/* (a, b) -> (a + b, a - b) within a vector. a - b is a + -b, and additions commute, so the bits are
- * the same. */
+/* (a, b) -> (a + b, a - b) within a vector, at one distance. Products with 1 and -1 are exact, so a
+ * fused product and sum has the bits of a sum. */
+KVANT_INLINE vf butterfly_at(vf x, uint32_t distance)
+{
+    return vf_fma(x, vf_negate_odd(vf_set(1.0f), distance), vf_swap(x, distance));
+}
+
 KVANT_INLINE vf butterfly_lanes(vf x, uint32_t block)
 {
     if (block >= 2)
-        x = vf_add(vf_swap(x, 1), vf_negate_odd(x, 1));
+        x = butterfly_at(x, 1);
     if (block >= 4)
-        x = vf_add(vf_swap(x, 2), vf_negate_odd(x, 2));
+        x = butterfly_at(x, 2);
 #if LANES >= 8
     if (block >= 8)
-        x = vf_add(vf_swap(x, 4), vf_negate_odd(x, 4));
+        x = butterfly_at(x, 4);
 #endif
 #if LANES >= 16
     if (block >= 16)
-        x = vf_add(vf_swap(x, 8), vf_negate_odd(x, 8));
+        x = butterfly_at(x, 8);
 #endif
     return x;
 }

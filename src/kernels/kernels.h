@@ -289,6 +289,12 @@ static inline size_t kvant_lower_floats(uint32_t n)
 #define KVANT_TRIANGLE_ROW_FN(name)                                                                \
     void name(const uint16_t *triangle, uint32_t n, uint32_t i, float *row)
 
+/* Reads rows first .. first + n_rows - 1 of such a triangle, n numbers each, of which those behind
+ * the diagonal are 0. Column j is multiplied by signs[j], which is 1 or -1; NULL: all are 1. */
+#define KVANT_TRIANGLE_ROWS_FN(name)                                                               \
+    void name(const uint16_t *triangle, const float *signs, uint32_t n, uint32_t first,            \
+              uint32_t n_rows, float *rows)
+
 /* Returns the sum of a[i] values[codes[i]] in the order of dot. There are 2^bits values, and 32
  * must be readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                   \
@@ -405,6 +411,7 @@ typedef struct kvant_uniform_step {
     X(MEAN_FACTOR, mean_factor)                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                \
     X(TRIANGLE_ROW, triangle_row)                                                                  \
+    X(TRIANGLE_ROWS, triangle_rows)                                                                \
     X(TRIANGLE, solve_lower)                                                                       \
     X(TRIANGLE, solve_upper)                                                                       \
     X(TRIANGLE, multiply_upper)                                                                    \

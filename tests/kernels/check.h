@@ -38,6 +38,7 @@
     X(mean_factor)                                                                                 \
     X(lower_inverse)                                                                               \
     X(triangle_row)                                                                                \
+    X(triangle_rows)                                                                               \
     X(solve_lower)                                                                                 \
     X(solve_upper)                                                                                 \
     X(multiply_upper)                                                                              \
