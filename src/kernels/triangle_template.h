@@ -99,9 +99,10 @@ KVANT_INLINE void lower_some(uint32_t vectors, const uint16_t *triangle, uint32_
     const uint32_t width = vectors * LANES;
     float *z = memory->z;
     uint32_t i = 0;
-    for (uint32_t j = 0; j < n; j++)
-        for (uint32_t r = 0; r < width; r++)
-            z[j * width + r] = r < n_x ? x[(size_t)r * n + j] : 0;
+    memset(z, 0, (size_t)n * width * sizeof *z);
+    for (uint32_t r = 0; r < n_x; r++)
+        for (uint32_t j = 0; j < n; j++)
+            z[j * width + r] = x[(size_t)r * n + j];
     for (; i + TOGETHER <= n; i += TOGETHER)
         lower_rows(vectors, TOGETHER, triangle, n, i, memory);
 #define LAST_LOWER_ROWS(rows) lower_rows(vectors, rows, triangle, n, i, memory)
