@@ -32,6 +32,12 @@ def cpu_name(line):
     return f"{name}, {used[1]} threads" if used else f"{name}, {threads}"
 
 
+def cpu_machines(results):
+    """The machines of speed_presets.csv; of machines with the same name the newest."""
+    lines = [x for x in results.lines("speed_presets.csv") if CPU_MODEL in x["command"]]
+    return list(dict.fromkeys({cpu_name(line): line["machine"] for line in lines}.values()))
+
+
 def gpu_name(machine):
     """H100, whatever the driver adds to the name; 2 x H100 stays another machine."""
     found = re.search(r"^(\d+ x )?.*?(H\d+|A\d+|L\d+|RTX \w+)", machine)

@@ -11,7 +11,7 @@ TICKS = (0.5, 1, 2, 3)
 
 def _lines(results):
     """(name, {depth: ratio}) of each machine. A GPU's run has the depths of the tables only."""
-    for machine in caches.machines(results, "speed_presets.csv"):
+    for machine in speed.cpu_machines(results):
         pairs = {d: speed.cpu_pair(results, "balanced", machine, d) for d in COLUMNS}
         found = {d: speed.ratio(pair, "decode_tps") for d, pair in pairs.items() if pair}
         if found:

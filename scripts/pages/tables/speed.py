@@ -1,14 +1,14 @@
 """README's table of speed: CPUs and GPUs together."""
 
 import speed
-from caches import context_name, machines
+from caches import context_name
 from text import table, times
 
 
 def decode_speed(results):
     """Decode speed of balanced relative to f16 by tokens in the cache, on every CPU and GPU."""
     rows = []
-    for machine in machines(results, "speed_presets.csv"):
+    for machine in speed.cpu_machines(results):
         pairs = [speed.cpu_pair(results, "balanced", machine, depth) for depth in speed.COLUMNS]
         if any(pairs):
             cells = [times(speed.ratio(p, "decode_tps")) if p else "" for p in pairs]

@@ -1,11 +1,10 @@
 """Speed of llama.cpp on CPUs: presets as `kvant exec` uses them, --accel, and threads."""
 
-from caches import PRESETS, bits, context_name, label, machines, quality
+from caches import PRESETS, bits, context_name, label, quality
 from results import has
-from speed import cpu_name, cpu_pair, ratio
+from speed import cpu_machines, cpu_name, cpu_pair, ratio
 from text import code, divergence, table, times
 
-FILE = "speed_presets.csv"
 DEPTHS = (0, 512, 4096)
 
 
@@ -16,7 +15,7 @@ def _cell(pair, column):
 def cpu_speed(results):
     """Decode and prompt speed of caches relative to f16 on CPUs by depth, SmolLM2's shape."""
     rows = []
-    for machine in machines(results, FILE):
+    for machine in cpu_machines(results):
         for cache in ("q8_0", "q4_0", *PRESETS):
             pairs = [cpu_pair(results, cache, machine, depth) for depth in DEPTHS]
             if any(pairs):
@@ -30,7 +29,7 @@ def cpu_speed(results):
 def cpu_tokens_per_second(results):
     """Tokens per second behind cpu-speed for balanced and f16, SmolLM2."""
     rows = []
-    for machine in machines(results, FILE):
+    for machine in cpu_machines(results):
         for depth in DEPTHS:
             pair = cpu_pair(results, "balanced", machine, depth)
             if pair:
@@ -48,7 +47,7 @@ def cpu_presets(results):
         row += [f"{bits(results, 'Llama 3.1 8B', preset, n):.1f}" for n in (4096, 32768)]
         row.append(divergence(quality(results, "SmolLM2-135M", preset).number("kld_mean")))
         for depth in (0, 4096):
-            found = (cpu_pair(results, preset, m, depth) for m in machines(results, FILE))
+            found = (cpu_pair(results, preset, m, depth) for m in cpu_machines(results))
             ratios = [ratio(pair, "decode_tps") for pair in found if pair]
             ends = sorted({times(min(ratios)), times(max(ratios))}) if ratios else []
             row.append(" to ".join(ends))
