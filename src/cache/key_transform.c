@@ -224,12 +224,12 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
 {
     const uint32_t n = kvant_key_transform_part(d);
     const size_t size = (size_t)n * n;
-    double *part = kvant_alloc(3 * size, sizeof *part);
-    kvant_status status = part ? KVANT_OK : KVANT_ERR_MEMORY;
+    const bool whole = n == d;
+    double *room = kvant_alloc(whole ? size : 3 * size, sizeof *room), *part = room + size;
+    kvant_status status = room ? KVANT_OK : KVANT_ERR_MEMORY;
     for (uint32_t p = 0; p < d / n && status == KVANT_OK; p++) {
-        const bool whole = n == d;
         status = read_part(n, triangles + p * kvant_triangle_size(n), whole ? w : part,
-                           whole ? inverse : part + size, part + 2 * size);
+                           whole ? inverse : part + size, room);
         for (uint32_t i = 0; i < size && status == KVANT_OK && !whole; i++) {
             const size_t at =
                 kvant_part_channel(d, n, p, i / n) * d + kvant_part_channel(d, n, p, i % n);
@@ -237,7 +237,7 @@ static kvant_status read_parts(uint32_t d, const uint16_t *triangles, double *w,
             inverse[at] = part[size + i];
         }
     }
-    kvant_free(part);
+    kvant_free(room);
     return status;
 }
 

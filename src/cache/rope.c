@@ -353,49 +353,97 @@ static complex_number mean_of(const series *s, uint32_t i, uint32_t k, bool minu
     return (complex_number){ product.re / size, product.im / size };
 }
 
-static void rotate_mean(const series *s, double *mean)
+static void rotate_mean(const kvant_pair *pair, complex_number by, double *mean)
 {
-    for (uint32_t i = 0; i < s->n; i++) {
-        const kvant_pair *p = &s->pairs[i];
-        const complex_number z =
-            times((complex_number){ mean[p->first], mean[p->second] }, mean_of(s, i, s->n, false));
-        mean[p->first] = z.re;
-        mean[p->second] = z.im;
-    }
+    const complex_number z = times((complex_number){ mean[pair->first], mean[pair->second] }, by);
+    mean[pair->first] = z.re;
+    mean[pair->second] = z.im;
 }
 
-/* Rotates the moments of two pairs. In the names a is the real part and b the imaginary part. */
-static void rotate_block(const series *s, uint32_t i, uint32_t k, double *m)
-{
-    const size_t d = 2 * (size_t)s->n;
-    const kvant_pair *x = &s->pairs[i], *y = &s->pairs[k];
-    const double aa = m[x->first * d + y->first], ab = m[x->first * d + y->second],
-                 ba = m[x->second * d + y->first], bb = m[x->second * d + y->second];
-    const complex_number minus =
-        times((complex_number){ aa + bb, ba - ab }, mean_of(s, i, k, true));
-    const complex_number plus =
-        times((complex_number){ aa - bb, ba + ab }, mean_of(s, i, k, false));
-    m[y->first * d + x->first] = m[x->first * d + y->first] = (minus.re + plus.re) / 2;
-    m[y->second * d + x->second] = m[x->second * d + y->second] = (minus.re - plus.re) / 2;
-    m[y->first * d + x->second] = m[x->second * d + y->first] = (plus.im + minus.im) / 2;
-    m[y->second * d + x->first] = m[x->first * d + y->second] = (plus.im - minus.im) / 2;
-}
+/* The rotations of two pairs: the means for frequencies f_i - f_k and f_i + f_k. */
+typedef struct rotations {
+    complex_number minus, plus;
+} rotations;
 
-kvant_status kvant_rope_moments(const kvant_rope_state *rope_state, uint32_t part,
-                                kvant_bucket_span span, uint32_t step, double *mean,
-                                double *moments)
+struct kvant_rope_means {
+    const kvant_pair *pairs;
+    uint32_t n;
+    complex_number *alone; /* by pair: the mean for f_i */
+    rotations of[];        /* of pairs i and k <= i: row after row; `alone` follows */
+};
+
+kvant_status kvant_rope_means_new(const kvant_rope_state *rope_state, uint32_t part,
+                                  kvant_bucket_span span, uint32_t step, kvant_rope_means **out)
 {
     series s = { .n_edges = span.end - span.first + 1u, .step = step };
     for (uint32_t m = 0; m < s.n_edges; m++)
         s.edge[m] = (double)edge_of(rope_state, span.first + m) / step;
     KVANT_FORWARD(begin_series(&s, rope_state, part));
-    if (mean)
-        rotate_mean(&s, mean);
-    for (uint32_t i = 0; i < s.n; i++)
-        for (uint32_t k = 0; k <= i; k++)
-            rotate_block(&s, i, k, moments);
+    const size_t n = s.n, n_both = n * (n + 1) / 2;
+    kvant_rope_means *means = *out =
+        kvant_alloc(1, sizeof *means + n_both * sizeof *means->of + n * sizeof *means->alone);
+    if (means) {
+        rotations *to = means->of;
+        *means = (kvant_rope_means){ s.pairs, s.n, (complex_number *)(void *)(to + n_both) };
+        for (uint32_t i = 0; i < n; i++) {
+            for (uint32_t k = 0; k <= i; k++)
+                *to++ = (rotations){ mean_of(&s, i, k, true), mean_of(&s, i, k, false) };
+            means->alone[i] = mean_of(&s, i, s.n, false);
+        }
+    }
     kvant_free(s.at);
-    return KVANT_OK;
+    return means ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+void kvant_rope_means_free(kvant_rope_means *means)
+{
+    kvant_free(means);
+}
+
+/* Rotates the moments of pair x with pair y, but not of pair y with pair x, which are the same. In
+ * the names a is the real part and b the imaginary part. */
+static void rotate_block(const kvant_pair *x, const kvant_pair *y, const rotations *by, size_t d,
+                         double *m)
+{
+    double *first = m + x->first * d, *second = m + x->second * d;
+    const double aa = first[y->first], ab = first[y->second], ba = second[y->first],
+                 bb = second[y->second];
+    const complex_number minus = times((complex_number){ aa + bb, ba - ab }, by->minus),
+                         plus = times((complex_number){ aa - bb, ba + ab }, by->plus);
+    first[y->first] = (minus.re + plus.re) / 2;
+    second[y->second] = (minus.re - plus.re) / 2;
+    second[y->first] = (plus.im + minus.im) / 2;
+    first[y->second] = (plus.im - minus.im) / 2;
+}
+
+/* Pairs whose moments are copied together, because a column of a large matrix does not stay in the
+ * first-level cache. */
+#define TOGETHER 8u
+
+/* Copies the moments of pair i with pair k < i. Pair k has the same moments with pair i. */
+static void mirror(const kvant_pair *pairs, uint32_t n, double *m)
+{
+    const size_t d = 2 * (size_t)n;
+    for (uint32_t group = 0; group < n; group += TOGETHER)
+        for (uint32_t k = 0; k < n; k++)
+            for (uint32_t i = group > k ? group : k + 1; i < n && i < group + TOGETHER; i++) {
+                const kvant_pair *x = &pairs[i], *y = &pairs[k];
+                m[y->first * d + x->first] = m[x->first * d + y->first];
+                m[y->second * d + x->second] = m[x->second * d + y->second];
+                m[y->first * d + x->second] = m[x->second * d + y->first];
+                m[y->second * d + x->first] = m[x->first * d + y->second];
+            }
+}
+
+void kvant_rope_means_apply(const kvant_rope_means *means, double *mean, double *moments)
+{
+    const rotations *by = means->of;
+    for (uint32_t i = 0; mean && i < means->n; i++)
+        rotate_mean(&means->pairs[i], means->alone[i], mean);
+    for (uint32_t i = 0; i < means->n; i++)
+        for (uint32_t k = 0; k <= i; k++, by++)
+            rotate_block(&means->pairs[i], &means->pairs[k], by, 2 * (size_t)means->n, moments);
+    mirror(means->pairs, means->n, moments);
 }
 
 kvant_status kvant_rope_mean(const kvant_rope_state *rope_state, uint32_t part, int32_t first,
@@ -403,7 +451,8 @@ kvant_status kvant_rope_mean(const kvant_rope_state *rope_state, uint32_t part, 
 {
     series s = { .n_edges = 2, .step = 1, .edge = { first, last + 1.0 } };
     KVANT_FORWARD(begin_series(&s, rope_state, part));
-    rotate_mean(&s, mean);
+    for (uint32_t i = 0; i < s.n; i++)
+        rotate_mean(&s.pairs[i], mean_of(&s, i, s.n, false), mean);
     kvant_free(s.at);
     return KVANT_OK;
 }

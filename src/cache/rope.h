@@ -72,13 +72,16 @@ void kvant_rope_rotation_move(kvant_rope_rotation *rotation, int64_t position);
  * -position. */
 void kvant_rope_rotate_back(kvant_rope_rotation *rotation, int64_t position, float *x);
 
-/* Input: the mean (or NULL) and the full matrix of second moments about 0 of a sub-head's vectors
- * at position 0. Output: their means over every step-th position of a run of buckets.
- * KVANT_ERR_MEMORY. */
-kvant_status kvant_rope_moments(const kvant_rope_state *rope_state, uint32_t part,
-                                kvant_bucket_span span, uint32_t step, double *mean,
-                                double *moments);
+/* The mean rotations over every step-th position of a run of buckets. Making them takes longer than
+ * applying them, so all kv heads share them. `apply` takes the mean (or NULL) and the full matrix
+ * of second moments about 0 of a sub-head's vectors at position 0. It replaces both by their means
+ * over these positions. KVANT_ERR_MEMORY. */
+typedef struct kvant_rope_means kvant_rope_means;
+kvant_status kvant_rope_means_new(const kvant_rope_state *rope_state, uint32_t part,
+                                  kvant_bucket_span span, uint32_t step, kvant_rope_means **means);
+void kvant_rope_means_apply(const kvant_rope_means *means, double *mean, double *moments);
+void kvant_rope_means_free(kvant_rope_means *means); /* NULL: nothing happens */
 
-/* The same for a mean alone, over positions first to last. KVANT_ERR_MEMORY. */
+/* Rotates a mean alone, to positions first to last. KVANT_ERR_MEMORY. */
 kvant_status kvant_rope_mean(const kvant_rope_state *rope_state, uint32_t part, int32_t first,
                              int32_t last, double *mean);

@@ -19,14 +19,24 @@
 #define KEYS_DAMPING 0.25
 #define QUERIES_DAMPING 1.0
 
+/* Rows that are copied together, because a column of a large matrix does not stay in the
+ * first-level cache. */
+#define TOGETHER 8u
+
 /* Makes a full matrix of mean outer products from sums. mean: the mean to subtract; NULL: for
  * queries, whose mean is not subtracted. */
 static void unpack(const float *sums, uint32_t n, const double *mean, uint32_t d, double *out)
 {
-    for (uint32_t j = 0; j < d; j++)
+    for (uint32_t j = 0; j < d; j++) {
+        const float *column = sums + kvant_lower_position(d, j, j);
+        double *row = out + (size_t)j * d;
         for (uint32_t i = j; i < d; i++)
-            out[(size_t)i * d + j] = out[(size_t)j * d + i] =
-                sums[kvant_lower_position(d, i, j)] / (double)n - (mean ? mean[i] * mean[j] : 0);
+            row[i] = column[i - j] / (double)n - (mean ? mean[i] * mean[j] : 0);
+    }
+    for (uint32_t group = 0; group < d; group += TOGETHER)
+        for (uint32_t j = 0; j < d; j++)
+            for (uint32_t i = group > j ? group : j + 1; i < d && i < group + TOGETHER; i++)
+                out[(size_t)i * d + j] = out[(size_t)j * d + i];
 }
 
 /* Multiplies moments off the diagonal, which come from n keys or queries. */
@@ -60,9 +70,56 @@ typedef struct solve_job {
     /* Two numbers per sub-head: the length of keys, and the factor that balances it with the length
      * of queries. */
     double *balance;
-    double *room; /* per thread, ROOM numbers */
+    double *room;             /* per thread, ROOM numbers */
+    kvant_rope_means **means; /* make_means; NULL: RoPE is not known */
     kvant_status status[];
 } solve_job;
+
+/* How many mean rotations a part has: for the whole span, and for each of its buckets if these
+ * have centres. */
+static size_t means_of_part(const solve_job *job)
+{
+    return job->center_span ? 1 + (size_t)(job->span.end - job->span.first) : 1;
+}
+
+/* The positions of a bucket share a centre if it is not longer than center_span. */
+static uint32_t step_of(const solve_job *job, uint8_t bucket)
+{
+    int32_t edges[2];
+    kvant_rope_bucket_edges(job->tensor->learning->rope, bucket, edges);
+    const uint32_t length = (uint32_t)(edges[1] - edges[0]);
+    return length < job->center_span ? length : job->center_span;
+}
+
+static size_t n_means(const solve_job *job)
+{
+    return job->tensor->head_dim / job->tensor->learning->part * means_of_part(job);
+}
+
+/* Makes the mean rotations of all parts, which the kv heads share. */
+static kvant_status make_means(solve_job *job)
+{
+    const kvant_rope_state *t = job->tensor->learning->rope;
+    job->means = t ? kvant_alloc(n_means(job), sizeof *job->means) : NULL;
+    KVANT_RETURN_IF(t && !job->means, KVANT_ERR_MEMORY);
+    for (size_t i = 0; t && i < n_means(job); i++) {
+        const uint32_t part = (uint32_t)(i / means_of_part(job)),
+                       at = (uint32_t)(i % means_of_part(job));
+        const uint8_t bucket = (uint8_t)(job->span.first + at - 1);
+        KVANT_FORWARD(
+            at ? kvant_rope_means_new(t, part, (kvant_bucket_span){ bucket, (uint8_t)(bucket + 1) },
+                                      step_of(job, bucket), &job->means[i])
+               : kvant_rope_means_new(t, part, job->span, 1, &job->means[i]));
+    }
+    return KVANT_OK;
+}
+
+static void free_means(solve_job *job)
+{
+    for (size_t i = 0; job->means && i < n_means(job); i++)
+        kvant_rope_means_free(job->means[i]);
+    kvant_free(job->means);
+}
 
 /* Subtracts from the moments of keys the part that is due to the centres of stretches. The centre
  * of a stretch is the mean of the first stretch, rotated to the stretch's position. A bucket that
@@ -73,16 +130,13 @@ static kvant_status subtract_centers(const solve_job *job, uint32_t part, uint8_
     const kvant_rope_state *t = job->tensor->learning->rope;
     const size_t d = t->part;
     double own[KVANT_MAX_HEAD_DIM];
-    int32_t edges[2];
-    kvant_rope_bucket_edges(t, bucket, edges);
-    const uint32_t length = (uint32_t)(edges[1] - edges[0]),
-                   step = length < job->center_span ? length : job->center_span;
     memcpy(own, mean, d * sizeof *own);
     memset(moments, 0, d * d * sizeof *moments);
-    KVANT_FORWARD(kvant_rope_mean(t, part, 0, (int32_t)step - 1, own));
+    KVANT_FORWARD(kvant_rope_mean(t, part, 0, (int32_t)step_of(job, bucket) - 1, own));
     add_product(1, own, d, moments);
-    KVANT_FORWARD(kvant_rope_moments(t, part, (kvant_bucket_span){ bucket, (uint8_t)(bucket + 1) },
-                                     step, NULL, moments));
+    kvant_rope_means_apply(
+        job->means[part * means_of_part(job) + 1 + (uint32_t)(bucket - job->span.first)], NULL,
+        moments);
     for (size_t i = 0; i < d * d; i++)
         keys[i] -= moments[i] / (job->span.end - job->span.first);
     return KVANT_OK;
@@ -106,16 +160,18 @@ static kvant_status rotate_moments(const solve_job *job, size_t sub_head, double
     double first[KVANT_MAX_HEAD_DIM];
     if (!t)
         return KVANT_OK;
+    const kvant_rope_means *means = job->means[part * means_of_part(job)];
     memcpy(first, mean, t->part * sizeof *first);
     add_product(1, mean, t->part, keys);
-    KVANT_FORWARD(kvant_rope_moments(t, part, job->span, 1, mean, keys));
+    kvant_rope_means_apply(means, mean, keys);
     for (uint8_t bucket = job->span.first; job->center_span && bucket < job->span.end; bucket++)
         KVANT_FORWARD(subtract_centers(job, part, bucket, first, room, keys));
     if (!job->center_span)
         add_product(-1, mean, t->part, keys);
     KVANT_FORWARD(kvant_rope_mean(t, part, 0, KVANT_PAGE_TOKENS - 1, first));
     put_center(job->tensor, sub_head, first, job->start);
-    return kvant_rope_moments(t, part, job->span, 1, NULL, queries);
+    kvant_rope_means_apply(means, NULL, queries);
+    return KVANT_OK;
 }
 
 /* The mean of keys minus the origin; if RoPE is known, at position 0. */
@@ -270,7 +326,10 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t 
     job->tensor = tensor;
     job->span = span;
     job->center_span = center_span;
-    const kvant_status status = solve_in(job, n_workers);
+    kvant_status status = make_means(job);
+    if (status == KVANT_OK)
+        status = solve_in(job, n_workers);
+    free_means(job);
     kvant_free(job);
     return status;
 }

@@ -170,6 +170,10 @@ kvant_status kvant_make_key_transform(uint32_t n, const double *queries, const d
     return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }
 
+/* Columns that are read together, because a column of a large matrix does not stay in the
+ * first-level cache. */
+#define TOGETHER 8u
+
 kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, double *room,
                                  uint16_t *triangle, double *gain)
 {
@@ -181,11 +185,13 @@ kvant_status kvant_make_triangle(uint32_t n, double *queries, double *keys, doub
         after = kernels->mean_factor(d, keys, queries, room);
     }
     const double factor = sqrt(trace / after);
-    for (size_t i = 0; i < d && after > 0; i++) {
-        float row[KVANT_MAX_HEAD_DIM];
-        for (size_t j = 0; j <= i; j++)
-            row[j] = (float)(factor * queries[j * d + i]);
-        kvant_triangle_set_row(triangle, d, i, row);
+    for (size_t first = 0; first < d && after > 0; first += TOGETHER) {
+        float rows[TOGETHER][KVANT_MAX_HEAD_DIM];
+        for (size_t j = 0; j < d && j < first + TOGETHER; j++)
+            for (size_t i = first; i < d && i < first + TOGETHER; i++)
+                rows[i - first][j] = (float)(factor * queries[j * d + i]);
+        for (size_t i = first; i < d && i < first + TOGETHER; i++)
+            kvant_triangle_set_row(triangle, d, i, rows[i - first]);
     }
     *gain = after / trace;
     return after > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;

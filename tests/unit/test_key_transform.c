@@ -379,6 +379,22 @@ static void attention_changes_the_matrix(void **state)
     assert_memory_not_equal(means[0], means[1], sizeof means[0]);
 }
 
+/* The codes of a triangle are rounded as roundf() rounds, also next to a half and beyond 7. */
+static void codes_of_triangles_round_to_nearest(void **state)
+{
+    (void)state;
+    for (int i = -40; i <= 40; i++)
+        for (int step = -1; step <= 1; step++)
+            for (int width = -2; width <= 2; width++) {
+                const float middle = (float)i / 4,
+                            x = step ? nextafterf(middle, (float)step * INFINITY) : middle,
+                            by = ldexpf(1, width), most = KVANT_TRIANGLE_CODE;
+                const int want = (int)fminf(fmaxf(roundf(x), -most), most);
+                assert_int_equal(kvant_triangle_code(x * by, by), want);
+            }
+    assert_int_equal(kvant_triangle_code(1, 0), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +407,7 @@ int main(void)
         cmocka_unit_test(unused_directions_stay_within_bounds),
         cmocka_unit_test(attention_weights_are_those_of_softmax),
         cmocka_unit_test(attention_changes_the_matrix),
+        cmocka_unit_test(codes_of_triangles_round_to_nearest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
