@@ -161,9 +161,20 @@ const void *kvant_os_map_file(int file, size_t n)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
+/* Pages of smaller memory are made at once, because a page fault for each takes longer. Callers use
+ * all of such memory. Larger memory may stay unused in part. */
+#define MOST_PREPARED ((size_t)4 << 20)
+
+#if defined(MAP_POPULATE)
+#define PREPARED MAP_POPULATE
+#else
+#define PREPARED 0 /* other systems than Linux make pages one by one */
+#endif
+
 void *kvant_os_map_memory(size_t n)
 {
-    void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (n <= MOST_PREPARED ? PREPARED : 0);
+    void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, flags, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
