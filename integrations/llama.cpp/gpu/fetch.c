@@ -235,7 +235,7 @@ void kvp_gpu_copying_release(kvp_gpu *gpu)
         for (size_t i = 0; i < cache->n_tensors; i++) {
             const kvp_gpu_cells *cells = cache->tensors[i]->cells;
             if (cells->learner != NULL)
-                kvp_gpu_learner_finish(cells->learner);
+                kvp_gpu_learner_finish_all(cells->learner);
         }
     if (gpu->copying != NULL)
         kvp_cu.stream_free(gpu->copying);

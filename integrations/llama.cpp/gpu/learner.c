@@ -19,6 +19,36 @@
 static pthread_once_t counted = PTHREAD_ONCE_INIT;
 static sem_t at_once, hurried; /* permits to learn; lessons that hurry have permits of their own */
 
+/* First lessons that hurry and are not over. A thread that makes a transform ahead of time waits for
+ * them until somebody asks for its transform, because prompts need first transforms sooner. */
+static pthread_mutex_t firsts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t firsts_changed = PTHREAD_COND_INITIALIZER;
+static uint32_t n_firsts;
+
+static void count_firsts(int by)
+{
+    pthread_mutex_lock(&firsts_lock);
+    n_firsts += (uint32_t)by;
+    pthread_cond_broadcast(&firsts_changed);
+    pthread_mutex_unlock(&firsts_lock);
+}
+
+static void set_ahead(kvp_gpu_learner *l, bool ahead)
+{
+    pthread_mutex_lock(&firsts_lock);
+    l->ahead = ahead;
+    pthread_cond_broadcast(&firsts_changed);
+    pthread_mutex_unlock(&firsts_lock);
+}
+
+static void wait_for_firsts(const kvp_gpu_learner *l)
+{
+    pthread_mutex_lock(&firsts_lock);
+    while (n_firsts > 0 && l->ahead)
+        pthread_cond_wait(&firsts_changed, &firsts_lock);
+    pthread_mutex_unlock(&firsts_lock);
+}
+
 /* The caller of a GPU that computes a prompt has little to do: it leaves all CPUs but one. */
 static void count_cpus(void)
 {
@@ -54,6 +84,20 @@ void kvp_gpu_learner_finish(kvp_gpu_learner *l)
     l->runs = false;
 }
 
+static void finish_maker(kvp_gpu_learner *l)
+{
+    set_ahead(l, false);
+    if (l->maker_runs)
+        pthread_join(l->maker, NULL);
+    l->maker_runs = false;
+}
+
+void kvp_gpu_learner_finish_all(kvp_gpu_learner *l)
+{
+    kvp_gpu_learner_finish(l); /* first, because this thread may start the maker */
+    finish_maker(l);
+}
+
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
 {
     if (cells->learner != NULL && !cells->learner->begun)
@@ -70,9 +114,7 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     if (l == NULL)
         return;
     atomic_store(&l->dropped, true);
-    if (l->making)
-        pthread_join(l->maker, NULL);
-    kvp_gpu_learner_finish(l); /* first, because threads use the learner in cells */
+    kvp_gpu_learner_finish_all(l); /* first, because threads use the learner in cells */
     cells->learner = NULL;
     kvp_gpu_learner_drop(cells, l);
     free(l->bucket_kept);
@@ -336,13 +378,33 @@ static void *learn(void *context)
     return NULL;
 }
 
+static bool start_maker(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries);
+
+/* Goes on with a further bucket. Both transforms fill `starts`, so the first one must be there. */
+static void go_on(kvp_gpu_cells *cells)
+{
+    kvp_gpu_learner *l = cells->learner;
+    const kvant_lesson_bucket bucket = kvant_lesson_bucket_at(l->lesson.ahead);
+
+    if (bucket.id == 0 || !l->brought || l->failed || atomic_load(&l->dropped))
+        return;
+    set_ahead(l, true);
+    if (!start_maker(cells, &bucket, l->lesson.hurries))
+        set_ahead(l, false);
+}
+
 static void *learn_apart(void *context)
 {
-    const kvp_gpu_cells *cells = context;
+    kvp_gpu_cells *cells = context;
+    const bool hurries = cells->learner->lesson.hurries;
 
-    if (!cells->learner->lesson.hurries)
+    if (!hurries)
         kvp_host_lower_priority();
-    return learn(context);
+    learn(context);
+    go_on(cells);
+    if (hurries)
+        count_firsts(-1);
+    return NULL;
 }
 
 static bool have_event(kvp_gpu_learner *l)
@@ -364,9 +426,13 @@ bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *le
     }
     l->begun = true;
     kvp_gpu_queries_find(cells, &l->lesson);
+    if (l->lesson.hurries)
+        count_firsts(1);
     l->runs = kvant_os_start_thread(&l->thread, learn_apart, cells, 0);
     if (!l->runs)
         learn(cells);
+    if (!l->runs && l->lesson.hurries)
+        count_firsts(-1);
     return true;
 }
 
@@ -392,6 +458,7 @@ static void *make_bucket(void *context)
 
     if (!l->making_hurries)
         kvp_host_lower_priority();
+    wait_for_firsts(l);
     acquire_permit(permits);
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
@@ -406,6 +473,26 @@ static void *make_bucket(void *context)
     return NULL;
 }
 
+static bool start_maker(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries)
+{
+    kvp_gpu_learner *l = cells->learner;
+
+    l->bucket = *bucket;
+    l->made_bucket = false;
+    l->making_hurries = hurries;
+    l->making = l->maker_runs = kvant_os_start_thread(&l->maker, make_bucket, cells, 0);
+    return l->making;
+}
+
+/* Forgets a transform that was made ahead of time and is not the one that is needed. */
+static void forget_ahead(kvp_gpu_learner *l)
+{
+    finish_maker(l);
+    l->making = false;
+    free(l->bucket_kept);
+    l->bucket_kept = NULL;
+}
+
 bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries)
 {
     kvp_gpu_learner *l = cells->learner;
@@ -413,13 +500,12 @@ bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bu
     if (l == NULL || l->tensor == NULL || cells->cache->buckets.centers.uneven ||
         cells->cache->buckets.centers.rope.size == 0)
         return false;
+    if (l->making && l->ahead && l->bucket.id != bucket->id)
+        forget_ahead(l);
+    set_ahead(l, false);
     if (l->making)
         return l->bucket.id == bucket->id;
-    l->bucket = *bucket;
-    l->made_bucket = false;
-    l->making_hurries = hurries;
-    l->making = kvant_os_start_thread(&l->maker, make_bucket, cells, 0);
-    return l->making;
+    return start_maker(cells, bucket, hurries);
 }
 
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
@@ -428,7 +514,7 @@ bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
 
     if (l == NULL || !l->making)
         return true;
-    pthread_join(l->maker, NULL);
+    finish_maker(l);
     l->making = false;
     cells->further_made |= (uint32_t)l->made_bucket << l->bucket.id;
     if (l->made_bucket)

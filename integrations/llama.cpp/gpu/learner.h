@@ -17,6 +17,7 @@ typedef struct kvp_gpu_learner_input {
     size_t n_all;
     int32_t *positions; /* or NULL: not known; the learner frees them */
     bool hurries;       /* somebody waits for the matrix soon, so more threads work at once */
+    uint32_t ahead;     /* the position bucket that the thread goes on with; 0: none */
     /* Batches of queries in GPU memory, readable at the same time (queries.c), and the bytes of one
      * token's queries. */
     const char *queries[KVP_KEPT_BATCHES];
@@ -83,7 +84,10 @@ typedef struct kvp_gpu_learner {
     /* no caller uses the result, so a thread that starts later learns nothing */
     atomic_bool dropped;
     pthread_t maker; /* the thread for a further key transform */
-    bool making, making_hurries;
+    /* making: its result was not used yet; maker_runs: it was not joined yet */
+    bool making, maker_runs, making_hurries;
+    atomic_bool made_over;      /* that thread has nothing left to do */
+    bool ahead;                 /* nobody has asked for its transform yet */
     kvant_lesson_bucket bucket; /* the position bucket that it learns for */
     bool made_bucket;
     void *bucket_kept; /* the transform as records hold it, or NULL */
@@ -94,9 +98,13 @@ void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 
 /* A thread makes the first matrix of keys, and of queries that were kept, once. It reads what the
  * work enqueued so far writes. The learner owns the arrays of the lesson, also after an error
- * (false, with a message). finish waits for the thread. drop frees the results of the thread. */
+ * (false, with a message). finish waits for the thread. finish_all also waits for the thread of a
+ * further key transform, and keeps its result. drop frees the results of the first thread. If
+ * the lesson says so, another thread goes on with the transform of a further bucket. That transform
+ * depends on the same rows alone, so it is the same whenever it is made. */
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson);
 void kvp_gpu_learner_finish(kvp_gpu_learner *l);
+void kvp_gpu_learner_finish_all(kvp_gpu_learner *l);
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
 
 /* `kvp_gpu_learner_request` starts a thread that learns the transform of a further position bucket,

@@ -33,9 +33,13 @@ static bool learns(const kvp_gpu_cells *cells)
 static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n, bool hurries)
 {
     const kvp_gpu_cells *cells = kv->cells;
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t a_stream = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS;
     kvp_gpu_learner_input lesson = { .n = n,
                                      .halves = kv->memory,
                                      .hurries = hurries,
+                                     .ahead = kvant_lesson_bucket_ahead(cache->in_place_state->room,
+                                                                        a_stream),
                                      .positions = malloc((n + 1) * sizeof(*lesson.positions)) };
 
     if (lesson.positions == NULL)
