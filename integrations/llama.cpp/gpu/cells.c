@@ -169,8 +169,8 @@ static bool upload(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, 
                    uint32_t bucket, const float *start, const float *mean, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells);
-    bool ok =
-        kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
+    bool ok = kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
+              kvp_gpu_bring_numbers(cells->gpu, to->at, host, n, stream);
 
     if (ok && start != NULL)
         ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(*start),
@@ -208,8 +208,8 @@ bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
 
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
         read_key_transform(cells, head, kvp_gpu_tables(learned->codecs[head]), host);
-    ok = ok &&
-         upload(cells, &cells->further[bucket - 1], host, n, bucket, learned->start, mean, NULL);
+    ok = ok && upload(cells, &cells->further[bucket - 1], host, n, bucket, learned->start, mean,
+                      cells->gpu->copying);
     free(host);
     return ok;
 }

@@ -43,10 +43,10 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
             kvp_cu.host_memory_free(b->fetched[kind].at);
 }
 
-/* Copies that threads make. CUDA holds a lock while it copies to memory that it does not know, and
- * llama.cpp's thread waits for the lock when it launches kernels. With 15 threads the lock was held
- * for most of a prompt's first batch. So threads copy through pieces of memory that CUDA knows, to
- * which the GPU copies by itself. */
+/* Copies that threads make. CUDA holds a lock while it copies from or to memory that it does not
+ * know, and llama.cpp's thread waits for it when it launches kernels. With 15 threads the lock
+ * was held for most of a prompt's first batch. So threads copy through pieces of memory that CUDA
+ * knows, to which the GPU copies by itself. */
 
 #define PIECE_BYTES ((size_t)1 << 18) /* larger pieces copy no faster */
 
@@ -115,6 +115,28 @@ bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, b
             kvp_api.fp16_to_fp32_row((const void *)piece->numbers, to + i, (int64_t)some);
         else if (ok)
             memcpy(to + i, piece->numbers, some * size);
+    }
+    if (piece != NULL)
+        give_piece(gpu, piece);
+    return ok;
+}
+
+bool kvp_gpu_bring_numbers(kvp_gpu *gpu, void *to, const float *from, size_t n, cu_stream stream)
+{
+    const bool in_thread = stream != gpu->stream;
+    const size_t most = in_thread ? PIECE_BYTES / sizeof(*from) : n;
+    struct kvp_gpu_piece *piece = in_thread ? take_piece(gpu) : NULL;
+    bool ok = !in_thread || piece != NULL;
+
+    for (size_t i = 0, some; i < n && ok; i += some) {
+        some = n - i < most ? n - i : most;
+        if (in_thread)
+            memcpy(piece->numbers, from + i, some * sizeof(*from));
+        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)((float *)to + i),
+                                      in_thread ? piece->numbers : from + i, some * sizeof(*from),
+                                      stream),
+                       "copying") &&
+             kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
     }
     if (piece != NULL)
         give_piece(gpu, piece);

@@ -276,6 +276,9 @@ void kvp_gpu_copying_release(kvp_gpu *gpu);
 /* Copies n numbers to the computer's memory on that stream, and waits for them. halves: they are
  * fp16 on the GPU. False with a message. */
 bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves);
+
+/* Copies n numbers to the GPU on a stream, and waits for them. False with a message. */
+bool kvp_gpu_bring_numbers(kvp_gpu *gpu, void *to, const float *from, size_t n, cu_stream stream);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* Copies n rows of `width` bytes, which lie one after another on the GPU, and `pitch` bytes apart
