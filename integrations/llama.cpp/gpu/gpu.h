@@ -61,7 +61,6 @@
 #pragma once
 
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdatomic.h>
 
 #include <kvant/cuda_kernels.h>

@@ -16,37 +16,50 @@
 
 #define MOST_AT_ONCE 7 /* layers: more disturb a GPU's caller that decodes tokens */
 
-static pthread_once_t counted = PTHREAD_ONCE_INIT;
-static sem_t at_once, hurried; /* permits to learn; lessons that hurry have permits of their own */
+/* The C library keeps 40 MiB of stacks for new threads. With this size it keeps a stack for each
+ * layer. With the usual 8 MiB a prompt would map and unmap most of them, and each time stop all
+ * threads. */
+#define STACK ((size_t)1 << 20)
 
-/* First lessons that hurry and are not over. A thread that makes a transform ahead of time waits for
- * them until somebody asks for its transform, because prompts need first transforms sooner. */
-static pthread_mutex_t firsts_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t firsts_changed = PTHREAD_COND_INITIALIZER;
+static pthread_once_t counted = PTHREAD_ONCE_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+/* Threads that wait to learn: at most `most` learn at once. They begin in the order of their
+ * tickets, because a prompt waits for the first layer first. On a busy machine threads would begin
+ * in any order. */
+typedef struct queue {
+    uint32_t most, n_tickets, n_over;
+} queue;
+
+static queue at_once, hurried; /* lessons that hurry have a separate queue */
+
+/* First lessons that hurry and are not over. A thread that makes a transform ahead of time waits
+ * for them until somebody asks for its transform, because prompts need first transforms sooner. */
 static uint32_t n_firsts;
 
-static void count_firsts(int by)
+static void add(uint32_t *number, int by)
 {
-    pthread_mutex_lock(&firsts_lock);
-    n_firsts += (uint32_t)by;
-    pthread_cond_broadcast(&firsts_changed);
-    pthread_mutex_unlock(&firsts_lock);
+    pthread_mutex_lock(&lock);
+    *number += (uint32_t)by;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
 }
 
 static void set_ahead(kvp_gpu_learner *l, bool ahead)
 {
-    pthread_mutex_lock(&firsts_lock);
+    pthread_mutex_lock(&lock);
     l->ahead = ahead;
-    pthread_cond_broadcast(&firsts_changed);
-    pthread_mutex_unlock(&firsts_lock);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
 }
 
 static void wait_for_firsts(const kvp_gpu_learner *l)
 {
-    pthread_mutex_lock(&firsts_lock);
+    pthread_mutex_lock(&lock);
     while (n_firsts > 0 && l->ahead)
-        pthread_cond_wait(&firsts_changed, &firsts_lock);
-    pthread_mutex_unlock(&firsts_lock);
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
 }
 
 /* The caller of a GPU that computes a prompt has little to do: it leaves all CPUs but one. */
@@ -54,16 +67,28 @@ static void count_cpus(void)
 {
     const uint32_t all = kvant_available_cpus() - 1, n = all < 1 ? 1 : all;
 
-    sem_init(&hurried, 0, n);
-    sem_init(&at_once, 0, n > MOST_AT_ONCE ? MOST_AT_ONCE : n);
+    hurried.most = n;
+    at_once.most = n > MOST_AT_ONCE ? MOST_AT_ONCE : n;
 }
 
-/* Waits for a permit to learn. A signal handler of the program may interrupt the wait, which then
- * gives no permit. */
-static void acquire_permit(sem_t *permits)
+/* A thread with a ticket waits in the queue and adds itself to n_over at its end. Otherwise later
+ * threads would wait forever. */
+static uint32_t take_ticket(queue *of)
 {
-    while (sem_wait(permits) != 0)
-        ;
+    uint32_t ticket;
+
+    pthread_mutex_lock(&lock);
+    ticket = of->n_tickets++;
+    pthread_mutex_unlock(&lock);
+    return ticket;
+}
+
+static void wait_in(const queue *of, uint32_t ticket)
+{
+    pthread_mutex_lock(&lock);
+    while ((int32_t)(ticket - of->n_over) >= (int32_t)of->most) /* both may wrap around */
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
 }
 
 void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
@@ -370,11 +395,11 @@ static bool make_first(kvp_gpu_cells *cells)
 static void *learn(void *context)
 {
     kvp_gpu_cells *cells = context;
-    sem_t *permits = cells->learner->lesson.hurries ? &hurried : &at_once;
+    queue *of = cells->learner->lesson.hurries ? &hurried : &at_once;
 
-    acquire_permit(permits);
+    wait_in(of, cells->learner->ticket);
     cells->learner->failed = !make_first(cells);
-    sem_post(permits);
+    add(&of->n_over, 1);
     return NULL;
 }
 
@@ -403,7 +428,7 @@ static void *learn_apart(void *context)
     learn(context);
     go_on(cells);
     if (hurries)
-        count_firsts(-1);
+        add(&n_firsts, -1);
     return NULL;
 }
 
@@ -427,12 +452,13 @@ bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *le
     l->begun = true;
     kvp_gpu_queries_find(cells, &l->lesson);
     if (l->lesson.hurries)
-        count_firsts(1);
-    l->runs = kvant_os_start_thread(&l->thread, learn_apart, cells, 0);
+        add(&n_firsts, 1);
+    l->ticket = take_ticket(l->lesson.hurries ? &hurried : &at_once);
+    l->runs = kvant_os_start_thread(&l->thread, learn_apart, cells, STACK);
     if (!l->runs)
         learn(cells);
     if (!l->runs && l->lesson.hurries)
-        count_firsts(-1);
+        add(&n_firsts, -1);
     return true;
 }
 
@@ -454,18 +480,18 @@ static void *make_bucket(void *context)
     float *mean = calloc(kvp_gpu_width(cells), sizeof(*mean));
     kvp_gpu_learned_transform learned;
     const bool room = have_learned(cells, &learned) && mean != NULL;
-    sem_t *permits = l->making_hurries ? &hurried : &at_once;
+    queue *of = l->making_hurries ? &hurried : &at_once;
 
     if (!l->making_hurries)
         kvp_host_lower_priority();
     wait_for_firsts(l);
-    acquire_permit(permits);
+    wait_in(of, take_ticket(of));
     l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
                      kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
                                                      KVANT_PAGE_TOKENS, cells->sources,
                                                      learned.codecs, learned.kept, 1) == KVANT_OK &&
                      kvp_gpu_upload_bucket(cells, l->bucket.id, &learned, mean);
-    sem_post(permits);
+    add(&of->n_over, 1);
     l->bucket_kept = learned.kept;
     kvp_gpu_free_codecs(learned.codecs, cells->n_kv_heads);
     free(learned.start);
@@ -480,7 +506,7 @@ static bool start_maker(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket,
     l->bucket = *bucket;
     l->made_bucket = false;
     l->making_hurries = hurries;
-    l->making = l->maker_runs = kvant_os_start_thread(&l->maker, make_bucket, cells, 0);
+    l->making = l->maker_runs = kvant_os_start_thread(&l->maker, make_bucket, cells, STACK);
     return l->making;
 }
 

@@ -77,7 +77,8 @@ typedef struct kvp_gpu_learner {
     pthread_t thread;
     /* begun: a thread was started for the first key transform; runs: it was not joined yet */
     bool begun, runs;
-    bool failed; /* there was no memory */
+    uint32_t ticket; /* of the thread, in the queue of threads that learn */
+    bool failed;     /* there was no memory */
     kvp_gpu_learned_transform made;
     bool brought; /* the cells' arrays on the GPU have the numbers of made; nobody reads them yet */
     kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
