@@ -109,10 +109,26 @@ def loops(answer):
     return answer.count(answer[-LOOP:]) >= 3
 
 
+def answer(options, cache, number, prompt):
+    """The prompt and its answer, from the folder of answers if it is there."""
+    if options.answers is None:
+        return generate(options, cache, prompt)
+    path = options.answers / f"{model_name(options.model)}-{cache.replace(':', '-')}-{number}.txt"
+    if not path.exists():
+        made = generate(options, cache, prompt)
+        part = path.with_suffix(".part")
+        part.write_text(made)
+        part.rename(path)
+    return path.read_text()
+
+
 def line(options, cache, begun):
     """A line of the CSV. Several answers are made and scored at a time."""
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        answers = list(pool.map(lambda prompt: generate(options, cache, prompt), begun))
+        numbered = enumerate(begun)
+        answers = list(pool.map(lambda one: answer(options, cache, *one), numbered))
+        if options.no_scores:
+            return None
         scores = list(pool.map(lambda answer: score(options, cache, answer), answers))
     nll, kld = zip(*scores)
     logs = [mean(row) for row in nll]
@@ -159,6 +175,10 @@ def parse_arguments():
     )
     parser.add_argument("--threads", type=int, default=1, help="of an answer")
     parser.add_argument("--jobs", type=int, default=2, help="answers at a time")
+    parser.add_argument(
+        "--answers", type=pathlib.Path, help="folder that keeps answers, for a later call to score"
+    )
+    parser.add_argument("--no-scores", action="store_true", help="make the answers alone")
     parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
     parser.add_argument(
         "--programs", type=pathlib.Path, required=True, help="folder of scripts/fetch.py programs"
@@ -167,6 +187,8 @@ def parse_arguments():
         "-o", "--output", type=pathlib.Path, default=ROOT / "bench/results/generate.csv"
     )
     options = parser.parse_args()
+    if options.answers:
+        options.answers.mkdir(parents=True, exist_ok=True)
     options.scored = options.scored or PROMPT + options.tokens * 15 // 16
     return options
 
@@ -176,6 +198,8 @@ def main():
     begun = prompts(options.text.read_text(), options.prompts)
     for cache in options.caches.split(","):
         found = line(options, cache, begun)
+        if found is None:
+            continue
         append(options.output, [{name: str(value) for name, value in found.items()}])
         print(found, flush=True)
 

@@ -2,6 +2,7 @@
 cache on the same text and positions, and the bits of everything that the cache holds at that
 length. It owns what is read from the programs' logs, and refuses a log that lacks a number."""
 
+import os
 import re
 import subprocess
 import threading
@@ -22,7 +23,10 @@ FOUND = {
 # llama.cpp prints a line for each of the model's caches; windows have their own.
 CACHE_MIB = r"(?:llama_kv_cache: size|KV self size) *= *([\d.]+) MiB"
 GPU_NAME = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-ON_CPU = "in system memory) (unknown id)"  # how llama.cpp names kvant's device without a GPU
+# On a GPU kvant leaves a cache as f16 while memory suffices, unless it is told not to. It counts
+# the graphs that its device computed there when it is verbose.
+KVANT = {"KVANT_EXACT": "0", "KVANT_VERBOSE": "1"}
+GPU_GRAPHS = r"kvant: KVANT\S*: [1-9]\d* graphs"
 WRITING = threading.Lock()  # only one line is appended to the CSV at a time
 KVANT_BITS = r"KV cache .+: ([\d.]+) bits per number"
 
@@ -59,6 +63,11 @@ def parse(system, text, f16_mib):
     row = {name: last_number(pattern, text, name) for name, pattern in FOUND.items()}
     row["top1"] = round(row["top1"] / 100, 6)
     return {"bits": bits(system, text, f16_mib), **row}
+
+
+def ran_on_gpu(text):
+    """Whether kvant's device computed on a GPU, by kvant's log."""
+    return re.search(GPU_GRAPHS, text) is not None
 
 
 class Run:
@@ -120,7 +129,11 @@ class Run:
         command = [str(word) for word in command]
         # ik_llama.cpp writes a log into the current folder.
         done = subprocess.run(
-            command, cwd=options.work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=options.work,
+            env={**os.environ, **KVANT},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         text = done.stdout.decode("utf-8", "replace")
         name = f"{system.program}-{system.cache}-{self.name}-{self.length}.log"
@@ -140,7 +153,7 @@ class Run:
     def measure(self, system, base):
         path, f16_mib = base
         words, text = self.call(system, "--kl-divergence-base", path, "--kl-divergence")
-        if self.on_gpu(system) and system.program == "kvant" and ON_CPU in text:
+        if self.on_gpu(system) and system.program == "kvant" and not ran_on_gpu(text):
             raise LogError("kvant's cache was not on the GPU")
         numbers = parse(system, text, f16_mib)
         scored = {"from": self.length // 2, "to": self.length - 2}

@@ -13,7 +13,7 @@ sys.path[:0] = [str(ROOT / "bench" / "rivals"), str(ROOT / "bench")]
 
 import tasks  # noqa: E402
 from pieces import as_pieces, byte_characters, kept_merges, pieces_in  # noqa: E402
-from quality import LogError, cache_mib, model_name, parse  # noqa: E402
+from quality import LogError, cache_mib, model_name, parse, ran_on_gpu  # noqa: E402
 from speed import DEPTH, read_bench, read_sweep  # noqa: E402
 from systems import SYSTEMS, System  # noqa: E402
 
@@ -51,6 +51,12 @@ class Quality(unittest.TestCase):
     def test_kvant_says_its_bits(self):
         self.assertEqual(parse(System("kvant", "balanced"), KVANT + NUMBERS, 45.0)["bits"], 6.56)
         self.assertEqual(parse(System("kvant", "named"), NAMED + NUMBERS, 45.0)["bits"], 4.34)
+
+    def test_a_cache_on_a_gpu_is_told_from_one_in_system_memory(self):
+        measured = "kvant: KVANT: 0 graphs in 0 parts, 0 captures, 0 launches\n"
+        self.assertTrue(ran_on_gpu(measured + "kvant: KVANT: 64 graphs in 1984 parts\n"))
+        self.assertFalse(ran_on_gpu(measured + KVANT))
+        self.assertFalse(ran_on_gpu("using device KVANT (a cache in system memory)\n"))
 
     def test_names_of_models(self):
         for file, name in (
