@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 
+from llama_server import Server
 from record import append, context, model_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -109,26 +110,54 @@ def loops(answer):
     return answer.count(answer[-LOOP:]) >= 3
 
 
-def answer(options, cache, number, prompt):
-    """The prompt and its answer, from the folder of answers if it is there."""
+def served(options, cache, begun):
+    """The prompts and their answers, from a llama-server that makes all of them at once."""
+    words = [options.server, "-m", options.model, "-np", len(begun), "-t", options.threads]
+    words += ["-c", 2 * options.tokens * len(begun), "--no-warmup", "-fa", "on"]
+    kind, _, preset = cache.rpartition(":")
+    if kind == "kvant":
+        words = [options.kvant, "exec", "--preset", preset, "--", *words]
+    else:
+        words += ["-ctk", cache, "-ctv", cache]
+
+    def ask(prompt):
+        body = {"prompt": prompt, "n_predict": options.tokens, "temperature": 0}
+        status, reply = server.request("POST", "/completion", {**body, "ignore_eos": True})
+        if status != 200:
+            raise RuntimeError(f"status {status}: {reply}")
+        return prompt + reply["content"]
+
+    with tempfile.TemporaryFile() as log, Server([str(word) for word in words], log) as server:
+        server.wait()
+        with concurrent.futures.ThreadPoolExecutor(len(begun)) as pool:
+            return list(pool.map(ask, begun))
+
+
+def make_answers(options, cache, begun):
+    if options.server:
+        return served(options, cache, begun)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        return list(pool.map(lambda prompt: generate(options, cache, prompt), begun))
+
+
+def find_answers(options, cache, begun):
+    """The answers of a cache, from the folder of answers if they are there."""
     if options.answers is None:
-        return generate(options, cache, prompt)
-    path = options.answers / f"{model_name(options.model)}-{cache.replace(':', '-')}-{number}.txt"
+        return make_answers(options, cache, begun)
+    path = options.answers / f"{model_name(options.model)}-{cache.replace(':', '-')}.json"
     if not path.exists():
-        made = generate(options, cache, prompt)
         part = path.with_suffix(".part")
-        part.write_text(made)
+        part.write_text(json.dumps(make_answers(options, cache, begun), indent=1))
         part.rename(path)
-    return path.read_text()
+    return json.loads(path.read_text())
 
 
 def line(options, cache, begun):
-    """A line of the CSV. Several answers are made and scored at a time."""
+    """A line of the CSV, or None without scores. Several answers are scored at a time."""
+    answers = find_answers(options, cache, begun)
+    if options.no_scores:
+        return None
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        numbered = enumerate(begun)
-        answers = list(pool.map(lambda one: answer(options, cache, *one), numbered))
-        if options.no_scores:
-            return None
         scores = list(pool.map(lambda answer: score(options, cache, answer), answers))
     nll, kld = zip(*scores)
     logs = [mean(row) for row in nll]
@@ -175,18 +204,19 @@ def parse_arguments():
     )
     parser.add_argument("--threads", type=int, default=1, help="of an answer")
     parser.add_argument("--jobs", type=int, default=2, help="answers at a time")
+    parser.add_argument("--server", help="a llama-server that makes the answers, instead")
     parser.add_argument(
         "--answers", type=pathlib.Path, help="folder that keeps answers, for a later call to score"
     )
     parser.add_argument("--no-scores", action="store_true", help="make the answers alone")
     parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
-    parser.add_argument(
-        "--programs", type=pathlib.Path, required=True, help="folder of scripts/fetch.py programs"
-    )
+    parser.add_argument("--programs", type=pathlib.Path, help="folder of scripts/fetch.py programs")
     parser.add_argument(
         "-o", "--output", type=pathlib.Path, default=ROOT / "bench/results/generate.csv"
     )
     options = parser.parse_args()
+    if not (options.programs or options.server or options.answers):
+        parser.error("--programs or --server is missing")
     if options.answers:
         options.answers.mkdir(parents=True, exist_ok=True)
     options.scored = options.scored or PROMPT + options.tokens * 15 // 16
