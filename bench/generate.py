@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 
-from llama_server import Server
+from llama_server import Server, with_cache
 from record import append, context, model_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -114,11 +114,7 @@ def served(options, cache, begun):
     """The prompts and their answers, from a llama-server that makes all of them at once."""
     words = [options.server, "-m", options.model, "-np", len(begun), "-t", options.threads]
     words += ["-c", 2 * options.tokens * len(begun), "--no-warmup", "-fa", "on"]
-    kind, _, preset = cache.rpartition(":")
-    if kind == "kvant":
-        words = [options.kvant, "exec", "--preset", preset, "--", *words]
-    else:
-        words += ["-ctk", cache, "-ctv", cache]
+    words = [str(word) for word in with_cache(options.kvant, cache, words)]
 
     def ask(prompt):
         body = {"prompt": prompt, "n_predict": options.tokens, "temperature": 0}
@@ -127,7 +123,7 @@ def served(options, cache, begun):
             raise RuntimeError(f"status {status}: {reply}")
         return prompt + reply["content"]
 
-    with tempfile.TemporaryFile() as log, Server([str(word) for word in words], log) as server:
+    with tempfile.TemporaryFile() as log, Server(words, log) as server:
         server.wait()
         with concurrent.futures.ThreadPoolExecutor(len(begun)) as pool:
             return list(pool.map(ask, begun))

@@ -7,6 +7,15 @@ import subprocess
 import time
 
 
+def with_cache(kvant, cache, words):
+    """The words that start a program of llama.cpp with a cache: a type of llama.cpp, or kvant: and
+    a preset."""
+    kind, _, preset = cache.rpartition(":")
+    if kind == "kvant":
+        return [kvant, "exec", "--preset", preset, "--", *words]
+    return [*words, "-ctk", cache, "-ctv", cache]
+
+
 class Server:
     def __init__(self, command, log, env=None):
         with socket.socket() as free:

@@ -22,7 +22,7 @@ import re
 import sys
 import tempfile
 
-from llama_server import Server
+from llama_server import Server, with_cache
 from record import append, context, first_line, model_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -211,14 +211,9 @@ def wilson(count, total, z=1.96):
 
 def start(options, cache, length):
     """The words that start llama-server with a cache."""
-    kind, _, preset = cache.rpartition(":")
     words = [options.server, "-m", options.model, "-c", length, "-np", 1, "-t", options.threads]
     words += ["--no-warmup", "-fa", "on", *(["-ngl", 99] if options.gpu else [])]
-    if kind == "kvant":
-        words = [options.kvant, "exec", "--preset", preset, "--", *words]
-    else:
-        words += ["-ctk", cache, "-ctv", cache]
-    return [str(word) for word in words]
+    return [str(word) for word in with_cache(options.kvant, cache, words)]
 
 
 def post(server, path, body):
