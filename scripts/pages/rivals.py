@@ -7,23 +7,23 @@ FLOATS = {
     "Qwen2.5-0.5B": ("Qwen2.5-Coder-0.5B-20k-float", None),
     "Gemma-3-270M": ("Gemma-3-270M-20k-float", None),
 }
-NOISY = {
-    "SmolLM2-135M, 4-bit weights": ("SmolLM2-135M", None),
-    "Qwen2.5-0.5B, 4-bit weights": ("Qwen2.5-Coder-0.5B", None),
-    "Gemma-3-270M, 4-bit weights": ("Gemma-3-270M-20k", None),
-}
-# kvant was measured on these models with 4-bit weights only.
-QWEN = {
-    "Qwen2.5-0.5B, 4-bit weights": NOISY["Qwen2.5-0.5B, 4-bit weights"],
-    "Qwen2.5-1.5B, 4-bit weights": ("Qwen2.5-Coder-1.5B", None),
-}
-MODELS = {2048: {**FLOATS, **QWEN}, 8192: {**FLOATS, **NOISY}, 32768: FLOATS}
+NOISY = {"Qwen2.5-1.5B, 4-bit weights": ("Qwen2.5-Coder-1.5B", None)}
+MODELS = {2048: {**FLOATS, **NOISY}, 8192: FLOATS, 32768: FLOATS}
 
 
-def newest(results, length, model):
+def on_gpu(line):
+    return line["machine"].startswith("NVIDIA")
+
+
+def cache_name(line):
+    """The cache, and whether kvant ran on a GPU, where its cache has other bits and loses more."""
+    return line["cache"] + (", GPU" if line["program"] == "kvant" and on_gpu(line) else "")
+
+
+def newest(results, length, model, fits=lambda line: True):
     """{(program, cache): its newest line} at a length, for a model of the page."""
     found, (own, other) = {}, MODELS[length][model]
-    for line in results.lines(FILE, {"length": length}):
+    for line in filter(fits, results.lines(FILE, {"length": length})):
         if line["model"] == own or (line["model"] == other and line["program"] == "transformers"):
-            found.setdefault((line["program"], line["cache"]), []).append(line)
+            found.setdefault((line["program"], cache_name(line)), []).append(line)
     return {key: results.take(lines) for key, lines in found.items()}

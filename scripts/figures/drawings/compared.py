@@ -5,7 +5,7 @@ from rivals import newest
 
 LENGTH = 2048
 LEFT, RIGHT, TOP, PANEL, GAP = 76, WIDTH - 20, 124, 240, 64
-MODELS = ("SmolLM2-135M", "Qwen2.5-0.5B, 4-bit weights", "Gemma-3-270M")
+MODELS = ("SmolLM2-135M", "Qwen2.5-0.5B", "Gemma-3-270M")
 COLORS = {
     "kvant": "ours",
     "llama.cpp": "stock",

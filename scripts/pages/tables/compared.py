@@ -4,29 +4,27 @@ ideas are worth inside kvant."""
 import math
 
 from caches import MODELS as SMALL
-from caches import PRESETS
-from rivals import FILE, MODELS, newest
-from tables.papers import CACHES, LONG
+from rivals import FILE, MODELS, cache_name, newest, on_gpu
 from text import code, divergence, significant, table, times
 
 SPEED, ANSWERS, TASKS = "rivals_speed.csv", "generate.csv", "tasks.csv"
 SHORT, IDEAS, PREDICTED = "rivals_short.csv", "rivals_ideas.csv", "rivals_predicted.csv"
 KLD = ("kld_mean", "kld_se")
+ASKED = ("f16", "q8_0", "kvant:quality", "kvant:balanced", "kvant:small", "kvant:tiny", "q4_0")
 TASK_NAMES = {"needle": "facts", "tools": "tool calls", "arithmetic": "word problems"}
 ANSWERED = {"SmolLM2-135M": "SmolLM2-135M", "Qwen2.5-Coder-0.5B-20k": "Qwen2.5-0.5B"}
 LENGTHS = (2048, 8192, 32768)
 BUDGETS = (8.5, 6.5, 5.5, 4.5, 3.5, 2.5)
-
-LONG_FILE, LONG_BUDGETS = "long_contexts.csv", (8.5, 4.5, 3.5)
-LABELS = {cache: label for label, cache in CACHES.items()}
-# Bits of caches whose lines of long_contexts.csv have no size.
-STOCK_BITS = {"q8_0": 8.5, "q4_0": 4.5, "fp8": 8}
 
 
 def _name(program, cache):
     """A cache on the page: ik_llama.cpp `q8_KV`."""
     kind, _, rest = cache.partition(", ")
     return f"{program} {code(kind)}" + (f", {rest}" if rest else "")
+
+
+def _line_name(line):
+    return _name(line["program"], cache_name(line))
 
 
 def _quality(results, length):
@@ -37,7 +35,7 @@ def _quality(results, length):
             rows.append(
                 [
                     name,
-                    _name(line["program"], line["cache"]),
+                    _line_name(line),
                     f"{line.number('bits'):.2f}",
                     significant(line.number("kld_mean")),
                     significant(line.number("kld_se"), 2),
@@ -60,7 +58,7 @@ def compared_8k(results):
 
 
 def compared_32k(results):
-    """Caches of other programs at 32,768 tokens."""
+    """The same at 32,768 tokens."""
     return _quality(results, 32768)
 
 
@@ -88,7 +86,7 @@ def _best(lines, budget):
 def _cells(line):
     if line is None:
         return ["", ""]
-    name = _name(line["program"], line["cache"]).removeprefix("kvant ")
+    name = _line_name(line).removeprefix("kvant ")
     return [name, significant(line.number("kld_mean"))]
 
 
@@ -104,7 +102,7 @@ def _leaders(lines, budget):
         error = math.hypot(best.number("kld_se"), rival.number("kld_se"))
         if rival.number("kld_mean") - best.number("kld_mean") <= 2 * error:
             found.append(rival)
-    return ", ".join(_name(line["program"], line["cache"]) for line in found)
+    return ", ".join(map(_line_name, found))
 
 
 def compared_leaders(results):
@@ -113,19 +111,19 @@ def compared_leaders(results):
     for length in LENGTHS:
         for name in MODELS[length]:
             lines = list(newest(results, length, name).values())
-            if any(line["program"] == "kvant" for line in lines):
+            if lines:
                 cells = [_leaders(lines, budget) for budget in BUDGETS]
                 rows.append([f"{length:,}", name, *cells])
     columns = [f"at most {budget:g} bits" for budget in BUDGETS]
     return table(["tokens", "model", *columns], *rows)
 
 
-def compared_budget(results):
+def _budgets(results, fits):
     """The lowest KLD that kvant and other programs reach within a budget of bits per number."""
     rows = []
     for length in LENGTHS:
         for name in MODELS[length]:
-            lines = list(newest(results, length, name).values())
+            lines = list(newest(results, length, name, fits).values())
             ours = [line for line in lines if line["program"] == "kvant"]
             others = [line for line in lines if line["program"] != "kvant"]
             for budget in BUDGETS if ours else ():
@@ -137,46 +135,14 @@ def compared_budget(results):
     return table([*heading, "best other", "KLD of the other"], *rows)
 
 
-def _long_lines(results, model):
-    """(cache, bits per number, KLD) in the second half of a long context, without calibration."""
-    context, first, last = LONG[model]
-    of = {"model": model, "context": context, "from": first, "to": last, "calibrated": "0"}
-    newest = {}
-    for line in results.lines(LONG_FILE, of):
-        newest.setdefault(line["cache"], []).append(line)
-    newest = {cache: results.take(lines) for cache, lines in newest.items()}
-    # With windows f16 has fewer bytes than f16_bytes says, which counts all tokens.
-    f16 = newest["f16"].number("bytes") if "f16" in newest else None
-    for cache, line in newest.items():
-        bits = STOCK_BITS.get(cache.partition(",")[0])
-        if bits is None and line["bytes"]:
-            bits = 16 * line.number("bytes") / (f16 or line.number("f16_bytes"))
-        if bits and cache != "f16":
-            yield cache, bits, line.number("kld_mean")
+def compared_budget(results):
+    """The lowest KLD of kvant and of other programs within a budget of bits per number."""
+    return _budgets(results, lambda line: True)
 
 
-def _long_cells(lines, budget):
-    cache, _, kld = min(
-        (x for x in lines if x[1] <= budget), key=lambda x: x[2], default=[None] * 3
-    )
-    if cache is None:
-        return ["", ""]
-    word, _, rest = LABELS.get(cache, cache).partition(", ")
-    return [code(word) + (f", {rest}" if rest else ""), divergence(kld)]
-
-
-def compared_codecs_32k(results):
-    """The lowest KLD of codecs at the end of 32,768 tokens within a budget of bits."""
-    rows = []
-    for model in ("Qwen2.5", "Gemma-3"):
-        lines = list(_long_lines(results, model))
-        ours = [x for x in lines if x[0] in PRESETS]
-        others = [x for x in lines if x[0] not in PRESETS]
-        for budget in LONG_BUDGETS:
-            cells = _long_cells(ours, budget) + _long_cells(others, budget)
-            rows.append([model, f"{budget:g}", *cells])
-    heading = ["model", "bits at most", "kvant", "KLD of kvant"]
-    return table([*heading, "best other codec", "KLD of the other"], *rows)
+def compared_gpu(results):
+    """The same on a GPU alone."""
+    return _budgets(results, on_gpu)
 
 
 def compared_speed(results):
@@ -219,6 +185,7 @@ def compared_answers(results):
             [
                 ANSWERED[model],
                 _name(kind or "llama.cpp", cache),
+                f"{int(line['tokens']):,}",
                 f"{line.number('ppl'):.2f}",
                 f"{line.number('ppl_low'):.2f} to {line.number('ppl_high'):.2f}",
                 divergence(line.number("kld")),
@@ -231,6 +198,7 @@ def compared_answers(results):
     heading = [
         "model",
         "cache",
+        "tokens",
         "perplexity of the answers",
         "95 % interval",
         "KLD",
@@ -244,14 +212,19 @@ def _percent(share):
     return f"{100 * share:.0f}"
 
 
+def _task_order(key):
+    task, tokens, cache = key
+    return list(TASK_NAMES).index(task), tokens, ASKED.index(cache)
+
+
 def compared_tasks(results):
     """Tasks after long prompts: right answers of each cache, and answers that f16 gives, too."""
     found = {}
     for line in results.lines(TASKS):
         found.setdefault((line["task"], int(line["tokens"]), line["cache"]), []).append(line)
     rows = []
-    for (task, tokens, cache), lines in found.items():
-        line = results.take(lines)
+    for task, tokens, cache in sorted(found, key=_task_order):
+        line = results.take(found[task, tokens, cache])
         kind, _, cache = cache.rpartition(":")
         asked = int(line["questions"])
         rows.append(
