@@ -1,9 +1,8 @@
-/* test_plugin_signals.c - threads and semaphores of the plug-in in a program that handles signals.
- * The test runs on the mock of a GPU, where threads learn from a prompt.
+/* test_plugin_signals.c - threads of the plug-in in a program that handles signals. The test runs
+ * on the mock of a GPU, where threads learn from a prompt.
  *
- * This program's pthread_create, sem_wait and sem_post come before the C library's, for the
- * plug-in, too. They note what the plug-in does with its signal mask, and interrupt each wait once,
- * as a handler without SA_RESTART does. */
+ * This program's pthread_create comes before the C library's, for the plug-in, too. It notes what
+ * the plug-in does with its signal mask. */
 #define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,9 +11,7 @@
 #include <cmocka.h>
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -24,16 +21,9 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { N_PROMPT = 150, N_STEPS = 8, MOST_SEMAPHORES = 64 };
+enum { N_PROMPT = 150, N_STEPS = 8 };
 
 static atomic_int n_threads, n_open; /* threads of the plug-in; threads that do not block signals */
-
-/* Permits of a semaphore that threads of the plug-in took and gave back. */
-static struct {
-    sem_t *of;
-    int taken, given;
-} permits[MOST_SEMAPHORES];
-static pthread_mutex_t permits_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void next(const char *name, void *function)
 {
@@ -45,18 +35,6 @@ static bool in_plugin(void *address)
 {
     Dl_info info;
     return dladdr(address, &info) != 0 && strstr(info.dli_fname, "ggml-kvant") != NULL;
-}
-
-static void note_permit(sem_t *semaphore, int taken, int given)
-{
-    int i = 0;
-    pthread_mutex_lock(&permits_lock);
-    while (i < MOST_SEMAPHORES - 1 && permits[i].of != NULL && permits[i].of != semaphore)
-        i++;
-    permits[i].of = semaphore;
-    permits[i].taken += taken;
-    permits[i].given += given;
-    pthread_mutex_unlock(&permits_lock);
 }
 
 EXPORTED int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
@@ -73,43 +51,6 @@ EXPORTED int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
             atomic_fetch_add(&n_open, 1);
     }
     return create(thread, attributes, run, argument);
-}
-
-EXPORTED int sem_wait(sem_t *semaphore)
-{
-    static _Thread_local bool interrupted;
-    int (*wait)(sem_t *);
-    next("sem_wait", &wait);
-    if (!in_plugin(__builtin_return_address(0)))
-        return wait(semaphore);
-    interrupted = !interrupted;
-    if (interrupted) {
-        errno = EINTR;
-        return -1;
-    }
-    int status = wait(semaphore);
-    if (status == 0)
-        note_permit(semaphore, 1, 0);
-    return status;
-}
-
-EXPORTED int sem_trywait(sem_t *semaphore)
-{
-    int (*try)(sem_t *);
-    next("sem_trywait", &try);
-    int status = try(semaphore);
-    if (status == 0 && in_plugin(__builtin_return_address(0)))
-        note_permit(semaphore, 1, 0);
-    return status;
-}
-
-EXPORTED int sem_post(sem_t *semaphore)
-{
-    int (*post)(sem_t *);
-    next("sem_post", &post);
-    if (in_plugin(__builtin_return_address(0)))
-        note_permit(semaphore, 0, 1);
-    return post(semaphore);
 }
 
 static int start(void **state)
@@ -138,19 +79,8 @@ static void threads_block_the_programs_signals(void **state)
     assert_int_equal(atomic_load(&n_open), 0);
 }
 
-/* A wait that a signal ended took no permit, so none may be given back for it. Otherwise more
- * threads than the limit would learn at once. A permit is kept when its semaphore is destroyed. */
-static void interrupted_waits_take_no_permit(void **state)
-{
-    (void)state;
-    assert_non_null(permits[0].of);
-    for (int i = 0; i < MOST_SEMAPHORES && permits[i].of != NULL; i++)
-        assert_true(permits[i].given <= permits[i].taken);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(threads_block_the_programs_signals),
-                                        cmocka_unit_test(interrupted_waits_take_no_permit) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(threads_block_the_programs_signals) };
     return cmocka_run_group_tests(tests, start, harness_stop);
 }
