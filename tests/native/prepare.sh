@@ -43,8 +43,8 @@ plugin=$root/integrations/llama.cpp
 os=posix ending='' more_words=-D_GNU_SOURCE
 case $cmake_system in
     Windows) # has neither fork(), signals nor the files of Linux in /proc, /sys and /dev; ends
-        # lines by two characters
-        without="$without available concurrent log pack parallel trace"
+        # lines by two characters; a GPU's states are not packed there (align, pack)
+        without="$without align available concurrent log pack parallel trace"
         os=windows ending=.exe more_words="-include $root/tests/native/windows.h"
         ;;
     Darwin) # has no barriers for threads

@@ -51,9 +51,11 @@ def read_vectors(
 
 
 def _npy(path: pathlib.Path, part: slice) -> Any:
+    with open(path, "rb"):
+        pass  # an OSError of its own: no such file, no permission
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, OSError) as error:  # OSError: Windows maps no shortened file
         raise ValueError(f"{path}: it is damaged, or not a .npy file: {error}") from None
     if not isinstance(rows, np.ndarray):  # a .npz file with another name
         rows.close()
