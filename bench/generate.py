@@ -10,7 +10,6 @@ is a cache. Its intervals are bootstrapped over prompts. An answer loops when it
 characters occur at least three times in it. Small models loop with an f16 cache, too, so the line
 of f16 is the reference."""
 
-import argparse
 import array
 import concurrent.futures
 import json
@@ -21,10 +20,9 @@ import subprocess
 import sys
 import tempfile
 
-from llama_server import Server, with_cache
+from llama_server import Server, parser_of_caches, with_cache
 from record import append, context, model_name
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROMPT = 80  # tokens that are not scored: a prompt has fewer
 LOOP = 64
 RESAMPLES, SEED = 2000, 0
@@ -185,13 +183,10 @@ def line(options, cache, begun):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
-    parser.add_argument("-f", "--text", type=pathlib.Path, required=True)
-    parser.add_argument(
-        "--caches", default="f16,q8_0,q4_0,kvant:quality,kvant:balanced,kvant:small,kvant:tiny"
+    parser = parser_of_caches(
+        __doc__,
+        "f16,q8_0,q4_0,kvant:quality,kvant:balanced,kvant:small,kvant:tiny",
+        "generate.csv",
     )
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2048, help="that are generated")
@@ -205,11 +200,7 @@ def parse_arguments():
         "--answers", type=pathlib.Path, help="folder that keeps answers, for a later call to score"
     )
     parser.add_argument("--no-scores", action="store_true", help="make the answers alone")
-    parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
     parser.add_argument("--programs", type=pathlib.Path, help="folder of scripts/fetch.py programs")
-    parser.add_argument(
-        "-o", "--output", type=pathlib.Path, default=ROOT / "bench/results/generate.csv"
-    )
     options = parser.parse_args()
     if not (options.programs or options.server or options.answers):
         parser.error("--programs or --server is missing")

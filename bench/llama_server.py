@@ -1,10 +1,31 @@
-"""A llama-server as a context: on a free port, stopped at the end."""
+"""What programs that compare caches in llama.cpp share: their arguments, the words that start a
+program with a cache, and a llama-server as a context, on a free port and stopped at the end."""
 
+import argparse
 import http.client
 import json
+import pathlib
 import socket
 import subprocess
 import time
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def parser_of_caches(description, caches, results):
+    """A parser with the arguments that all these programs have. results: the name of their file."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
+    parser.add_argument("-f", "--text", type=pathlib.Path, required=True)
+    parser.add_argument("--caches", default=caches)
+    parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
+    parser.add_argument(
+        "-o", "--output", type=pathlib.Path, default=ROOT / "bench" / "results" / results
+    )
+    return parser
 
 
 def with_cache(kvant, cache, words):

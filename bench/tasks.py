@@ -12,7 +12,6 @@ A line of bench/results/tasks.csv is a task with a cache. `right` counts expecte
 the answers that are those of f16, which is measured first. The intervals are Wilson's, of 95 %. The
 prompts have the form of Qwen's chats. `arithmetic` has worked examples instead of a text."""
 
-import argparse
 import concurrent.futures
 import json
 import os
@@ -22,10 +21,9 @@ import re
 import sys
 import tempfile
 
-from llama_server import Server, with_cache
+from llama_server import Server, parser_of_caches, with_cache
 from record import append, context, first_line, model_name
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 SEED = 0
 GPU_NAME = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 # On a GPU kvant would leave the cache as f16 while memory suffices.
@@ -277,25 +275,18 @@ def line(options, cache, task, tokens, answers, exact):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of_caches(
+        __doc__,
+        "q8_0,q4_0,kvant:quality,kvant:balanced,kvant:small,kvant:tiny",
+        "tasks.csv",
     )
-    parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
-    parser.add_argument("-f", "--text", type=pathlib.Path, required=True)
     parser.add_argument("--server", default="llama-server", help="llama.cpp's llama-server")
     parser.add_argument("--gpu", action="store_true", help="the server is on a GPU")
     parser.add_argument("--tasks", default="needle:16384 tools:8192 tools:32768 arithmetic:2048")
-    parser.add_argument(
-        "--caches", default="q8_0,q4_0,kvant:quality,kvant:balanced,kvant:small,kvant:tiny"
-    )
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--parallel", type=int, default=1, help="caches at a time (default 1)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--kvant", default=ROOT / "build" / "bin" / "kvant")
     parser.add_argument("--logs", type=pathlib.Path, help="folder (default: a temporary one)")
-    parser.add_argument(
-        "-o", "--output", type=pathlib.Path, default=ROOT / "bench/results/tasks.csv"
-    )
     options = parser.parse_args()
     options.logs = options.logs or pathlib.Path(tempfile.mkdtemp(prefix="kvant-tasks-"))
     return options
