@@ -8,9 +8,10 @@ The tasks are: `needle`, numbers that stand between the lines of the text; `tool
 whose JSON schemas stand before the text, with a grammar of the schemas; `arithmetic`, word problems
 of two steps after worked examples. The number after a task is the length of the prompt in tokens.
 
-A line of bench/results/tasks.csv is a task with a cache. `right` counts expected answers, `equal`
-the answers that are those of f16, which is measured first. The intervals are Wilson's, of 95 %. The
-prompts have the form of Qwen's chats. `arithmetic` has worked examples instead of a text."""
+A line of bench/results/tasks.csv is a task with a cache. `right` counts expected answers.
+`equal` counts answers that f16, which is measured first, gives too. The intervals are Wilson's,
+of 95 %. The prompts have the form of Qwen's chats. `arithmetic` has worked examples instead of a
+text."""
 
 import concurrent.futures
 import json
@@ -42,7 +43,7 @@ AFTER_TOOLS = "\nThe following text has nothing to do with the questions.\n"
 
 
 def chat(system, user, begin=""):
-    """What the server reads: the part that all questions share, and the part of one question."""
+    """A prompt for the server: the part that all questions share, and the part of one question."""
     head = f"<|im_start|>system\n{system}<|im_end|>\n"
     return head + f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n{begin}"
 
