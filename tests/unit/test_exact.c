@@ -4,6 +4,8 @@
 
 #include <kvant/cache.h>
 
+#include "../../src/cache/tensor.h"
+
 static const kvant_exact_part usual = {
     .size = sizeof usual, .first = 64, .newest = 128, .total = 192, .step = 512
 };
@@ -30,7 +32,29 @@ static uint32_t n_open(const fixture *f)
 }
 
 /* Rows of a sequence are written in steps of any length. The newest rows before a step and at least
- * the last 512 rows of the step itself are exact after it, and a block of older rows is sealed. */
+ * the last 512 rows of the step itself are exact after it, and a block of older rows is sealed.
+ * clock: how many rows were written to the sequence before. */
+static void write_and_check_ends(fixture *f, uint64_t seed, uint64_t clock)
+{
+    uint64_t rng = seed;
+    f->tensor->clocks[0] = clock;
+    for (uint32_t n = 0, step; n < 4000; n += step) {
+        static const uint32_t most[] = { 1, 9, 64, 512, 700 };
+        step = 1 + (uint32_t)(test_random(&rng) % most[test_random(&rng) % COUNT(most)]);
+        step = step < 4000 - n ? step : 4000 - n;
+        write_range(f, n, step, step, 1 + (uint32_t)seed % 2, &rng);
+        const uint32_t end = n + step, kept = step < 512 ? 128 + step : 512;
+        for (uint32_t block = 0; block < (end + 63) / 64; block++) {
+            const uint32_t last = 64 * block + 63;
+            if (block == 0 || last + kept >= end)
+                assert_true(is_open(f, block));
+            else if (step <= 512 && last + 128 < n)
+                assert_false(is_open(f, block));
+        }
+        assert_true(n_open(f) <= 3 + 1 + 8);
+    }
+}
+
 static void first_and_newest_rows_are_exact(void **state)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel",
@@ -38,29 +62,29 @@ static void first_and_newest_rows_are_exact(void **state)
     (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (uint64_t seed = 1; seed < 5; seed++) {
-            uint64_t rng = seed;
             fixture f = make_exact(specs[s], 1, 64, &usual);
             const bool exact_numbers =
                 strncmp(specs[s], "int", 3) == 0 && !strstr(specs[s], "center");
-            for (uint32_t n = 0, step; n < 4000; n += step) {
-                static const uint32_t most[] = { 1, 9, 64, 512, 700 };
-                step = 1 + (uint32_t)(test_random(&rng) % most[test_random(&rng) % COUNT(most)]);
-                step = step < 4000 - n ? step : 4000 - n;
-                write_range(&f, n, step, step, 1 + (uint32_t)seed % 2, &rng);
-                const uint32_t end = n + step, kept = step < 512 ? 128 + step : 512;
-                for (uint32_t block = 0; block < (end + 63) / 64; block++) {
-                    const uint32_t last = 64 * block + 63;
-                    if (block == 0 || last + kept >= end)
-                        assert_true(is_open(&f, block));
-                    else if (step <= 512 && last + 128 < n)
-                        assert_false(is_open(&f, block));
-                }
-                assert_true(n_open(&f) <= 3 + 1 + 8);
-            }
+            write_and_check_ends(&f, seed, 0);
             if (exact_numbers && !strstr(specs[s], "axis"))
                 check_slots(&f, 0, 4000);
             drop(&f);
         }
+}
+
+/* A server writes more rows to a sequence than an int32_t counts. */
+static void after_billions_of_rows_the_newest_are_exact(void **state)
+{
+    static const uint64_t clocks[] = { (UINT64_C(1) << 30) - 1000, INT32_MAX - 1000, INT32_MAX,
+                                       UINT64_C(1) << 40 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(clocks); i++) {
+        fixture f = make_exact("int-4", 1, 64, &usual);
+        write_and_check_ends(&f, 1 + i, clocks[i]);
+        write_and_check_ends(&f, 5 + i, clocks[i]); /* to the same slots */
+        check_slots(&f, 0, 4000);
+        drop(&f);
+    }
 }
 
 /* The codes of a row do not depend on the steps that wrote it or on later rows. */
@@ -429,6 +453,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_and_newest_rows_are_exact),
+        cmocka_unit_test(after_billions_of_rows_the_newest_are_exact),
         cmocka_unit_test(steps_and_threads_do_not_change_bytes),
         cmocka_unit_test(rejected_rows_make_no_row_older),
         cmocka_unit_test(a_text_in_used_slots_has_the_same_window),
