@@ -137,31 +137,6 @@ static void busy_sequences_keep_their_newest_tokens(void **unused)
     end(&m);
 }
 
-/* Moves the blocks that leave the pages below n. A block that gets another page keeps its rows. */
-static void vacate(model *m, uint32_t n)
-{
-    static uint64_t former[PAGES][SLOTS];
-    int32_t moved[BLOCKS];
-    const kvant_plan_changes c = kvant_plan_vacate(m->plan, n);
-    for (uint32_t page = 0; page < m->params.n_pages; page++)
-        if (m->owner[page] >= 0)
-            moved[m->owner[page]] = (int32_t)page;
-    memcpy(former, m->pages, sizeof former);
-    change(m, &(kvant_plan_changes){ c.seal, NULL, c.n_seal, 0 });
-    for (uint32_t i = 0; i < c.n_open; i++) {
-        const int32_t from = moved[c.open[i].block];
-        assert_true(from >= 0 && from < (int32_t)n && c.open[i].page >= n);
-        assert_int_equal(m->owner[from], (int32_t)c.open[i].block);
-        assert_int_equal(m->owner[c.open[i].page], -1);
-        memcpy(m->pages[c.open[i].page], former[from], sizeof former[0]);
-        m->owner[c.open[i].page] = (int32_t)c.open[i].block;
-        m->owner[from] = -1;
-    }
-    for (uint32_t page = 0; page < n; page++)
-        assert_int_equal(m->owner[page], -1);
-    check(m);
-}
-
 /* The first 8 pages are for a step and are needed for something else after it. The test seals old
  * blocks, as a caller does that wants no other exact rows. The ends fit in the 4 other pages. */
 static void steps_leave_their_pages(void **unused)
@@ -335,6 +310,23 @@ static void shifted_tokens_stay_as_new_as_they_are(void **unused)
         assert_true(append(&m, &which, 1, 64));
         check_ends(&m, 0, 64);
     }
+    end(&m);
+}
+
+/* Tokens move as far as an int32_t allows, again and again, and keep their distances. */
+static void shifts_end_at_the_last_position(void **unused)
+{
+    static const int32_t by[] = { INT32_MIN, INT32_MIN, INT32_MAX, INT32_MAX, INT32_MAX, -1, 1 };
+    const int64_t slot = 0;
+    (void)unused;
+    model m;
+    begin(&m, usual, 1);
+    assert_true(append(&m, &(uint32_t){ 0 }, 1, 512));
+    for (uint32_t i = 0; i < COUNT(by) * 8; i++) {
+        kvant_plan_shift(m.plan, i % 8, by[i / 8]);
+        assert_int_equal(kvant_plan_age(m.plan, i % 8), -64 * (int64_t)(i % 8 + 1));
+    }
+    take(&m, &(kvant_plan_step){ &slot, &(int32_t){ INT32_MAX }, 1, NULL, 0, false });
     end(&m);
 }
 
@@ -574,6 +566,7 @@ int main(void)
         cmocka_unit_test(blocks_age_with_their_new_rows),
         cmocka_unit_test(newest_tokens_of_an_idle_sequence_count_from_its_end),
         cmocka_unit_test(shifted_tokens_stay_as_new_as_they_are),
+        cmocka_unit_test(shifts_end_at_the_last_position),
         cmocka_unit_test(copies_are_as_exact_as_their_originals),
         cmocka_unit_test(rewritten_blocks_are_opened),
         cmocka_unit_test(parameters_change_between_steps),
