@@ -198,9 +198,8 @@ static void see_all(kvant_tensor *tensor, const int64_t *slots, size_t n)
 }
 
 /* A sequence that is written for weeks has more rows than there are positions. Once its clock is
- * beyond LATEST_CLOCK, the sequence goes on with KEPT_CLOCK, and everything that was measured by the
- * clock moves along. Rows before that are older than any window, so the plan may forget by how
- * much. */
+ * beyond LATEST_CLOCK, the sequence goes on with KEPT_CLOCK. Everything that the clock measured
+ * moves along. Rows before that are older than any window, so the plan may forget by how much. */
 #define LATEST_CLOCK (UINT64_C(1) << 30)
 #define KEPT_CLOCK (UINT64_C(1) << 29)
 
