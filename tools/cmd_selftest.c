@@ -154,8 +154,8 @@ static bool write_report(const test_report *report, const char *path)
     const bool failed = ferror(file) != 0;
     if (fclose(file) != 0 || failed)
         return complain("--report %s: cannot be written", path);
-    fprintf(stderr, "kvant: %s can be sent unchanged: it has no user name, host name or path\n",
-            path);
+    report_line("kvant: ", "%s can be sent unchanged: it has no user name, host name or path",
+                path);
     return true;
 }
 

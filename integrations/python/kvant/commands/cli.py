@@ -30,12 +30,18 @@ class Leave(Exception):
         self.code = code
 
 
+def plain(text):
+    """A text that may come from a file. Control characters become blanks, so that they cannot
+    change a terminal."""
+    return re.sub("[\x00-\x1f\x7f-\x9f]", " ", str(text))
+
+
 def complain(text):
-    print(f"kvant: {text}", file=sys.stderr)
+    print(f"kvant: {plain(text)}", file=sys.stderr)
 
 
 def hint(text):
-    print(f"  hint: {text}", file=sys.stderr)
+    print(f"  hint: {plain(text)}", file=sys.stderr)
 
 
 def fail(text, *hints, code=RUNTIME):
