@@ -4,6 +4,7 @@
 
 #include <kvant/cache.h>
 
+#include "../../src/cache/device.h"
 #include "../../src/math/triangle.h"
 #include "../attention_reference.h"
 
@@ -372,9 +373,39 @@ static void parameters_are_checked(void **state)
     params = params_of("f32", NULL);
     params.max_sequences = UINT32_MAX;
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
+    params = params_of("f32", NULL);
+    params.n_layers = UINT32_C(1) << 31;
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
     params.size = 8;
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
     assert_null(cache);
+}
+
+/* Tables of blocks take memory for the blocks that sequences have, not for all blocks of the cache
+ * in every sequence. */
+static void tables_grow_with_their_sequences(void **state)
+{
+    enum { SEQUENCES = 20000 };
+    (void)state;
+    model m = { .rng = 5 };
+    kvant_cache_params params = params_of("int-4", "int-4");
+    params.max_sequences = SEQUENCES;
+    assert_int_equal(kvant_cache_create(&params, &m.cache), KVANT_OK);
+    float *rows = calloc(MOST * WIDTH, sizeof *rows);
+    uint64_t n_entries = 0;
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        assert_int_equal(kvant_sequence_create(m.cache), i);
+    for (uint32_t n = 1; n < MOST; n += 100)
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            assert_int_equal(kvant_cache_append(m.cache, layer, (int32_t)n, rows, rows, n),
+                             KVANT_OK);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        n_entries += m.cache->sequences[i].room;
+        assert_true(m.cache->sequences[i].room >= m.cache->sequences[i].n_blocks);
+    }
+    assert_in_range(n_entries, 1, 6 * 16);
+    free(rows);
+    kvant_cache_free(&m.cache);
 }
 
 /* 0 is the default of a scale and of a softcap. Numbers that are none must not become it. */
@@ -516,6 +547,7 @@ int main(void)
         cmocka_unit_test(rows_are_read_back),
         cmocka_unit_test(factors_are_checked),
         cmocka_unit_test(parameters_are_checked),
+        cmocka_unit_test(tables_grow_with_their_sequences),
         cmocka_unit_test(queries_may_come_before_their_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
