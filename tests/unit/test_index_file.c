@@ -249,6 +249,31 @@ static void failed_and_replaced(void **state)
     remove_files(&f);
 }
 
+/* Another program writes a shorter file over the file of a view. */
+static void cut_while_open(void **state)
+{
+    files f = make_files();
+    float row[DIM], score;
+    uint64_t id;
+    char err[256] = "";
+    (void)state;
+    kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, true);
+    save(index, f.path);
+    kvant_index *view = opened(kvant_index_view, f.path);
+    assert_int_equal(truncate(f.path, 64), 0);
+    const kvant_index_query query = {
+        .size = sizeof query, .rows = f.rows, .stride = DIM, .n = 1, .k = 1
+    };
+    assert_int_equal(kvant_index_search(view, &query, &score, &id), KVANT_ERR_FORMAT);
+    assert_non_null(strstr(kvant_error_message(), "cut short"));
+    assert_int_equal(kvant_index_reconstruct(view, 0, row), KVANT_ERR_FORMAT);
+    assert_int_equal(kvant_index_verify(view), KVANT_ERR_FORMAT);
+    assert_int_equal(kvant_index_save(view, f.path, err, sizeof err), KVANT_ERR_FORMAT);
+    kvant_index_free(&view);
+    kvant_index_free(&index);
+    remove_files(&f);
+}
+
 /* No part of a removed vector is in the file, nor its id, whether the removed vector was the last
  * or others come after it. */
 static void removed_vectors_are_gone(void **state)
@@ -283,9 +308,13 @@ static void removed_vectors_are_gone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(saved_and_found),     cmocka_unit_test(emptied),
-        cmocka_unit_test(flipped_bits),        cmocka_unit_test(other_lengths),
-        cmocka_unit_test(failed_and_replaced), cmocka_unit_test(removed_vectors_are_gone),
+        cmocka_unit_test(saved_and_found),
+        cmocka_unit_test(emptied),
+        cmocka_unit_test(flipped_bits),
+        cmocka_unit_test(other_lengths),
+        cmocka_unit_test(failed_and_replaced),
+        cmocka_unit_test(cut_while_open),
+        cmocka_unit_test(removed_vectors_are_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
