@@ -216,7 +216,7 @@ static bool prepare(run *r)
                                 .at_least =
                                     s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 16,
                                 .n_ctx = s->n_ctx };
-    if (!can_write_beside("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
+    if (!can_write_file("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
         !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
         return false;
     r->reading.n_positions = s->n_positions;

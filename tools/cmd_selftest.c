@@ -185,6 +185,8 @@ int command_selftest(int argc, char **argv)
         complain("--codec %s: %s", s.codec, why);
         return EXIT_USAGE;
     }
+    if (s.report != NULL && !can_write_file("selftest: --report", s.report))
+        return EXIT_RUNTIME;
     test_device devices[MOST_DEVICES];
     test_report report = { .devices = devices, .shared_kib = s.shared_kib };
     if (s.shared_kib > 0)

@@ -54,6 +54,10 @@ bool report_line(const char *prefix, const char *format, ...);
 #define complain(...) report_line("kvant: ", __VA_ARGS__)
 #define hint(...) report_line("  hint: ", __VA_ARGS__)
 
+/* Whether a file can be made there: minutes of work should not end in "permission denied". If not,
+ * a line says why; it begins with `subject`, such as the name of the command. */
+bool can_write_file(const char *subject, const char *path);
+
 /* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a
  * full disk must not look like success). */
 int finish_output(void);

@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include "../integrations/llama.cpp/log.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -34,6 +35,22 @@ bool report_line(const char *prefix, const char *format, ...)
     print_plain(stderr, text);
     fputc('\n', stderr);
     return false;
+}
+
+bool can_write_file(const char *subject, const char *path)
+{
+    char folder[4096];
+    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder)
+        return complain("%s: the path of the file to write is too long", subject);
+    if (os_is_folder(path))
+        return complain("%s: %s is a folder: name a file in it", subject, path);
+    const size_t n = (size_t)(kvant_os_file_name(path) - path); /* with the slash */
+    folder[n > 1 ? n - 1 : n] = 0;
+    if (n == 0)
+        strcpy(folder, ".");
+    if (os_can_write_to(folder))
+        return true;
+    return complain("%s: cannot write to the folder %s: %s", subject, folder, strerror(errno));
 }
 
 int finish_output(void)

@@ -377,6 +377,11 @@ class Calibrate(unittest.TestCase):
                 "/nonexistent",
             ),
             (
+                ["calibrate", "-m", SMALL, "-f", TEXT, "-o", self.path.parent],
+                RUNTIME,
+                f"calibrate: {self.path.parent} is a folder",
+            ),
+            (
                 ["calibrate", "-m", SMALL, "-f", "/nonexistent", "-o", self.path],
                 RUNTIME,
                 "/nonexistent",

@@ -248,6 +248,7 @@ class Capture(unittest.TestCase):
             (["capture", "-f", TEXT, "-o", self.path], USAGE, "no model"),
             (["capture", "-m", SMALL, "-o", self.path], USAGE, "no text"),
             (["capture", "-m", SMALL, "-f", TEXT], USAGE, "no output"),
+            ([*base[:-1], self.path.parent], RUNTIME, "is a folder"),
             ([*base, "--layers", "3-1"], USAGE, "--layers"),
             ([*base, "--layers", "x"], USAGE, "--layers"),
             ([*base, "--queries", "0"], USAGE, "--queries"),

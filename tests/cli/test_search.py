@@ -204,6 +204,7 @@ class Search(unittest.TestCase):
         self.said("takes 2 files, not 1", "build", self.base, code=USAGE)
         self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
         self.said("there is no codec 'float'", "build", self.base, self.index, "-c", "float-4")
+        self.said("is a folder", "build", self.base, self.index.parent)
         self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")
         self.said(
             "but an index has one",

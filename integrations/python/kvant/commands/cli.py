@@ -318,6 +318,8 @@ def check_can_write(command, path):
     """Checks that a file can be written, so that minutes of work do not end in "permission
     denied"."""
     folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        fail(f"{command}: {path} is a folder: name a file in it")
     if not os.access(folder, os.W_OK | os.X_OK):
         why = "Permission denied" if os.path.isdir(folder) else "No such folder"
         fail(f"{command}: cannot write to the folder {folder}: {why}")
