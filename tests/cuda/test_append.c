@@ -202,7 +202,6 @@ static void run_append(const append_case *c)
 
 static void test_same_bytes(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4",
                                          "int-4:sym",
                                          "int-8",
@@ -265,7 +264,6 @@ static void test_same_bytes(void **unused)
  * several pages. */
 static void test_many_rows(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "trellis-4:rotate=hadamard", "trellis-3:rotate=none",
                                          "trellis-2:rotate=hadamard,scale=norm" };
     static const uint32_t dims[] = { 128, 64, 96 };
@@ -329,7 +327,6 @@ static void check_two_codebooks(const char *k, const char *v, uint32_t d, uint32
 
 static void test_two_codebooks(void **unused)
 {
-    (void)unused;
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 7, 64, 130 };
     for (size_t i = 0; i < (small_tests() ? 1 : 4); i++)
         for (size_t n = 0; n < 3; n++) {
@@ -343,7 +340,6 @@ static void test_two_codebooks(void **unused)
 /* Kernels of any head_dim and of any groups (src/cuda/any). */
 static void test_any(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *spec;
         uint32_t most; /* largest head_dim */
@@ -391,7 +387,6 @@ static void test_any(void **unused)
 /* The general form (src/cuda/any/general.h). */
 static void test_families(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
         "f32",
         "f16",
@@ -420,7 +415,6 @@ static void test_families(void **unused)
  * the token. */
 static void test_keeps_neighbours(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
         "int-4",        "int-8",
         "turboquant-3", "octopus-2",
@@ -456,7 +450,6 @@ static void test_keeps_neighbours(void **unused)
 
 static void test_refused_rows(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4",
                                          "trellis-4" };
     static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };

@@ -302,7 +302,6 @@ static void general_rows_are_the_cpus(void **state)
 {
     uint64_t rng = 11;
     uint32_t n = 0;
-    (void)state;
     for (size_t i = 0; spec_at(i); i++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
@@ -321,7 +320,6 @@ static void general_rows_are_the_cpus(void **state)
 static void calibrated_rows_are_the_cpus(void **state)
 {
     uint64_t rng = 12;
-    (void)state;
     for (size_t d = 1; d < 5; d++) {
         kvant_calibration *calibration = calibrate_fixed(dims[d]);
         assert_non_null(calibration);
@@ -361,7 +359,6 @@ static void expect_on_gpu(const kvant_codec *codec)
 static void all_specs_are_on_the_gpu(void **state)
 {
     uint32_t n = 0;
-    (void)state;
     for (size_t i = 0; spec_at(i); i++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
@@ -381,7 +378,6 @@ static void all_families_are_on_the_gpu(void **state)
 {
     kvant_calibration *calibration = calibrate_fixed(64);
     kvant_codec_family family = { .size = sizeof family };
-    (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; kvant_codec_family_get(i, &family) == KVANT_OK; i++)
         for (const char *at = family.variants;;

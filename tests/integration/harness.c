@@ -127,7 +127,6 @@ int harness_gpus(void)
 /* Most tests are about pages, so no cache is f16 in place unless a test asks for it. */
 int harness_load_plugin(void **state)
 {
-    (void)state;
     setenv("KVANT_EXACT", "0", 0);
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
@@ -178,7 +177,6 @@ int harness_start(void **state)
 
 int harness_stop(void **state)
 {
-    (void)state;
     llama_model_free(models[0]);
     llama_model_free(models[1]);
     return 0;

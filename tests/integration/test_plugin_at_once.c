@@ -97,7 +97,6 @@ static void both_give_the_bits_that_each_gives_alone(void **state)
     client alone[N_CLIENTS], together[N_CLIENTS];
     pthread_t threads[N_CLIENTS];
 
-    (void)state;
     start_clients(alone);
     for (int i = 0; i < N_CLIENTS; i++) {
         work(&alone[i]);

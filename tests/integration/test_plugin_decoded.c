@@ -88,7 +88,6 @@ static void matrices_come_from_decoded_tokens(void **state)
     float *stock, *parts, *graphs;
     double with, rival;
 
-    (void)state;
     if (!harness_has_mock() || getenv("KVANT_CALIBRATION") != NULL)
         skip();
     harness_need_floats();
@@ -177,7 +176,6 @@ static void rows_that_were_not_learnt_from_stay_themselves(void **state)
     uint8_t *stock = decoding_between_prompts(NULL, &stock_size),
             *ours = decoding_between_prompts("int-8:transform=first", &size);
 
-    (void)state;
     assert_int_equal(size, stock_size);
     print_message("relative difference %.4f\n", harness_state_difference(stock, ours, size));
     assert_true(harness_state_difference(stock, ours, size) <
@@ -195,7 +193,6 @@ static void learning_from_decoded_tokens_ends(void **state)
     float *stock, *parts, *graphs;
     uint8_t *rows, *ours;
 
-    (void)state;
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* the calibration belongs to another model */
     harness_load_tiny("llama");

@@ -144,7 +144,6 @@ static void no_first_request_spoils_later_ones(void **state)
     const char *path = getenv("KVANT_TEST_TEXT");
     double worst = 0, harmless;
 
-    (void)state;
     if (path != NULL) {
         read_text(path);
     } else {

@@ -416,7 +416,6 @@ static void memory_operations_are_those_of_stock(void **state)
     const double end = seconds() + (given != NULL ? atof(given) : 0);
     uint64_t seed = from != NULL ? strtoull(from, NULL, 10) : 1;
 
-    (void)state;
     for (int i = 0; given != NULL ? seconds() < end : i < N_SEEDS; i++)
         run_seed(seed++);
 }

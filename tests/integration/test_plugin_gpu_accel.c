@@ -53,7 +53,6 @@ static void attention_is_no_worse_than_stocks(void **state)
     static const char *const types[] = { "q8_0", "q4_0" };
     float *f16 = steps(&(harness_options){ .n_ctx = 512 });
 
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         float *stock = steps(&(harness_options){ .type = types[i], .n_ctx = 512 }), *ours;
         double ours_error, error;

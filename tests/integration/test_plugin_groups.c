@@ -158,7 +158,6 @@ static void blocks_have_the_cpus_codes(void **state)
     size_t size;
     uint8_t *stock;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     stock = decode_text(NULL, N_TEXT, 500, &size);
@@ -177,7 +176,6 @@ static void whole_blocks_are_sealed_once(void **state)
     struct llama_context *context;
     unsigned long n = 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = harness_context(&options);
@@ -198,7 +196,6 @@ static void tiers_are_chosen_for_blocks(void **state)
     static const char *const specs[] = { NULL, "turboquant-3.5", "turboquant-2.5" };
     float *logits[3];
 
-    (void)state;
     for (int i = 0; i < 3; i++)
         logits[i] =
             harness_prompt_logits(&(harness_options){ .spec = specs[i], .n_ctx = 512 }, 400);

@@ -141,7 +141,6 @@ static void a_freed_lender_is_never_used(void **state)
     void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
     pthread_t other;
 
-    (void)state;
     memcpy(&set_threadpool, &address, sizeof(address));
     address = harness_cpu_function("ggml_backend_set_n_threads");
     memcpy(&set_n_threads, &address, sizeof(address));
@@ -224,7 +223,6 @@ static void a_lender_has_no_more_threads_than_cpus(void **state)
     rows_graph g = make_rows_graph();
     const int n_cpus = (int)kvant_available_cpus(), n = n_cpus + 2;
 
-    (void)state;
     set_threads(g.backend, lender, n);
     set_threads(NULL, other, n);
     assert_int_equal(threads_of(lender), n_cpus);
@@ -246,7 +244,6 @@ static void switched_off_nothing_changes(void **state)
                    lender;
     rows_graph g;
 
-    (void)state;
     setenv("KVANT_HOST_THREADS", "0", 1);
     g = make_rows_graph();
     assert_ptr_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);

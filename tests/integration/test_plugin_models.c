@@ -120,7 +120,6 @@ static void check_all(const char *model)
 
 static void sliding_windows(void **state)
 {
-    (void)state;
     check_all("gemma3");
 }
 
@@ -149,7 +148,6 @@ static void other_head_dims(void **state)
     float *stock;
     double error;
 
-    (void)state;
     harness_load_tiny("llama");
     stock = logits_of(&plain);
     rival.type = "q4_0";
@@ -163,19 +161,16 @@ static void other_head_dims(void **state)
 
 static void softcap(void **state)
 {
-    (void)state;
     check_all("gemma2");
 }
 
 static void sinks(void **state)
 {
-    (void)state;
     check_all("gpt-oss");
 }
 
 static void recurrent_state(void **state)
 {
-    (void)state;
     check_all("lfm2");
 }
 
@@ -199,14 +194,12 @@ static void stays_as_it_is(const char *model)
 /* An indexer's keys, and latents with 32 RoPE channels. */
 static void keys_without_values_stay_as_they_are(void **state)
 {
-    (void)state;
     stays_as_it_is("deepseek2");
 }
 
 /* Latents are compressed only in the computer's memory. */
 static void latents(void **state)
 {
-    (void)state;
     if (harness_on_gpu())
         stays_as_it_is("latents");
     else
@@ -261,7 +254,6 @@ static void latents_of_several_sequences_in_one_batch(void **state)
     float *one, *other;
     double difference;
 
-    (void)state;
     harness_load_tiny("latents");
     one = mixed_logits(true);
     other = mixed_logits(false);
@@ -297,7 +289,6 @@ static void bad_rows_of_latents(void **state)
     uint8_t *saved;
     size_t size;
 
-    (void)state;
     harness_load_tiny("latents");
     context = harness_context(&plain);
     decode(context, N_TOKENS, 0, 0);
@@ -369,7 +360,6 @@ static void check_weights_on_a_gpu(const char *model)
 
 static void weights_on_a_gpu_or_on_the_cpu(void **state)
 {
-    (void)state;
     check_weights_on_a_gpu("llama");
 }
 
@@ -377,7 +367,6 @@ static void weights_on_a_gpu_or_on_the_cpu(void **state)
  * CPU computes here. */
 static void latents_on_a_gpu_or_on_the_cpu(void **state)
 {
-    (void)state;
     check_weights_on_a_gpu("latents");
 }
 

@@ -183,27 +183,23 @@ static void check_sealed_rows(const char *state, const char *returned)
 
 static void one_cpu_saves(void **state)
 {
-    (void)state;
     save_own("cpu", "cpu_logits");
 }
 
 static void two_gpu_saves_and_passes_on(void **state)
 {
-    (void)state;
     save_own("gpu", "gpu_logits");
     pass_on("cpu", "cpu_gpu");
 }
 
 static void three_cpu_passes_on_and_gets_its_state_back(void **state)
 {
-    (void)state;
     pass_on("gpu", "gpu_cpu");
     check_returned("cpu_gpu", "cpu_logits");
 }
 
 static void four_gpu_gets_its_state_back(void **state)
 {
-    (void)state;
     check_returned("gpu", "gpu_logits");
     check_sealed_rows("gpu", "gpu_cpu");
 }

@@ -174,7 +174,6 @@ static void each_allocation_may_fail(void **state)
     const double kld = harness_mean_kld(stock.logits, plain.logits, 2 * N_STEPS);
     int n_refused = 0;
 
-    (void)state;
     assert_true(n > 0);
     for (long i = 0; i < N_TRIES; i++) {
         const long failing = 1 + i * n / N_TRIES;

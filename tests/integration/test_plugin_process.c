@@ -170,7 +170,6 @@ static void a_new_process_answers_alike(void **state)
     float *stock, *saved, *here, *there;
     double before, after;
 
-    (void)state;
     prompt(context, N_PROMPT, 0);
     stock = answer(context, N_PROMPT, 0);
     llama_free(context);
@@ -292,7 +291,6 @@ static void states_that_end_anywhere_are_refused(void **state)
     uint8_t *saved = new_state(&bytes);
     witness w = new_witness(saved, bytes);
 
-    (void)state;
     for (size_t i = 0; i < N_CUTS; i++)
         check_cut(&w, saved, bytes / N_CUTS * i);
     check_cut(&w, saved, bytes - 1);
@@ -335,7 +333,6 @@ static void a_process_is_killed_while_it_saves(void **state)
     uint8_t *saved = new_state(&bytes);
     witness w = new_witness(saved, bytes);
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         uint8_t *left;
         unlink(slot_file);

@@ -73,7 +73,6 @@ static void learn(void)
 
 static void threads_block_the_programs_signals(void **state)
 {
-    (void)state;
     learn();
     assert_true(atomic_load(&n_threads) > 0);
     assert_int_equal(atomic_load(&n_open), 0);

@@ -51,7 +51,6 @@ static void one_conversation(void **state)
     uint8_t *saved;
     size_t size;
 
-    (void)state;
     new_lines();
     harness_decode(context, tokens, N_TOKENS, 0, 0, false);
     assert_string_equal(new_lines(), "o 1 512 - - -\ns 0 256 0+100 0+100 0+100\n");
@@ -81,7 +80,6 @@ static void two_streams(void **state)
         &(harness_options){ .spec = "turboquant-4", .n_ctx = 2 * N_CTX, .n_seq = 2 });
     struct llama_batch batch = llama_batch_init(2, 0, 1);
 
-    (void)state;
     new_lines();
     harness_decode(context, tokens, 5, 0, 0, false);
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);

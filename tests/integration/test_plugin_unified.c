@@ -97,7 +97,6 @@ static void compressed_cache(void **state)
 {
     static const int beside[][2] = { { 0, 0 }, { 37, 11 }, { 64, 0 } };
 
-    (void)state;
     check(&(harness_options){ .spec = "turboquant-4" }, beside, 3);
     check(&(harness_options){ .spec = "trellis-4:center=first,norm=first" }, beside, 3);
 }
@@ -106,7 +105,6 @@ static void accelerated_cache(void **state)
 {
     static const int beside[][2] = { { 64, 0 }, { 128, 0 } };
 
-    (void)state;
     harness_add_accel();
     check(&(harness_options){ .type = "q8_0", .accel = true }, beside, 2);
 }

@@ -118,7 +118,6 @@ static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
 
 static void attends_to_what_was_appended(void **state)
 {
-    (void)state;
     model m = make("f32", NULL);
     int32_t s = kvant_sequence_create(m.cache);
     assert_int_equal(s, 0);
@@ -131,7 +130,6 @@ static void attends_to_what_was_appended(void **state)
 
 static void presets_work_without_a_word(void **state)
 {
-    (void)state;
     model m = make(NULL, NULL);
     kvant_cache_info empty = { .size = sizeof empty };
     assert_int_equal(kvant_cache_get_info(m.cache, &empty), KVANT_OK);
@@ -158,7 +156,6 @@ static void presets_work_without_a_word(void **state)
 
 static void forks_share_until_they_differ(void **state)
 {
-    (void)state;
     static const char *const specs[] = { "f32", "int-8", "int-8:recent=70",
                                          "trellis-4:center=first,norm=first" };
     for (size_t i = 0; i < COUNT(specs); i++) {
@@ -192,7 +189,6 @@ static void forks_share_until_they_differ(void **state)
 
 static void truncated_tokens_are_gone(void **state)
 {
-    (void)state;
     model m = make("f32", NULL);
     int32_t s = kvant_sequence_create(m.cache);
     append(&m, s, 200);
@@ -211,7 +207,6 @@ static void truncated_tokens_are_gone(void **state)
 
 static void blocks_pass_through_a_store(void **state)
 {
-    (void)state;
     static const char *const specs[] = { "f32", "turboquant-4:center=first,norm=first",
                                          "int-4:axis=channel" };
     for (size_t i = 0; i < COUNT(specs); i++) {
@@ -259,7 +254,6 @@ static void blocks_pass_through_a_store(void **state)
 
 static void errors_leave_a_working_cache(void **state)
 {
-    (void)state;
     model m = make("turboquant-4:center=first,norm=first", NULL);
     int32_t s = kvant_sequence_create(m.cache);
     float bad[3 * WIDTH] = { 0 }, good[3 * WIDTH], q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
@@ -296,7 +290,6 @@ static uint32_t free_blocks(const model *m)
 /* An append that fails needs no block afterwards: another sequence may take them all. */
 static void failed_appends_give_their_blocks_back(void **state)
 {
-    (void)state;
     model m = make("f32", NULL);
     const int32_t both[2] = { kvant_sequence_create(m.cache), kvant_sequence_create(m.cache) };
     float *rows = calloc(2 * MOST * WIDTH, sizeof *rows);
@@ -338,7 +331,6 @@ static void failed_appends_give_their_blocks_back(void **state)
 /* Shapes that libkvant knows a GPU not to support are refused before a GPU is looked for. */
 static void shapes_are_refused_on_cuda(void **state)
 {
-    (void)state;
     kvant_cache *cache;
     kvant_cache_params params = params_of("int-4", "int-4");
     params.device = "cuda";
@@ -351,7 +343,6 @@ static void shapes_are_refused_on_cuda(void **state)
 
 static void parameters_are_checked(void **state)
 {
-    (void)state;
     kvant_cache *cache;
     kvant_cache_params params = params_of("f32", NULL);
     params.device = "abacus";
@@ -411,7 +402,6 @@ static void tables_grow_with_their_sequences(void **state)
 /* 0 is the default of a scale and of a softcap. Numbers that are none must not become it. */
 static void factors_are_checked(void **state)
 {
-    (void)state;
     const float wrong[] = { -1, NAN, INFINITY };
     float q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
     model m = make("f32", NULL);
@@ -438,7 +428,6 @@ static void factors_are_checked(void **state)
  * blocks. */
 static void rows_are_read_back(void **state)
 {
-    (void)state;
     model m = make("f32", "f32");
     int32_t a = kvant_sequence_create(m.cache);
     append(&m, a, 150);
@@ -479,7 +468,6 @@ static void queries_may_come_before_their_keys(void **state)
     float *q = calloc((size_t)N * Q_WIDTH, sizeof *q),
           *out = calloc((size_t)N * Q_WIDTH, sizeof *out);
     size_t used[2][2];
-    (void)state;
     fill_normal(q, (size_t)N * Q_WIDTH, &m[0].rng);
     m[0].rng = m[1].rng;
     const kvant_queries queries = { .size = sizeof queries,

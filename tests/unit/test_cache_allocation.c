@@ -159,7 +159,6 @@ static kvant_status live(const void *context)
 
 static void caches(void **state)
 {
-    (void)state;
     refuse_each_allocation(live, NULL, "a cache",
                            true); /* a spec is tried with several head dimensions */
 }
@@ -186,7 +185,6 @@ static long live_on(long at, float *out)
 static void caches_go_on(void **state)
 {
     float want[WIDTH], got[WIDTH];
-    (void)state;
     live_on(0, want);
     const long before = blocks;
     for (long at = 1; live_on(at, got); at++) {
@@ -218,7 +216,6 @@ static void blocks_arrive(void **state)
 {
     static exported e;
     life l = { 0 };
-    (void)state;
     for (size_t i = 0; steps[i] != attend_first; i++)
         assert_int_equal(steps[i](&l), KVANT_OK);
     assert_int_equal(export_first(&l, &e), KVANT_OK);

@@ -57,7 +57,6 @@ static void expect(const file *f, size_t n, kvant_status expected, const char *w
 
 static void files_come_back_as_they_were(void **state)
 {
-    (void)state;
     file f = make_file();
     kvant_calibration *a = make_calibration(2, 1), *b;
     assert_int_equal(kvant_calibration_load(f.path, &b, NULL, 0), KVANT_OK);
@@ -86,7 +85,6 @@ static void files_come_back_as_they_were(void **state)
 
 static void cut_files_are_refused(void **state)
 {
-    (void)state;
     file f = make_file();
     for (size_t n = 0; n < 64; n++)
         expect(&f, n, KVANT_ERR_FORMAT, "not a calibration file");
@@ -108,7 +106,6 @@ static const char *damage_at(size_t byte)
 
 static void flipped_bits_are_refused(void **state)
 {
-    (void)state;
     file f = make_file();
     for (size_t byte = 0; byte < f.n; byte += byte < 350 ? 1 : 4999)
         for (uint32_t bit = 0; bit < 8; bit += byte < 64 ? 1 : 3) {
@@ -179,7 +176,6 @@ static void lying_fields_are_refused(void **state)
         { FACTORS + 4 * HEADS * DIM + HEADS * DIM * (DIM + 1), 0x7f800000, 4,
           "a NaN or an infinity" }, /* a centroid */
     };
-    (void)state;
     file f = make_file();
     sign(&f);
     expect(&f, f.n, KVANT_OK, ""); /* the checksum above is the documented one */
@@ -256,7 +252,6 @@ static uint8_t *read_whole(const char *path, size_t *n)
  * file as work without interruption. */
 static void work_goes_on_where_it_stopped(void **state)
 {
-    (void)state;
     data *all = make_data();
     file f = make_file();
     char part[128];
@@ -325,7 +320,6 @@ static void sign_bytes(uint8_t *bytes, size_t n)
 
 static void checkpoints_of_other_work_are_refused(void **state)
 {
-    (void)state;
     data *all = make_data();
     file f = make_file();
     size_t n;
@@ -369,7 +363,6 @@ static void checkpoints_of_other_work_are_refused(void **state)
 
 static void files_that_cannot_be_used_say_why(void **state)
 {
-    (void)state;
     file f = make_file();
     kvant_calibration *c, *good;
     char err[256], path[128];

@@ -45,7 +45,6 @@ static double channel_bits(const kvant_codec_info *info)
 
 static void round_trip_error_is_bounded(void **state)
 {
-    (void)state;
     uint64_t rng = 5;
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (int role = 0; role < 2; role++) {
@@ -88,7 +87,6 @@ static void expect_consistent_sizes(const page *p, uint32_t dim)
  * time. */
 static void sizes_are_consistent(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (size_t d = 0; d < COUNT(odd_dims); d++)
             if (takes_dim(all_specs[s], odd_dims[d])) {
@@ -118,7 +116,6 @@ static void true_bits_of_the_usual_codecs(void **state)
         { "f32", 80, 32 },
         { "int-2:axis=channel", 64, 3.0 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++)
         for (int role = 0; role < 2; role++) {
             page p = make_page(rows[i].spec, rows[i].head_dim, (kvant_role)role);
@@ -129,7 +126,6 @@ static void true_bits_of_the_usual_codecs(void **state)
 
 static void score_and_accumulate_agree_with_decode(void **state)
 {
-    (void)state;
     uint64_t rng = 6;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         page p = make_page(all_specs[s], 64, KVANT_ROLE_K);
@@ -176,7 +172,6 @@ static void score_and_accumulate_agree_with_decode(void **state)
 
 static void tokens_are_independent(void **state)
 {
-    (void)state;
     uint64_t rng = 8;
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (int role = 0; role < 2; role++) {
@@ -215,7 +210,6 @@ static void expect_refused(const page *p, const float *x, kvant_status expected,
 
 static void bad_numbers_are_refused_and_nothing_is_written(void **state)
 {
-    (void)state;
     uint64_t rng = 9;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         page p = make_page(all_specs[s], 64, KVANT_ROLE_V);
@@ -239,7 +233,6 @@ static void bad_numbers_are_refused_and_nothing_is_written(void **state)
 static void extreme_rows(void **state)
 {
     static const float magnitudes[] = { 0, 1e-45f, 1e-40f, 1e-8f, 6e-5f, 1e3f, 6e4f };
-    (void)state;
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (size_t d = 0; d < COUNT(odd_dims); d++) {
             if (!takes_dim(all_specs[s], odd_dims[d]))
@@ -270,7 +263,6 @@ static void extreme_rows(void **state)
 
 static void zero_pages_decode_to_zeros(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         page p = make_page(all_specs[s], 96, KVANT_ROLE_V);
         float decoded[64 * 96];
@@ -283,7 +275,6 @@ static void zero_pages_decode_to_zeros(void **state)
 
 static void foreign_bytes_decode_without_harm(void **state)
 {
-    (void)state;
     uint64_t rng = 10;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         page p = make_page(all_specs[s], 80, KVANT_ROLE_V);
@@ -297,7 +288,6 @@ static void foreign_bytes_decode_without_harm(void **state)
 
 static void bad_arguments(void **state)
 {
-    (void)state;
     page p = make_page("int-4:axis=channel", 64, KVANT_ROLE_K);
     float x[64 * 64] = { 0 };
     assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 16, p.bytes), KVANT_ERR_ARGUMENT);

@@ -191,7 +191,6 @@ static void a_head_is_what_it_is_alone(void **state)
         { { "int-2:axis=channel,group=32,recent=32", "int-4:axis=channel,group=32,recent=32" },
           { "turboquant-4:recent=70", "bdr-4:recent=70" } },
     };
-    (void)state;
     uint64_t rng = 5;
     kvant_calibration *calibration = calibrate_fixed(DIM);
     assert_non_null(calibration);
@@ -229,7 +228,6 @@ static void heads_that_do_not_fit_together(void **state)
         { "turboquant-4", "turboquant-4", 2 * DIM, KVANT_ROLE_K },
         { "turboquant-4", "turboquant-4", DIM, KVANT_ROLE_V },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *a = make_codec(cases[i].a, DIM, KVANT_ROLE_K),
                     *b = make_codec(cases[i].b, cases[i].dim, cases[i].role);

@@ -35,7 +35,6 @@ static void expect_refusal(const char *file, const char *words)
 
 static void other_libraries_are_refused(void **state)
 {
-    (void)state;
     expect_refusal("/nowhere/libkvant_cuda.so", "/nowhere/libkvant_cuda.so");
     expect_refusal("/nowhere/libkvant_cuda.so", "KVANT_CUDA_LIBRARY");
     expect_refusal("libm.so.6", "kvant_cuda_table_get");
@@ -54,7 +53,6 @@ static void other_libraries_are_refused(void **state)
 static void a_missing_library_is_refused(void **state)
 {
     char err[512] = "";
-    (void)state;
     unsetenv("KVANT_CUDA_LIBRARY");
     assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "libkvant_cuda.so"));
@@ -65,7 +63,6 @@ static void specs_are_refused_first(void **state)
 {
     char err[512] = "";
     kvant_cuda_codec *codec;
-    (void)state;
     assert_int_equal(
         kvant_cuda_codec_create("nonsense", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
         KVANT_ERR_SPEC);
@@ -91,7 +88,6 @@ static void *open_at_once(void *argument)
 static void threads_open_it_together(void **state)
 {
     pthread_t threads[8];
-    (void)state;
     setenv("KVANT_CUDA_LIBRARY", library, 1);
     answer(KVANT_ERR_UNSUPPORTED, "no GPU here");
     for (int i = 0; i < 8; i++)
@@ -114,7 +110,6 @@ static void codecs_cross_as_views(void **state)
                   { "trellis-2", KVANT_CODES_TRELLIS } };
     kvant_cuda_codec *codec, *open;
     char err[512] = "";
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *source;
         kvant_codec_info info = { .size = sizeof info };
@@ -166,7 +161,6 @@ static void tables_are_those_of_the_calibration(void **state)
                   { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
                   { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
     kvant_calibration *calibration = calibrate_fixed(32);
-    (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *codec;
@@ -277,7 +271,6 @@ static void longer_structs_are_taken(void **state)
         size_t later;
     } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
     kvant_cuda_decode_args got;
-    (void)state;
     answer(KVANT_ERR_CUDA, NULL);
     assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
     memcpy(&got, host->arguments, sizeof got);
@@ -302,7 +295,6 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_exact_args exact = { .size = sizeof exact };
     kvant_cuda_seal_rows_args listed = { .size = sizeof listed };
-    (void)state;
     answer(KVANT_ERR_FULL, NULL); /* none of these functions returns this by itself */
 #define REACHES(name, call, args)                                                                  \
     assert_int_equal(call, KVANT_ERR_FULL);                                                        \
@@ -332,7 +324,6 @@ static void calls_reach_the_table(void **state)
 /* The table is given the members of cuda.h where they are, and zeros behind them. */
 static void short_structs_become_whole_ones(void **state)
 {
-    (void)state;
     answer(KVANT_ERR_FULL, NULL);
 #define BECOMES(name, type)                                                                        \
     do {                                                                                           \

@@ -92,7 +92,6 @@ static void encode_all_ways(subject *s)
 
 static void batches_and_blocks_give_the_same_bytes(void **state)
 {
-    (void)state;
     for_each_codec(encode_all_ways);
 }
 
@@ -161,7 +160,6 @@ static void compare_checks_with_and_without_affine(subject *s)
 
 static void checks_agree_with_the_transformed_row(void **state)
 {
-    (void)state;
     for_each_codec(compare_checks_with_and_without_affine);
 }
 
@@ -185,7 +183,6 @@ static void refuse_bad_rows(subject *s)
 
 static void rows_that_are_no_numbers_are_refused(void **state)
 {
-    (void)state;
     for_each_codec(refuse_bad_rows);
 }
 
@@ -218,7 +215,6 @@ static void read_open_page(subject *s)
 
 static void open_pages_hold_transformed_rows(void **state)
 {
-    (void)state;
     for_each_codec(read_open_page);
 }
 

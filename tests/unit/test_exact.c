@@ -59,7 +59,6 @@ static void first_and_newest_rows_are_exact(void **state)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel",
                                          "int-4:center=first", "int-4:sink=4,recent=40" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (uint64_t seed = 1; seed < 5; seed++) {
             fixture f = make_exact(specs[s], 1, 64, &usual);
@@ -92,7 +91,6 @@ static void steps_and_threads_do_not_change_bytes(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel" };
     static const uint32_t steps[] = { 1, 7, 64, 512, 700 };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 33;
         fixture first = make_exact(specs[s], 1, 11, &usual);
@@ -117,7 +115,6 @@ static void steps_and_threads_do_not_change_bytes(void **state)
  * once, so the window before the next draft ends with row n + 3. */
 static void rejected_rows_make_no_row_older(void **state)
 {
-    (void)state;
     uint64_t rng = 5;
     fixture f = make_exact("int-4", 1, 20, &usual);
     write_range(&f, 0, 300, 300, 1, &rng);
@@ -137,7 +134,6 @@ static void rejected_rows_make_no_row_older(void **state)
 static void a_text_in_used_slots_has_the_same_window(void **state)
 {
     static const uint32_t lengths[] = { 600, 374, 300, 900, 450 }, most[] = { 1, 9, 64, 512 };
-    (void)state;
     for (uint64_t seed = 1; seed < 9; seed++) {
         uint64_t rng = seed;
         fixture f = make_exact("int-4", 1, 20, &usual);
@@ -178,7 +174,6 @@ static void the_bound_of_all_sequences_holds(void **state)
         .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64
     };
     enum { SEQUENCES = 6, BLOCKS = 8, PAGES = 4 + 1 + 1 };
-    (void)state;
     uint64_t rng = 9;
     fixture f = make_exact("int-4", SEQUENCES, BLOCKS, &part);
     const size_t sealed = SEQUENCES * BLOCKS * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
@@ -210,7 +205,6 @@ static void the_bound_of_all_sequences_holds(void **state)
 /* Codecs whose pages are fp16 rows need no exact pages. A wrong exact part is refused. */
 static void sizes(void **state)
 {
-    (void)state;
     static const kvant_exact_part bad[] = {
         { .size = sizeof *bad, .first = 32, .newest = 64, .total = 96, .step = 1 },
         { .size = sizeof *bad, .first = 64, .newest = 64, .total = 127, .step = 1 },
@@ -253,7 +247,6 @@ static void sizes(void **state)
 static void without_first_tokens_there_are_no_sinks(void **state)
 {
     const kvant_exact_part part = { .size = sizeof part, .newest = 64, .total = 64, .step = 64 };
-    (void)state;
     uint64_t rng = 3;
     fixture f = make_exact("int-4:sink=4", 4, 10, &part);
     const size_t sealed = 4 * 10 * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
@@ -269,7 +262,6 @@ static void without_first_tokens_there_are_no_sinks(void **state)
 /* A block that is exact in one cache is imported into another cache with any exact part. */
 static void open_blocks_are_imported(void **state)
 {
-    (void)state;
     uint64_t rng = 12;
     fixture from = make_exact("int-4", 1, 8, &usual), to = make_exact("int-4", 1, 8, &usual);
     write_range(&from, 0, 400, 400, 1, &rng);
@@ -362,7 +354,6 @@ static void cut(kvant_cache *cache, sequence *s, uint32_t n)
 static void random_sequences(void **state)
 {
     static sequence all[MOST_SEQUENCES];
-    (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         uint64_t rng = seed;
         kvant_cache_params params = KVANT_CACHE_PARAMS;
@@ -414,7 +405,6 @@ static void layers_keep_a_step_until_the_next_layer(void **state)
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     uint64_t rng = 8;
-    (void)state;
     params.n_layers = LAYERS;
     params.n_heads = params.n_kv_heads = 1;
     params.head_dim = D;

@@ -61,7 +61,6 @@ static void write_badly(fixture *f, batch *b, uint64_t *rng)
 
 static void failed_writes_change_nothing(void **state)
 {
-    (void)state;
     static batch good, bad;
     for (size_t c = 0; c < COUNT(cases); c++)
         for (uint64_t seed = 1; seed <= 3; seed++) {
@@ -92,7 +91,6 @@ static void failed_writes_change_nothing(void **state)
  * neither is stored and neither teaches anything. */
 static void a_layer_is_written_whole_or_not(void **state)
 {
-    (void)state;
     static batch b;
     static float values[MOST * WIDTH];
     for (size_t c = 0; c < COUNT(cases); c++) {
@@ -138,7 +136,6 @@ static void a_layer_is_written_whole_or_not(void **state)
  * it. */
 static void refused_values_do_not_make_keys_forget(void **state)
 {
-    (void)state;
     static float rows[MOST * WIDTH], bad[MOST * WIDTH];
     int64_t slots[MOST];
     uint64_t rng = 8;
@@ -186,7 +183,6 @@ static void refused_values_do_not_make_keys_forget(void **state)
  * pending in an exact page are refused by the range of fp16. */
 static void rows_must_fit_the_page_they_go_to(void **state)
 {
-    (void)state;
     uint64_t rng = 70;
     fixture sealed = make("turboquant-4:rotate=none", 1, BLOCKS, 0),
             open = make("turboquant-4:rotate=none,recent=64", 1, BLOCKS, 0),
@@ -217,7 +213,6 @@ static void largest_numbers_stay_finite(void **state)
 {
     static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64",
                                          "int-7:recent=64" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 71;
         fixture f = make(specs[s], 1, BLOCKS, 0);

@@ -14,7 +14,6 @@ static void unit_lower_factors_multiply_back(void **state)
 {
     enum { N = 24 };
     static double a[N * N], m[N * N], lower[N * N], pivots[N];
-    (void)state;
     uint64_t rng = 5;
     for (uint32_t i = 0; i < N * N; i++)
         a[i] = test_normal(&rng);
@@ -150,7 +149,6 @@ static void scores_lose_less(void **state)
         { "turboquant-4:transform=file,scale=norm",
           "turboquant-4:transform=file,feedback,scale=norm" },
     };
-    (void)state;
     head h;
     make_head(&h);
     const double gain = expected_gain(h.calibration);
@@ -167,7 +165,6 @@ static void scores_lose_less(void **state)
  * allows. */
 static void rows_at_the_limits(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     kvant_codec *codec = create("turboquant-4:transform=file,feedback", DIM, KVANT_ROLE_K, c);
     static float rows[TOKENS * DIM], back[TOKENS * DIM];
@@ -206,7 +203,6 @@ static void expect_refusal(const kvant_calibration *c, const char *spec, kvant_s
 
 static void only_where_it_means_something(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     expect_refusal(c, "turboquant-4:feedback", KVANT_ERR_SPEC, "transform=file");
     expect_refusal(c, "turboquant-4:transform=diagonal,feedback", KVANT_ERR_SPEC, "transform=file");

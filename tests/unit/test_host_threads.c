@@ -258,7 +258,6 @@ static bool late;
 static void more_threads_than_cpus_cost_no_time(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
-    (void)state;
     if (!late)
         bind_to_one_cpu();
     const uint32_t n_cpus = kvant_available_cpus();
@@ -282,7 +281,6 @@ static void as_many_threads_as_cpus_are_lent(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
     const int cpus = (int)kvant_available_cpus(), n = cpus < MOST_THREADS ? cpus : MOST_THREADS;
-    (void)state;
     kvp_host_threads_use(&threads);
     lender.n_computed = 0;
     start_lender(n);
@@ -330,7 +328,6 @@ static void node_with_pauses(void *n_threads)
 static void threads_do_not_yield_a_shared_core(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
-    (void)state;
     if (kvant_available_cpus() < 2) {
         print_message("skipped: needs two CPUs\n");
         return;

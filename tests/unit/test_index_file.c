@@ -91,7 +91,6 @@ static void saved_and_found(void **state)
                                          "trellis-2:lists=2,rows=int8",
                                          "int-3:asym" };
     files f = make_files();
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int metric = 0; metric < 3; metric++)
             for (int ids = 0; ids < 2; ids++) {
@@ -126,7 +125,6 @@ static void saved_and_found(void **state)
 static void emptied(void **state)
 {
     files f = make_files();
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_INNER_PRODUCT, false);
     for (uint64_t id = 0; id < N; id++)
         assert_int_equal(kvant_index_remove(index, id), KVANT_OK);
@@ -184,7 +182,6 @@ static void flipped_bits(void **state)
 {
     files f = make_files();
     size_t n;
-    (void)state;
     kvant_index *index = make(&f, "turboquant-2:dims=7,lists=2", KVANT_METRIC_L2, true);
     save(index, f.path);
     uint8_t *bytes = read_bytes(f.path, &n);
@@ -203,7 +200,6 @@ static void other_lengths(void **state)
 {
     files f = make_files();
     size_t n;
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, false);
     save(index, f.path);
     uint8_t *bytes = read_bytes(f.path, &n);
@@ -228,7 +224,6 @@ static void failed_and_replaced(void **state)
 {
     files f = make_files();
     char err[256] = "", nowhere[160];
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, false);
     const found want = search(&f, index);
     snprintf(nowhere, sizeof nowhere, "%s/none/index", f.folder);
@@ -281,7 +276,6 @@ static void removed_vectors_are_gone(void **state)
     static const char *const specs[] = { "turboquant-4", "turboquant-4:lists=2,rows=int8",
                                          "int-3:asym" };
     static const uint64_t marked = 0x6b76616e745f6964u;
-    (void)state;
     files f = make_files();
     for (size_t i = 0; i < 2 * COUNT(specs); i++)
         for (int more = 0; more < 2; more++) {

@@ -43,7 +43,6 @@ static double condition(const kvant_codec *codec, const kvant_calibration *c)
  * relative to |W| |W^-1| |x| |q|. (Frobenius norms bound the norms of matrices of magnitudes.) */
 static void inner_products_stay(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 37;
     for (size_t i = 0; i < COUNT(transforms); i++) {
@@ -100,7 +99,6 @@ static double score_error(const char *spec, const kvant_calibration *c)
 
 static void scores_err_less(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     double none = score_error("turboquant-4:center=file", c),
            diagonal = score_error("turboquant-4:transform=diagonal", c),
@@ -122,7 +120,6 @@ static void specs_say_what_they_do(void **state)
                  ",transform=file,center=file,sink=0,recent=0", ",center=file,sink=0,recent=0" }, ){
             "turboquant-4:transform=none", "signs=seed,seed=7", "signs=seed,seed=7" },
     };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     for (size_t i = 0; i < COUNT(cases); i++)
         for (int role = 0; role < 2; role++) {
@@ -156,7 +153,6 @@ static void expect_refusal(const char *spec, uint32_t dim, kvant_role role,
 
 static void mistakes_are_named(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     for (int role = 0; role < 2; role++) {
         kvant_role r = (kvant_role)role;
@@ -178,7 +174,6 @@ static void mistakes_are_named(void **state)
 /* A valid file with a matrix that no calibrator would write. */
 static void matrices_without_inverse_are_refused(void **state)
 {
-    (void)state;
     for (uint32_t kind = 0; kind < 3; kind++) {
         kvant_calibration *c = calibrate_fixed(DIM);
         uint16_t *half = (uint16_t *)(uintptr_t)entry_of(c, 1, KVANT_ROLE_K).matrix;
@@ -197,7 +192,6 @@ static void matrices_without_inverse_are_refused(void **state)
 static void bad_rows_are_refused(void **state)
 {
     static const float bad[] = { NAN, INFINITY, 3e38f, 60000 };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     for (size_t s = 0; s < COUNT(transforms); s++) {
         kvant_codec *codec = create(transforms[s], DIM, KVANT_ROLE_K, c);
@@ -226,7 +220,6 @@ static void bad_rows_are_refused(void **state)
 static void pages_do_not_tell_the_level(void **state)
 {
     static const uint32_t dims[] = { 32, 64, 80 };
-    (void)state;
     uint64_t rng = 39;
     for (size_t d = 0; d < COUNT(dims); d++) {
         kvant_calibration *c = calibrate_fixed(dims[d]);
@@ -265,7 +258,6 @@ static void attention_undoes_the_transform(void **state)
         "turboquant-4:transform=file", "turboquant-4:transform=diagonal",
         PAPERS("octopus-4:transform=file,recent=70", ) "int-4:axis=channel,transform=file"
     };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 40;
     for (size_t s = 0; s < COUNT(specs); s++) {

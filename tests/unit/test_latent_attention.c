@@ -171,7 +171,6 @@ static void outputs_are_exact_to_binary32(void **state)
                                             { "trellis-3", "f16" },
                                             { "turboquant-6", "int-8" },
                                             { "int-4:recent=64", "int-8:recent=64" } };
-    (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         const char *latent = specs[i][0], *rope = specs[i][1];
         check((setup){ latent, rope, 16, 130, 1, .causal = true });
@@ -183,7 +182,6 @@ static void outputs_are_exact_to_binary32(void **state)
 
 static void every_level_is_exact_to_binary32(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cpu_levels / sizeof *cpu_levels; i++) {
         if (!use_level(cpu_levels[i]))
             continue;
@@ -196,7 +194,6 @@ static void every_level_is_exact_to_binary32(void **state)
 /* Compares bits, for decode (whose context is split) and prefill. */
 static void threads_change_nothing(void **state)
 {
-    (void)state;
     for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
         fixture f = make_fixture((setup){ "trellis-4", "int-8", 9, 2300, n_queries, .mask = true });
         const size_t bytes = (size_t)n_queries * 9 * VALUES * sizeof(float);
@@ -217,7 +214,6 @@ static void threads_change_nothing(void **state)
 static void nan_queries_give_nan(void **state)
 {
     fixture f = make_fixture((setup){ "trellis-4", "int-8", 2, 100, 1, .mask = false });
-    (void)state;
     f.data.q[ROW - 1] = NAN;
     assert_int_equal(run(&f), KVANT_OK);
     for (uint32_t i = 0; i < VALUES; i++) {
@@ -248,7 +244,6 @@ static void arguments_are_checked(void **state)
                     { "trellis-4:center=first", "learn", KVANT_ROLE_V, DIM } };
     fixture f = make_fixture((setup){ "int-8", "int-8", 4, 100, 1, .mask = false });
     size_t bytes;
-    (void)state;
     assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, NULL),
                      KVANT_ERR_ARGUMENT);
     expect_refused(NULL, VALUES, &f.problem, "rows is NULL");

@@ -116,7 +116,6 @@ static const context_settings settings = { .n_ctx = 1001,
 
 static void contexts_of_all_versions(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
         const struct context_case *c = &contexts[i];
         llama_params params = given(c->words);
@@ -145,7 +144,6 @@ static void models_of_all_versions(void **state)
 {
     const model_settings model = { .n_gpu_layers = 99, .progress = no_progress };
 
-    (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         llama_params params = given(models[i].words);
         llama_progress_callback progress;
@@ -166,7 +164,6 @@ static void other_layouts_are_refused(void **state)
                               32 };
     const size_t of_model[] = { 0, 2, 5, 10, 12, 14, 18 };
 
-    (void)state;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         llama_params params = given(c->words);
         params.bytes[4 * places[i]] ^= 0x40;

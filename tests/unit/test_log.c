@@ -14,7 +14,6 @@ static void a_message_is_one_line(void **state)
     FILE *file = tmpfile();
     const int own = dup(STDERR_FILENO);
 
-    (void)state;
     assert_non_null(file);
     assert_true(own >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
     kvp_error("KVANT_PRESET=%s: refused", "a\nb\r\x1b[31m\tc\x7f\xc2\x9b\xc3\x9b");

@@ -140,7 +140,6 @@ static void watch(void)
 /* Runs first: libgomp read the environment when the program started. */
 static void the_environment_decides(void **state)
 {
-    (void)state;
     setenv("GOMP_SPINCOUNT", "300000", 1);
     assert_true(kvp_openmp_is_watched());
     watch();
@@ -159,7 +158,6 @@ static void threads_sleep_on_a_shared_core(void **state)
     const int n = omp_get_num_procs();
     double before, after;
 
-    (void)state;
     before = barrier_ms(n);
     watch();
     for (int i = 0; i < 1000 && atomic_load(&n_computed) == 0; i++)

@@ -46,7 +46,6 @@ static void assert_loops_run(void)
 
 static void pool_runs_every_index_once(void **state)
 {
-    (void)state;
     assert_loops_run();
 }
 
@@ -97,7 +96,6 @@ static void executors_run_every_index_once(void **state)
 {
     void (*const runs[])(void *, uint32_t, kvant_executor_work,
                          void *) = { run_on_threads, run_last_only, run_nothing };
-    (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         request r = { .calls = 0 };
         kvant_executor executor = { runs[i], &r };
@@ -121,7 +119,6 @@ static void executors_are_the_threads_own(void **state)
     request r = { .calls = 0 };
     kvant_executor executor = { run_on_threads, &r };
     pthread_t other;
-    (void)state;
     kvant_use_executor(&executor);
     assert_int_equal(pthread_create(&other, NULL, run_elsewhere, NULL), 0);
     pthread_join(other, NULL);
@@ -141,7 +138,6 @@ static void loops_within_loops_stay_off_the_executor(void **state)
     static counts c[2];
     request r = { .calls = 0 };
     kvant_executor executor = { run_last_only, &r };
-    (void)state;
     kvant_use_executor(&executor);
     kvant_parallel_for(2, 2, loop_within, c);
     assert_int_equal(r.calls, 1);
@@ -156,7 +152,6 @@ static void executors_nest(void **state)
 {
     request r = { .calls = 0 };
     kvant_executor outer = { run_nothing, &r }, inner = { run_nothing, &r };
-    (void)state;
     assert_null(kvant_use_executor(&outer));
     assert_ptr_equal(kvant_use_executor(&inner), &outer);
     assert_ptr_equal(kvant_use_executor(&outer), &inner);
@@ -216,7 +211,6 @@ static void children_forked_during_a_loop_run_loops(void **state)
 {
     held_loop loop = { 0 };
     pthread_t other;
-    (void)state;
     assert_int_equal(pthread_create(&other, NULL, run_held_loop, &loop), 0);
     while (atomic_load(&loop.entered) < threads_of(3))
         sched_yield();
@@ -232,7 +226,6 @@ static void children_have_no_executor(void **state)
 {
     request r = { .calls = 0 };
     kvant_executor executor = { run_last_only, &r };
-    (void)state;
     kvant_use_executor(&executor);
     pid_t child = fork();
     if (child == 0)
@@ -271,7 +264,6 @@ static void handlers_never_run_on_workers(void **state)
     static const int signals[] = { SIGUSR1, SIGTERM, SIGALRM, SIGCHLD };
     sigset_t blocked, former, pending;
     atomic_uint entered = 0;
-    (void)state;
     main_thread = pthread_self();
     pool_runs_every_index_once(NULL);
     sigemptyset(&blocked);

@@ -131,7 +131,6 @@ static void neighbours_do_not_matter(void **state)
     kvp_placement *p = kvp_placement_create(N_CELLS);
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 37);
     write_run(&c, p, 1, 70);
@@ -152,7 +151,6 @@ static void cells_are_used_again(void **state)
     kvp_placement *p = kvp_placement_create(N_CELLS);
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 150);
     remove_from(&c, 0, 100);
@@ -182,7 +180,6 @@ static void shared_beginnings(void **state)
     uint32_t n;
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 100);
     for (int j = 0; j < N_CELLS; j++)
@@ -211,7 +208,6 @@ static void restored_rows_are_one_sequence(void **state)
     kvp_placement *p = kvp_placement_create(N_CELLS);
     int64_t cells[50], slots[50];
 
-    (void)state;
     for (int part = 0; part < 3; part++) { /* one tensor, which is written in parts */
         for (int i = 0; i < 50; i++)
             cells[i] = 10 + 50 * part + i;
@@ -261,7 +257,6 @@ static void restored_blocks_keep_their_form(void **state)
     size_t n = 0;
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 150);
     write_run(&c, p, 1, 100);
@@ -306,7 +301,6 @@ static void tokens_follow_restored_rows(void **state)
     int64_t cell, slot;
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 100);
     for (uint32_t t = 0; t < 100; t++)
@@ -330,7 +324,6 @@ static void too_many_restored_blocks_are_refused(void **state)
     int64_t cells[64], slots[64];
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 150); /* 3 blocks */
     for (uint32_t i = 0; i < most; i++) {
@@ -356,7 +349,6 @@ static void every_cell_always_has_a_slot(void **state)
     int total;
     cache c;
 
-    (void)state;
     start(&c);
     for (int round = 0; round < 3000; round++) {
         int s = (int)((random = random * 1664525u + 1013904223u) >> 16) % MAX_SEQUENCES;

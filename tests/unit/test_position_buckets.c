@@ -9,7 +9,6 @@ static void vectors_are_rotated_back(void **state)
     static const int64_t positions[] = { 0,    1, 2,    3,  700, 1400,      2100,
                                          2099, 0, 8191, -5, -12, 2147483646 };
     uint64_t rng = 1;
-    (void)state;
     for (uint32_t i = 0; i < 4; i++) {
         fixture f = make_rotated(&layouts()[i], 0, 0);
         kvant_rope_rotation rotation;
@@ -39,7 +38,6 @@ static void moments_are_means_over_positions(void **state)
     static const double edges[] = { 0, 1024, 2048, 3000 };
     enum { VECTORS = 5 };
     uint64_t rng = 2;
-    (void)state;
     for (size_t r = 0; r < COUNT(spans) * 4; r++) {
         const layout *l = &layouts()[r % 4];
         const uint32_t first = spans[r / 4].first, end = spans[r / 4].end;
@@ -97,7 +95,6 @@ static void bad_ropes_are_refused(void **state)
     float numbers[PAIRS] = { NAN }, large[PAIRS] = { 1e6f };
     kvant_rope bad[6] = { good, good, good, good, good, good };
     fixture f = make(spec, 1, BLOCKS, 0), g = make("turboquant-4", 1, 2, 0);
-    (void)state;
     bad[0].size = 8;
     bad[1].n_dims = 0;
     bad[2].n_dims = 7;
@@ -153,7 +150,6 @@ static void later_positions_are_as_good_as_early_ones(void **state)
     text *t = make_text(&l, 3);
     fixture f = make_rotated(&l, MOST, 0), plain = make(spec, 1, BLOCKS, 0);
     uint64_t rng = 4;
-    (void)state;
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t first = 1024; first < MOST; first *= 2) {
@@ -189,7 +185,6 @@ static void short_tails_belong_to_the_bucket_before(void **state)
                                      { 8192, 4, 8192 },
                                      { 0x7fffffff, 22, 0x7fffffff } };
     const layout l = make_layout(HEAD_DIM, 0);
-    (void)state;
     for (size_t i = 0; i < COUNT(n); i++) {
         fixture f = make_rotated(&l, n[i][0], 0);
         int32_t edges[2];
@@ -209,7 +204,6 @@ static void positions_may_be_given(void **state)
     const int64_t moved = 64 - 2048;
     text *t = make_text(&l, 5);
     fixture f = make_rotated(&l, MOST, 0), g = make_rotated(&l, MOST, 0);
-    (void)state;
     put_all(&f, t, 2048, 5120, BATCH, 0);
     put_all(&g, t, 2048, 5120, BATCH, moved);
     for (uint32_t block = 32; block < 80; block++)
@@ -227,7 +221,6 @@ static void unknown_positions_are_rows_all_the_same(void **state)
     fixture f = make_rotated(&l, MOST, 0),
             g = make("turboquant-4:center=first,norm=first", 1, BLOCKS, 0);
     int32_t unknown[BATCH];
-    (void)state;
     memset(unknown, -1, sizeof unknown);
     for (uint32_t first = 0; first < 2048; first += BATCH) {
         assert_int_equal(kvant_tensor_next_positions(f.tensor, unknown, BATCH), KVANT_OK);
@@ -247,7 +240,6 @@ static void one_transform_serves_all_positions(void **state)
     const layout l = make_layout(HEAD_DIM, 1);
     text *t = make_text(&l, 7);
     fixture f = make_rotated(&l, MOST, 1), plain = make(spec, 1, BLOCKS, 0);
-    (void)state;
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t bucket = 0; bucket < 4; bucket++) {
@@ -266,7 +258,6 @@ static void hostile_prompts_do_not_spoil(void **state)
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 8), *hostile = make_text(&l, 9);
     fixture f = make_rotated(&l, MOST, 0), alone = make_rotated(&l, MOST, 0);
-    (void)state;
     for (size_t i = N_KV_HEADS; i < (size_t)MOST * N_KV_HEADS; i++) {
         double x[HEAD_DIM];
         for (uint32_t j = 0; j < HEAD_DIM; j++)
@@ -345,7 +336,6 @@ static void codecs_of_a_bucket_match_a_transform(void **state)
     const kvant_codec *likes[N_KV_HEADS] = { NULL };
     kvant_codec *codecs[N_KV_HEADS];
     uint64_t rng = 14;
-    (void)state;
     assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 0, 511, 0, likes, codecs, NULL, 1),
                      KVANT_ERR_ARGUMENT);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
@@ -385,7 +375,6 @@ static void buckets_have_centers_of_their_own(void **state)
     text *t = make_text(&l, 13);
     fixture f = make_rotated(&l, 2048, 1);
     float center[WIDTH];
-    (void)state;
     assert_int_equal(kvant_tensor_bucket_center(f.tensor, 0, 511, center), KVANT_ERR_UNSUPPORTED);
     put_all(&f, t, 0, 1024, BATCH, 0);
     const double bucket = error_of_bucket(&f, t, 4096, MOST, 4096),
@@ -407,7 +396,6 @@ static void single_tokens_are_rotated_too(void **state)
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 10);
     fixture f = make_rotated(&l, MOST, 0), batches = make_rotated(&l, MOST, 0);
-    (void)state;
     put_all(&f, t, 0, 1024, BATCH, 0);
     put_all(&f, t, 1024, 2048, 1, 0);
     assert_int_not_equal(block_of(&f, 15, 0).transform_id, block_of(&f, 20, 0).transform_id);
@@ -427,7 +415,6 @@ static void levels_and_calls_do_not_change_bytes(void **state)
     const kvant_rope rope = rope_of(&l, MOST, 0);
     text *t = make_text(&l, 11);
     fixture f = make_rotated(&l, MOST, 0);
-    (void)state;
     put_all(&f, t, 0, 3072, BATCH, 0);
     for (size_t level = 0; level < COUNT(cpu_levels); level++) {
         if (!use_level(cpu_levels[level]))

@@ -131,7 +131,6 @@ static void blocks_take_transforms(void **state)
     kvant_block_slots all[N_BLOCKS];
     static outer o[2];
     size_t bytes, n;
-    (void)state;
     list_slots(all, 0);
     for (uint32_t i = 0; i < 2; i++) {
         t[i] = make_text(&layouts()[2], 73 + i);
@@ -167,7 +166,6 @@ static void damage_is_refused(void **state)
     kvant_block_slots all[N_BLOCKS];
     outer o = { 0 };
     size_t bytes;
-    (void)state;
     list_slots(all, 0);
     uint8_t *data = export_own(&f, all, &bytes);
     for (size_t at = 0; at < bytes; at += at < 512 ? 1 : bytes / 97) {
@@ -192,7 +190,6 @@ static void damage_is_refused(void **state)
 static void bytes_are_those_of_a_tensor(void **state)
 {
     text *t = make_text(&layouts()[2], 71);
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (int exact = 0; exact < 2; exact++) {
             check_bytes(specs[i], t, exact, 0, 0);
@@ -210,7 +207,6 @@ static void shared_scales_are_refused(void **state)
     kvant_block_slots all[N_BLOCKS];
     outer o = { 0 };
     size_t bytes, own;
-    (void)state;
     list_slots(all, 0);
     uint8_t *data = export_own(&f, all, &own);
     read_outer(&f, data, own, &o);

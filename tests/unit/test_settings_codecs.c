@@ -28,7 +28,6 @@ static void calibration_is_found_beside_and_another_refused(void **state)
     kvant_calibration *own = calibrate_fixed(8), *other = calibrate_fixed(16), *loaded;
     kvant_settings *settings = calibrated_settings("int-4", 2, 8, own);
     char err[256] = "";
-    (void)state;
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err),
@@ -68,7 +67,6 @@ static void no_calibration_is_none(void **state)
     kvant_settings_config config = usual_config();
     kvant_calibration *loaded = (kvant_calibration *)&config;
     char err[256] = "";
-    (void)state;
     config.calibration = NULL;
     kvant_settings *settings = create(&config);
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
@@ -98,7 +96,6 @@ static void check_creates_every_codec(void **state)
           "layer 1, keys, int-4: the calibration is for a model with other" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         char err[512] = "";
         kvant_settings *settings =
@@ -129,7 +126,6 @@ static void check_creates_every_kv_head(void **state)
           "layer 0, keys, int-4: its sink, recent or kind of centre" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         const kvant_settings_layer one[2] = { { NULL, 2, 8, cases[i].keys },
                                               { "int-4", 2, 8, NULL } };
@@ -151,7 +147,6 @@ static void presets_make_codecs(void **state)
 {
     static const char *const names[] = { "quality", "balanced", "small", "tiny" };
     kvant_calibration *calibration = calibrate_fixed(8);
-    (void)state;
     for (size_t i = 0; i < COUNT(names); i++)
         for (int calibrated = 0; calibrated < 2; calibrated++) {
             kvant_preset preset = { .size = sizeof preset };
@@ -180,7 +175,6 @@ static void presets_make_codecs(void **state)
 static void tiny_has_the_bits_of_head_dim_64(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };
-    (void)state;
     assert_null(kvant_preset_spec(NULL, KVANT_ROLE_K, 0, 64));
     assert_int_equal(kvant_preset_get("tiny", 0, &preset), KVANT_OK);
     for (uint32_t d = 64; d <= KVANT_MAX_HEAD_DIM; d += 8)
@@ -201,7 +195,6 @@ static void tiny_has_the_bits_of_head_dim_64(void **state)
 static void other_presets_are_refused(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };
-    (void)state;
     assert_int_equal(kvant_preset_get(KVANT_PRESET_DEFAULT, 0, &preset), KVANT_OK);
     assert_int_equal(kvant_preset_get("Balanced", 0, &preset), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_preset_get("", 0, &preset), KVANT_ERR_ARGUMENT);

@@ -270,7 +270,6 @@ static void run_spec(const char *spec)
 
 static void every_call_fits_a_small_stack(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++)
         run_spec(all_specs[i]);
     run_spec("trellis-4:center=first,norm=first");
@@ -283,7 +282,6 @@ static void every_cpu_level_fits_a_small_stack(void **state)
 {
     static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel",
                                          PAPERS("octopus-3", ) "int-4:group=16" };
-    (void)state;
     for (size_t l = 0; l < COUNT(cpu_levels); l++)
         for (size_t i = 0; i < COUNT(specs) && use_level(cpu_levels[l]); i++)
             run_spec(specs[i]);

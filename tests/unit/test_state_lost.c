@@ -91,7 +91,6 @@ static int start(void **state)
     char err[256];
     size_t bytes;
 
-    (void)state;
     memset(&f, 0, sizeof(f));
     assert_int_equal(
         kvant_codec_create("int-4", HEAD, KVANT_ROLE_K, TEST_SEED, &f.owned, err, sizeof(err)),
@@ -111,7 +110,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     kvp_invalid_free(&f.kv.invalid);
     kvant_tensor_free(&f.kv.tensor);
     kvant_os_free(f.memory);
@@ -134,7 +132,6 @@ static void other_rows_stay(void **state)
 {
     float before[HEAD], own[HEAD], row[HEAD];
 
-    (void)state;
     store(5.0f);
     read_row(0, before);
     read_row(FIRST, own);
@@ -151,7 +148,6 @@ static void other_rows_stay(void **state)
 
 static void lost_rows_are_invalid(void **state)
 {
-    (void)state;
     refuses = true;
     save_and_restore();
     for (size_t cell = 0; cell < CELLS; cell++) {
@@ -194,7 +190,6 @@ static void runs_of_a_state_share_a_block(void **state)
     enum { N = 30, SECOND = 94, N_SECOND = 34 }; /* 94 = 64 + 30, 94 + 34 = 128 */
     static uint16_t first[N * HEAD], second[N_SECOND * HEAD];
 
-    (void)state;
     refuses = false;
     store(0.0f);
     assert_true(kvp_state_read(&f.kv, 0, N, first));

@@ -109,7 +109,6 @@ static void import_block(fixture *to, uint32_t target, const fixture *from, uint
 
 static void exported_blocks_are_imported(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int few = 0; few < 2; few++) {
             fixture f[2], g[2];
@@ -148,7 +147,6 @@ static void exported_blocks_are_imported(void **state)
 /* Pending rows get the imported transform. */
 static void imports_end_the_waiting(void **state)
 {
-    (void)state;
     const char *spec = "turboquant-4:center=first,norm=first";
     fixture f = use(spec, KVANT_ROLE_K, false), g = make_like(&f);
     uint64_t rng = 81;
@@ -184,7 +182,6 @@ static void *copy_of(const void *data, size_t bytes)
 
 static void damaged_blocks_are_refused(void **state)
 {
-    (void)state;
     for (uint32_t block = 0; block < 7;
          /* a sink; a block that was sealed and became exact; a block sealed with transform 2; a
           * block that fills */
@@ -226,7 +223,6 @@ static void damaged_blocks_are_refused(void **state)
 static void hostile_blocks_are_refused(void **state)
 {
     static const float numbers[] = { NAN, INFINITY, 0, -1 };
-    (void)state;
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     void *before = copy_of(f.memory, f.bytes);
     const size_t scales = HEADER + WIDTH * sizeof(float),
@@ -250,7 +246,6 @@ static void hostile_blocks_are_refused(void **state)
 
 static void other_schemes_are_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *first, *second;
         kvant_role role;
@@ -275,7 +270,6 @@ static void other_schemes_are_refused(void **state)
 
 static void places_run_out(void **state)
 {
-    (void)state;
     uint64_t rng = 82;
     /* Every kind needs another transform, which a cleared tensor makes. The last of these
      * transforms finds no room in the target. */
@@ -333,7 +327,6 @@ static void places_run_out(void **state)
 
 static void small_buffers_are_refused(void **state)
 {
-    (void)state;
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     size_t most = kvant_tensor_export_size(f.tensor), used = 77;
     uint8_t *data = malloc(most);
@@ -356,7 +349,6 @@ static void small_buffers_are_refused(void **state)
  * the first would have. */
 static void copies_are_alike(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int few = 0; few < 2; few++) {
             fixture f[2], g[2];
@@ -414,7 +406,6 @@ static void copies_of_small_pools(void **state)
     static const char *const pooled[] = { "int-8:axis=channel",
                                           "turboquant-8:center=first,norm=first,recent=64",
                                           "int-8:center=first" };
-    (void)state;
     for (size_t s = 0; s < COUNT(pooled); s++)
         for (uint32_t n = 30; n <= 390; n += 360) {
             uint64_t rng = 37;

@@ -93,7 +93,6 @@ static void shift_rows(float *rows, uint32_t n, uint64_t *rng)
 
 static void centre_of_the_first_batch(void **state)
 {
-    (void)state;
     uint64_t rng = 38;
     fixture f = make("turboquant-4:center=first", 1, 8, 0);
     float rows[300 * WIDTH], again[300 * WIDTH], center[HEAD_DIM];
@@ -145,7 +144,6 @@ static void transform_of_the_first_rows(void **state)
     static const char *const specs[] = { "turboquant-4:center=first,norm=first",
                                          "int-4:axis=channel,norm=first",
                                          "bdr-4:center=first,recent=70" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 39;
         fixture f = make(specs[s], 2, 7, 0);
@@ -179,7 +177,6 @@ static void transform_of_the_first_rows(void **state)
 /* A constant channel must not make later rows explode. */
 static void scales_have_a_floor(void **state)
 {
-    (void)state;
     fixture f = make("turboquant-4:norm=first", 1, 2, 0);
     float rows[64 * WIDTH] = { 0 };
     for (uint32_t i = 0; i < 64; i++) {
@@ -197,7 +194,6 @@ static void scales_have_a_floor(void **state)
 /* When pending rows find no exact page, the transform is made at once. */
 static void small_pools_make_transforms_early(void **state)
 {
-    (void)state;
     uint64_t rng = 40;
     fixture f = make("turboquant-4:center=first", 1, 10, 1);
     float rows[5 * WIDTH];
@@ -223,7 +219,6 @@ static void small_pools_make_transforms_early(void **state)
  * same again. */
 static void state_with_centre(void **state)
 {
-    (void)state;
     uint64_t rng = 41;
     fixture f = make("int-4:center=first,norm=first,recent=40", 1, 8, 0), g = make_like(&f);
     float rows[400 * WIDTH], saved[400 * WIDTH], restored[400 * WIDTH], center[WIDTH], scale[WIDTH];
@@ -253,7 +248,6 @@ static void state_with_centre(void **state)
 /* A calibrated centre exists from the start and again after clearing. Each head has its own. */
 static void calibrated_centre_and_scale(void **state)
 {
-    (void)state;
     uint64_t rng = 42;
     fixture f = { 0 };
     float rows[100 * WIDTH];
@@ -307,7 +301,6 @@ static void calibrated_centre_and_scale(void **state)
  * their transform with its first new row. A block that nobody writes to keeps its own. */
 static void new_blocks_follow_their_sequence(void **state)
 {
-    (void)state;
     uint64_t rng = 43;
     fixture f = make("turboquant-4:center=first,sink=0", 2, 8, 0);
     static float rows[128 * WIDTH];
@@ -351,7 +344,6 @@ static void centre_lost(void **state)
         "turboquant-4:norm=first,sink=4", /* the spec of heads with calibrated centres */
         "turboquant-4:center=file,norm=first"
     };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(HEAD_DIM);
     assert_non_null(c);
     for (uint32_t order = 0; order < 2; order++)
