@@ -113,10 +113,7 @@ def main():
             "4096",
             "-np",
             str(N_SLOTS),
-            "-t",
-            "1",
-            "-fa",
-            "on",
+            *"-t 1 -fa on".split(),
             kind,
         ]
         found = {

@@ -96,19 +96,7 @@ class Help(unittest.TestCase):
 
 class BenchEncode(unittest.TestCase):
     def test_f16_comes_first_and_ratios_refer_to_it(self):
-        done = run(
-            "bench",
-            "encode",
-            "-k",
-            "int-4",
-            "-k",
-            "turboquant-3",
-            "--head-dim",
-            "64",
-            "-r",
-            "3",
-            "--json",
-        )
+        done = run(*"bench encode -k int-4 -k turboquant-3 --head-dim 64 -r 3 --json".split())
         self.assertEqual((done.returncode, done.stderr), (OK, ""))
         rows = json.loads(done.stdout)
         self.assertEqual(

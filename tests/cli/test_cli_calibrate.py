@@ -221,10 +221,7 @@ class Calibrate(unittest.TestCase):
                         SMALL,
                         "--calibration",
                         self.path,
-                        "-k",
-                        "trellis-4:transform=file",
-                        "-v",
-                        "trellis-4:center=file",
+                        *"-k trellis-4:transform=file -v trellis-4:center=file".split(),
                     ).stdout
                 )[1]
                 self.assertEqual(row["kld_mean"], same["kld_mean"])

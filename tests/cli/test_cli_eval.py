@@ -213,10 +213,7 @@ class Kept(unittest.TestCase):
         filler = f"head -c 2093000 /dev/zero > {small}/filler; "
         done = subprocess.run(
             [
-                "unshare",
-                "-rm",
-                "sh",
-                "-c",
+                *"unshare -rm sh -c".split(),
                 script.replace("&& exec", f"&& {filler} exec"),
                 str(small),
                 *words,

@@ -22,18 +22,7 @@ class Inspect(unittest.TestCase):
     def test_rows(self):
         rows = rows_of(
             run(
-                "inspect",
-                "-m",
-                SMALL,
-                "-f",
-                TEXT,
-                "--stock",
-                "q4_0",
-                "-k",
-                "int-4",
-                "-v",
-                "int-2",
-                "--json",
+                "inspect", "-m", SMALL, "-f", TEXT, *"--stock q4_0 -k int-4 -v int-2 --json".split()
             )
         )
         self.assertEqual(

@@ -30,11 +30,7 @@ class Report(unittest.TestCase):
             TEXT,
             "-o",
             self.page,
-            "--quick",
-            "-c",
-            "64",
-            "--stock",
-            "q4_0",
+            *"--quick -c 64 --stock q4_0".split(),
         ]
 
     def until(self, step):

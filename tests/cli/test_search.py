@@ -92,16 +92,7 @@ class Search(unittest.TestCase):
             self.assertEqual(self.index.stat().st_size, info["file_bytes"])
             found = json.loads(
                 run(
-                    "search",
-                    "query",
-                    self.index,
-                    self.base,
-                    "-k",
-                    "3",
-                    "-n",
-                    "4",
-                    "--verify",
-                    "--json",
+                    "search", "query", self.index, self.base, *"-k 3 -n 4 --verify --json".split()
                 ).stdout
             )
             self.assertEqual(
@@ -127,16 +118,7 @@ class Search(unittest.TestCase):
             "eval",
             self.base,
             self.base,
-            "-c",
-            "turboquant-8",
-            "-c",
-            "turboquant-1",
-            "-c",
-            "turboquant-2:dims=8",
-            "-k",
-            "5",
-            "-n",
-            "50",
+            *"-c turboquant-8 -c turboquant-1 -c turboquant-2:dims=8 -k 5 -n 50".split(),
             "--json",
         )
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -153,11 +135,7 @@ class Search(unittest.TestCase):
                 "eval",
                 self.base,
                 self.base,
-                "-c",
-                "turboquant-1",
-                "-m",
-                "l2",
-                "--rerank",
+                *"-c turboquant-1 -m l2 --rerank".split(),
                 N,
                 "--json",
             ).stdout
@@ -211,10 +189,7 @@ class Search(unittest.TestCase):
             "build",
             self.base,
             self.index,
-            "-c",
-            "turboquant-4",
-            "-c",
-            "turboquant-2",
+            *"-c turboquant-4 -c turboquant-2".split(),
         )
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
         self.said(
@@ -238,10 +213,7 @@ class Search(unittest.TestCase):
                 "query",
                 self.index,
                 self.base,
-                "-n",
-                "2",
-                "--json",
-                "--allow",
+                *"-n 2 --json --allow".split(),
                 self.write("ids", b" 7\n\n150\r\n99999\n7"),
             ).stdout
         )
@@ -270,11 +242,7 @@ class Search(unittest.TestCase):
             "eval",
             self.base,
             self.base,
-            "-c",
-            "turboquant-4",
-            "--device",
-            "cuda",
-            "--json",
+            *"-c turboquant-4 --device cuda --json".split(),
             **gpu,
         )
         self.assertEqual(json.loads(measured.stdout)[0]["device"], "cuda")

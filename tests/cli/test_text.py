@@ -112,10 +112,7 @@ class BeyondUnicode(unittest.TestCase):
                     SMALL,
                     "-f",
                     self.text,
-                    "-n",
-                    "1",
-                    "--stock",
-                    "f16",
+                    *"-n 1 --stock f16".split(),
                     errors="replace",
                 )
                 self.assertEqual(done.returncode, OK, done.stderr)

@@ -73,11 +73,7 @@ class Manager:
         if serde is not None:
             adapter = adapter | {"serde": {"type": "kvant", "head_dim": DIM, "workers": 2} | serde}
         words = [
-            "--l1-size-gb",
-            "0.1",
-            "--eviction-policy",
-            "LRU",
-            "--l2-adapter",
+            *"--l1-size-gb 0.1 --eviction-policy LRU --l2-adapter".split(),
             json.dumps(adapter),
         ]
         arguments = add_storage_manager_args(argparse.ArgumentParser()).parse_args(words)
