@@ -25,8 +25,8 @@
 #endif
 
 /* KVANT_INLINE marks functions that are always inlined. unrolled_for is a loop without a branch: of
- * at most 8 steps on CPUs, of any constant number of steps on GPUs. rolled_for is a loop that stays a
- * loop, where a compiler for GPUs would copy its body. With AddressSanitizer or UBSan loops are not
+ * at most 8 steps on CPUs, of any constant number of steps on GPUs. rolled_for keeps its branch,
+ * where a compiler for GPUs would copy the body. With AddressSanitizer or UBSan loops are not
  * unrolled: checking every access of every copy takes GCC minutes and 1.4 GB per kernel file,
  * instead of 9 s. */
 #if defined(__CUDACC__)
