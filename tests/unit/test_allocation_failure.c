@@ -218,7 +218,6 @@ static kvant_status calibrate_and_drop(const void *context)
 {
     kvant_calibration *calibration;
     const kvant_status status = calibrate(&calibration);
-    (void)context;
     kvant_calibration_free(&calibration);
     return status;
 }

@@ -104,7 +104,6 @@ static void unreadable_files_limit_nothing(void **state)
 static void count_worker(void *context, size_t index, uint32_t worker)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
-    (void)index;
     nanosleep(&moment, NULL); /* workers that are awake run now */
     atomic_fetch_or((atomic_uint *)context, 1u << worker);
 }

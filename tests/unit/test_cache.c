@@ -439,8 +439,7 @@ static void rows_are_read_back(void **state)
                 memset(m.k[a][layer], 0, 64 * WIDTH * sizeof(float));
                 memset(m.v[a][layer], 0, 64 * WIDTH * sizeof(float));
             }
-            assert_int_equal(kvant_cache_read(m.cache, layer, dropped ? b : a, 30, 110, k, v),
-                             KVANT_OK);
+            assert_ok(kvant_cache_read(m.cache, layer, dropped ? b : a, 30, 110, k, v));
             assert_memory_equal(k, m.k[a][layer] + 30 * WIDTH, 110 * WIDTH * sizeof *k);
             assert_memory_equal(v, m.v[a][layer] + 30 * WIDTH, 110 * WIDTH * sizeof *v);
         }
@@ -480,8 +479,7 @@ static void queries_may_come_before_their_keys(void **state)
         int32_t s = kvant_sequence_create(m[i].cache);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             assert_true(kvant_cache_wants_queries(m[i].cache, layer, 1));
-            assert_int_equal(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries),
-                             KVANT_OK);
+            assert_ok(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries));
         }
         append(&m[i], s, N);
         for (uint32_t layer = 0; layer < LAYERS; layer++)

@@ -150,7 +150,6 @@ static kvant_status live(const void *context)
 {
     life l = { 0 };
     kvant_status status = KVANT_OK;
-    (void)context;
     for (size_t i = 0; i < COUNT(steps) && status == KVANT_OK; i++)
         status = steps[i](&l);
     kvant_cache_free(&l.cache);

@@ -232,12 +232,10 @@ static void tokens_are_independent(void **state)
             void *whole = encode(codec, rows), *pieces = encode(codec, rows);
             /* encode other rows, then the first rows again, backwards */
             for (uint32_t t = 0; t < TOKENS; t++)
-                assert_int_equal(
-                    kvant_codec_encode(codec, NULL, rows + (63 - t) * DIM, DIM, t, 1, pieces),
-                    KVANT_OK);
+                assert_ok(
+                    kvant_codec_encode(codec, NULL, rows + (63 - t) * DIM, DIM, t, 1, pieces));
             for (uint32_t t = TOKENS; t-- > 0;)
-                assert_int_equal(kvant_codec_encode(codec, NULL, rows + t * DIM, DIM, t, 1, pieces),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_encode(codec, NULL, rows + t * DIM, DIM, t, 1, pieces));
             assert_memory_equal(whole, pieces, info_of(codec).page_bytes);
             free(whole);
             free(pieces);
@@ -412,15 +410,13 @@ static void factors_are_never_zero(void **state)
     float row[16] = { 100 };
     uint32_t left;
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, 8, row, 16, 1),
-                     KVANT_OK);
+    assert_ok(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, 8, row, 16, 1));
     assert_int_equal(kvant_calibrator_cluster(calibrator, &left), KVANT_OK);
     assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_OK);
     for (uint32_t head = 0; head < 2; head++) {
         kvant_codec *codec;
-        assert_int_equal(kvant_codec_create_calibrated("int-4:norm=file", 8, KVANT_ROLE_K, 0, c, 0,
-                                                       head, &codec, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create_calibrated("int-4:norm=file", 8, KVANT_ROLE_K, 0, c, 0, head,
+                                                &codec, NULL, 0));
         const kvant_codec *array[1] = { codec };
         void *memory;
         kvant_tensor *tensor = tensor_of(array, 1, &memory);

@@ -178,8 +178,7 @@ static kvant_calibration *calibration_of_sums(const data *all)
             for (size_t first = 0; first < ROWS; first += 50) {
                 sum_up(all, l, role, first, 50, &made);
                 const kvant_calibrator_moments args = args_of(all, l, role, first, 50, &made);
-                assert_int_equal(
-                    kvant_calibrator_add_moments(calibrator, l, (kvant_role)role, &args), KVANT_OK);
+                assert_ok(kvant_calibrator_add_moments(calibrator, l, (kvant_role)role, &args));
             }
     return finish(calibrator);
 }
@@ -258,8 +257,7 @@ static void long_texts_are_sampled(void **state)
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
     for (uint32_t i = 0; i < 1000; i++) {
         float x = (float)i;
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_V, 1, 1, &x, 1, 1),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_V, 1, 1, &x, 1, 1));
     }
     kvant_calibration *c = finish(calibrator);
     const float *centroids = entry_of(c, 0, 0, KVANT_ROLE_V).centroids[1];
@@ -301,8 +299,7 @@ static void bad_input_is_refused(void **state)
     float x[2 * DIM] = { 0 };
     assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 0, DIM, x, DIM, 1),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, DIM, x, DIM, 2),
-                     KVANT_OK);
+    assert_ok(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, DIM, x, DIM, 2));
     assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 2, DIM, x, DIM, 1),
                      KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, 513, x, DIM, 1),

@@ -221,14 +221,11 @@ static void add_some(kvant_calibrator *calibrator, const data *all, uint32_t lay
                                              .n_queries = 3,
                                              .scale = 0.1f };
     for (uint32_t role = 0; role < 2; role++)
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, HEADS, DIM,
-                                                   all->rows[layer][role], HEADS * DIM, ROWS),
-                         KVANT_OK);
-    assert_int_equal(
-        kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS),
-        KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention),
-                     KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, HEADS, DIM,
+                                            all->rows[layer][role], HEADS * DIM, ROWS));
+    assert_ok(
+        kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS));
+    assert_ok(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention));
 }
 
 static void save_to(kvant_calibrator *calibrator, const char *path)
@@ -267,12 +264,10 @@ static void work_goes_on_where_it_stopped(void **state)
     for (uint32_t step = 0; step < 3; step++) {
         uint64_t position = 99;
         uint32_t left;
-        assert_int_equal(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0));
         kvant_calibrator_free(&calibrator);
         calibrator = calibrator_of(5);
-        assert_int_equal(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0));
         assert_true(position == 100 + step);
         if (step < 1)
             for (uint32_t l = 1; l < LAYERS; l++)

@@ -20,8 +20,7 @@ static uint8_t *encode(const kvant_codec *codec)
     float *rows = aligned((size_t)info.block_tokens * info.head_dim * sizeof *rows);
     uint8_t *page = aligned(info.page_bytes);
     fill_normal(rows, (size_t)info.block_tokens * info.head_dim, &state);
-    assert_int_equal(
-        kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, info.block_tokens, page), KVANT_OK);
+    assert_ok(kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, info.block_tokens, page));
     free(rows);
     return page;
 }
@@ -118,9 +117,8 @@ static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uin
                                uint32_t kv_head)
 {
     kvant_codec *codec;
-    assert_int_equal(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head,
-                                                   &codec, NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head, &codec,
+                                            NULL, 0));
     uint64_t fingerprint = info_of(codec).fingerprint;
     kvant_codec_free(&codec);
     return fingerprint;

@@ -320,8 +320,7 @@ static void phases_rotate_vectors(void **state)
         float phase[HEAD_DIM], x[HEAD_DIM];
         uint16_t pairs[HEAD_DIM];
         double want[HEAD_DIM];
-        assert_int_equal(kvant_rope_phase(&rope, HEAD_DIM, positions[i / 4], phase, pairs),
-                         KVANT_OK);
+        assert_ok(kvant_rope_phase(&rope, HEAD_DIM, positions[i / 4], phase, pairs));
         for (uint32_t j = 0; j < HEAD_DIM; j++)
             want[j] = x[j] = test_normal(&rng);
         rotate_by_rope(l, positions[i / 4], want);

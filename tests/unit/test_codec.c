@@ -52,8 +52,7 @@ static void round_trip_error_is_bounded(void **state)
             float x[64 * 64], decoded[64 * 64];
             fill_normal(x, COUNT(x), &rng);
             assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 64, p.bytes), KVANT_OK);
-            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 64),
-                             KVANT_OK);
+            assert_ok(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 64));
             double error = squared_distance(x, decoded, COUNT(x)) / COUNT(x);
             /* A uniform quantiser over a range r errs by at most r / (2 levels). A range of +-4.5
              * holds all 4096 normal numbers of this seed before and after a rotation (|N| > 4.5 has
@@ -138,8 +137,7 @@ static void score_and_accumulate_agree_with_decode(void **state)
         for (uint32_t j = 0; j < 64; j++)
             scale[j] = 0.5f + (float)test_uniform(&rng);
         assert_int_equal(kvant_codec_encode(p.codec, &affine, x, 64, 0, 64, p.bytes), KVANT_OK);
-        assert_int_equal(kvant_codec_decode(p.codec, &affine, p.bytes, 0, 64, decoded, 64),
-                         KVANT_OK);
+        assert_ok(kvant_codec_decode(p.codec, &affine, p.bytes, 0, 64, decoded, 64));
         assert_int_equal(kvant_codec_transform_query(p.codec, &affine, q, rotated), KVANT_OK);
         assert_int_equal(kvant_codec_score(p.codec, p.bytes, rotated, 64, 1, scores), KVANT_OK);
         double weight_sum = 0;
@@ -158,8 +156,7 @@ static void score_and_accumulate_agree_with_decode(void **state)
             weight_sum += scores[t];
         }
         assert_int_equal(kvant_codec_accumulate(p.codec, p.bytes, scores, 1, acc, 64), KVANT_OK);
-        assert_int_equal(
-            kvant_codec_transform_output(p.codec, &affine, (float)weight_sum, acc, out), KVANT_OK);
+        assert_ok(kvant_codec_transform_output(p.codec, &affine, (float)weight_sum, acc, out));
         for (uint32_t j = 0; j < 64; j++) {
             double exact = 0;
             for (uint32_t t = 0; t < 64; t++)
@@ -179,18 +176,15 @@ static void tokens_are_independent(void **state)
             page pieces = make_page(all_specs[s], 80, (kvant_role)role);
             float x[64 * 80];
             fill_normal(x, COUNT(x), &rng);
-            assert_int_equal(kvant_codec_encode(all.codec, NULL, x, 80, 0, 64, all.bytes),
-                             KVANT_OK);
+            assert_ok(kvant_codec_encode(all.codec, NULL, x, 80, 0, 64, all.bytes));
             uint32_t block = all.info.block_tokens;
             memset(pieces.bytes, 0, pieces.info.page_bytes);
             for (uint32_t t = 64; t > 0; t -= block) /* backwards, over other codes */
-                assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80,
-                                                    64 - t, block, pieces.bytes),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80, 64 - t,
+                                             block, pieces.bytes));
             for (uint32_t t = 0; t < 64; t += block)
-                assert_int_equal(
-                    kvant_codec_encode(pieces.codec, NULL, x + t * 80, 80, t, block, pieces.bytes),
-                    KVANT_OK);
+                assert_ok(
+                    kvant_codec_encode(pieces.codec, NULL, x + t * 80, 80, t, block, pieces.bytes));
             assert_memory_equal(all.bytes, pieces.bytes, all.info.page_bytes);
             free_page(&all);
             free_page(&pieces);
@@ -245,10 +239,8 @@ static void extreme_rows(void **state)
             for (size_t m = 0; m < COUNT(magnitudes); m++) {
                 for (uint32_t i = 0; i < 64 * dim; i++)
                     x[i] = i % 7 == 0 ? magnitudes[m] / sqrtf((float)dim) : 0;
-                assert_int_equal(kvant_codec_encode(p.codec, NULL, x, dim, 0, 64, p.bytes),
-                                 KVANT_OK);
-                assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, dim),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_encode(p.codec, NULL, x, dim, 0, 64, p.bytes));
+                assert_ok(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, dim));
                 for (uint32_t i = 0; i < 64 * dim; i++) {
                     assert_true(isfinite(decoded[i]));
                     if (magnitudes[m] == 0)

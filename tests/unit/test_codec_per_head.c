@@ -75,11 +75,9 @@ static void write_slots(side *s, uint32_t first, uint32_t n, uint32_t n_threads,
     fill_normal(rows, (size_t)n * N_HEADS * DIM, rng);
     for (size_t i = 0; i < (size_t)n * N_HEADS * DIM; i++)
         rows[i] += (float)(i % 7); /* channels with different means, so that centres matter */
-    assert_int_equal(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads));
     for (uint32_t h = 0; h < N_HEADS; h++)
-        assert_int_equal(
-            kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
+        assert_ok(kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1));
 }
 
 /* Writes a prompt, single tokens after it, a rewritten range and a copied sequence. */

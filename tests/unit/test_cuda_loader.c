@@ -78,7 +78,6 @@ static void answer(kvant_status status, const char *said)
 static void *open_at_once(void *argument)
 {
     char err[512] = "";
-    (void)argument;
     return kvant_cuda_available(err, sizeof err) == KVANT_ERR_UNSUPPORTED &&
                    strcmp(err, "no GPU here") == 0
                ? NULL
@@ -113,8 +112,7 @@ static void codecs_cross_as_views(void **state)
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *source;
         kvant_codec_info info = { .size = sizeof info };
-        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_V, 0, &source, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_V, 0, &source, NULL, 0));
         assert_int_equal(kvant_cuda_codec_from(source, &codec, err, sizeof err), KVANT_OK);
         assert_int_equal(host->kind, cases[i].kind);
         assert_int_equal(kvant_cuda_codec_get_info(codec, &info), KVANT_OK);
@@ -131,8 +129,7 @@ static void codecs_cross_as_views(void **state)
     assert_non_null(strstr(err, "not on the GPU: head_dim 72"));
     assert_string_equal(kvant_error_message(), err);
     assert_null(codec);
-    assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0));
     assert_int_equal(kvant_cuda_codec_create_open(codec, &open), KVANT_OK);
     assert_ptr_equal(host->codec, codec);
     kvant_cuda_codec_free(&open);
@@ -166,11 +163,9 @@ static void tables_are_those_of_the_calibration(void **state)
         kvant_codec *codec;
         kvant_calibration_entry entry = { .size = sizeof entry };
         kvant_cuda_tables tables = { .size = sizeof tables };
-        assert_int_equal(kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0,
-                                                       calibration, 1, 1, &codec, NULL, 0),
-                         KVANT_OK);
-        assert_int_equal(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1,
+                                                1, &codec, NULL, 0));
+        assert_ok(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry));
         assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
         assert_int_equal(tables.key_transform_size, cases[i].key_transform_size);
         assert_int_equal(tables.key_transform != NULL, cases[i].key_transform_size > 0);

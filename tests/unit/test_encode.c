@@ -72,14 +72,12 @@ static void encode_all_ways(subject *s)
 {
     kvant_affine affine = { s->center, s->scale };
     uint32_t block = info_of(s->codec).block_tokens;
-    assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine,
-                                            s->rows, s->d, ROWS, false),
-                     KVANT_OK);
+    assert_ok(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine, s->rows,
+                                     s->d, ROWS, false));
     kvant_codec_transform_rows(&s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS,
                                s->y);
     kvant_codec_encode_transformed(s->codec, s->kernels, s->y, 0, ROWS, s->page);
-    assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other),
-                     KVANT_OK);
+    assert_ok(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other));
     assert_memory_equal(s->page, s->other, s->page_bytes);
     memset(s->page, 0, s->page_bytes);
     for (uint32_t first = ROWS; first > 0; first -= block) {

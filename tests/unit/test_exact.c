@@ -229,8 +229,7 @@ static void sizes(void **state)
         assert_int_equal(bytes, sealed + pages * N_KV_HEADS * HEAD_DIM * 64 * 2);
         params.n_blocks = 5;
         params.blocks_per_sequence = 3;
-        assert_int_equal(kvant_tensor_size(&params, &bytes),
-                         KVANT_OK); /* no more pages than blocks */
+        assert_ok(kvant_tensor_size(&params, &bytes)); /* no more pages than blocks */
         assert_true(bytes <=
                     5 * N_KV_HEADS * (info_of(f.codecs[0]).page_bytes + HEAD_DIM * 64 * 2));
         for (size_t i = 0; i < COUNT(bad); i++) {
@@ -416,16 +415,14 @@ static void layers_keep_a_step_until_the_next_layer(void **state)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             fill_normal(k[layer][n], STEP * D, &rng);
             fill_normal(v[layer][n], STEP * D, &rng);
-            assert_int_equal(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP),
-                             KVANT_OK);
+            assert_ok(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP));
             for (uint32_t before = 0; before < 2 && before <= layer; before++) {
                 const uint32_t of = layer - before, end = n + STEP,
                                exact = (before ? end
                                         : n    ? n
                                                : 192) -
                                        128;
-                assert_int_equal(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]),
-                                 KVANT_OK);
+                assert_ok(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]));
                 for (uint32_t row = 0; row < end; row++) {
                     const bool k_exact = is_exact(got[0][row], k[of][row]);
                     assert_int_equal(k_exact, is_exact(got[1][row], v[of][row]));

@@ -159,7 +159,6 @@ typedef int32_t way(kvant_cache *cache, uint32_t n, uint32_t most);
 
 static int32_t cleanly(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     int32_t s = kvant_sequence_create(cache);
     append(cache, s, OWN, 0, n);
     return s;
@@ -229,7 +228,6 @@ static int32_t alone_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
 /* The cache writes rows in parts of 512, and the last part is refused. */
 static int32_t refused(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     int32_t s = cleanly(cache, n, n);
     append_part(cache, s, OTHER, n, 600, 590);
     assert_int_equal(kvant_sequence_length(cache, s, 0), n);
@@ -252,13 +250,11 @@ static int32_t imported(kvant_cache *cache, uint32_t n, bool at_once)
 
 static int32_t imported_by_block(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     return imported(cache, n, false);
 }
 
 static int32_t imported_at_once(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     return imported(cache, n, true);
 }
 

@@ -71,14 +71,11 @@ static void make_head(head *h)
         for (uint32_t layer = 0; layer < 2; layer++) {
             draw(h, 0, &rng, row);
             draw(h, 0, &rng, row + DIM);
-            assert_int_equal(
-                kvant_calibrator_add_rows(calibrator, layer, KVANT_ROLE_K, 2, DIM, row, 2 * DIM, 1),
-                KVANT_OK);
+            assert_ok(kvant_calibrator_add_rows(calibrator, layer, KVANT_ROLE_K, 2, DIM, row,
+                                                2 * DIM, 1));
             draw(h, 1, &rng, row);
             for (uint32_t kv = 0; kv < 2; kv++)
-                assert_int_equal(
-                    kvant_calibrator_add_queries(calibrator, layer, kv, DIM, row, DIM, 1),
-                    KVANT_OK);
+                assert_ok(kvant_calibrator_add_queries(calibrator, layer, kv, DIM, row, DIM, 1));
         }
     assert_int_equal(kvant_calibrator_finish(calibrator, &h->calibration), KVANT_OK);
     kvant_calibrator_free(&calibrator);

@@ -266,8 +266,7 @@ static void same_results(void **state)
             kvant_index *other = empty(specs[s], DIM, KVANT_METRIC_L2);
             if (strchr(specs[s], ':'))
                 assert_int_equal(kvant_index_train(other, x, DIM, 500), KVANT_OK);
-            assert_int_equal(kvant_index_add(other, reversed + first * DIM, DIM, n, ids + first, 3),
-                             KVANT_OK);
+            assert_ok(kvant_index_add(other, reversed + first * DIM, DIM, n, ids + first, 3));
             for (uint32_t threads = 1; threads <= 7; threads += 3) {
                 kvant_index_query query = query_of(q, DIM, QUERIES, K);
                 query.n_threads = threads;

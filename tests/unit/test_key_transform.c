@@ -222,8 +222,7 @@ static void matrices_make_errors_of_scores_small(void **state)
         weights w;
         random_moment(q, SMALL, 3 * SMALL, 4, &rng);
         random_moment(k, SMALL, 3 * SMALL, 0.2, &rng);
-        assert_int_equal(kvant_make_key_transform(SMALL, q, k, k, w.diagonal, w.triangle),
-                         KVANT_OK);
+        assert_ok(kvant_make_key_transform(SMALL, q, k, k, w.diagonal, w.triangle));
         read_matrix(&w);
         geometric_mean(k, q, SMALL, best);
         assert_int_equal(kvant_spd_roots(SMALL, best, best, best_inverse), KVANT_OK);
@@ -346,13 +345,10 @@ static void attention_changes_the_matrix(void **state)
         assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
         assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a),
                          KVANT_ERR_ARGUMENT); /* no keys yet */
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, D, keys, D, N),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(calibrator, 0, KVANT_ROLE_K, 1, D, keys, D, N));
         assert_int_equal(kvant_calibrator_add_queries(calibrator, 0, 0, D, q, D, 1), KVANT_OK);
         if (kind)
-            assert_int_equal(
-                kvant_calibrator_add_attention(calibrator, 0, 0, D, kind == 1 ? 0 : N, &a),
-                KVANT_OK);
+            assert_ok(kvant_calibrator_add_attention(calibrator, 0, 0, D, kind == 1 ? 0 : N, &a));
         a.scale = NAN;
         assert_int_equal(kvant_calibrator_add_attention(calibrator, 0, 0, D, 0, &a),
                          KVANT_ERR_ARGUMENT);

@@ -205,8 +205,7 @@ static void bad_rows_are_refused(void **state)
                                : status == (i == 2 ? KVANT_ERR_RANGE : KVANT_ERR_NONFINITE));
             if (status != KVANT_OK)
                 assert_memory_equal(page, zeros, bytes);
-            assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, TOKENS, decoded, DIM),
-                             KVANT_OK);
+            assert_ok(kvant_codec_decode(codec, NULL, page, 0, TOKENS, decoded, DIM));
             for (size_t j = 0; j < COUNT(decoded); j++)
                 assert_true(isfinite(decoded[j]));
         }
@@ -233,9 +232,8 @@ static void pages_do_not_tell_the_level(void **state)
                 if (!use_level(cpu_levels[l]))
                     continue;
                 memset(page, 0, bytes);
-                assert_int_equal(
-                    kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want),
-                    KVANT_OK);
+                assert_ok(
+                    kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want));
                 if (l && memcmp(page, want, bytes) != 0)
                     fail_msg("%s at %u: other bytes at level %s", weighted_specs[s],
                              (unsigned)dims[d], kvant_cpu_level_name(cpu_levels[l]));
@@ -282,8 +280,7 @@ static void attention_undoes_the_transform(void **state)
             assert_int_equal(kvant_tensor_size(&params, &size), KVANT_OK);
             memory[role] = aligned(size);
             assert_int_equal(kvant_tensor_create(&params, memory[role], &tensors[role]), KVANT_OK);
-            assert_int_equal(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1));
             assert_int_equal(kvant_tensor_read(tensors[role], 0, N, rows[role], DIM), KVANT_OK);
         }
         float q[DIM], out[DIM];
@@ -301,11 +298,9 @@ static void attention_undoes_the_transform(void **state)
                                                   .out_head_stride = DIM,
                                                   .n_threads = 1 };
         size_t bytes;
-        assert_int_equal(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes),
-                         KVANT_OK);
+        assert_ok(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes));
         void *workspace = aligned(bytes);
-        assert_int_equal(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes),
-                         KVANT_OK);
+        assert_ok(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes));
         double p[N], sum = 0, error = 0, size = 0;
         for (uint32_t t = 0; t < N; t++) {
             double score = 0;

@@ -49,8 +49,7 @@ static kvant_tensor *make_tensor(fixture *f, kvant_role role, uint32_t dim)
                                          .blocks_per_sequence = blocks + 1 };
     kvant_tensor *tensor;
     size_t bytes;
-    assert_int_equal(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0));
     assert_int_equal(kvant_codec_create(f->s.rope, dim, role, 3, &f->codecs[1], NULL, 0), KVANT_OK);
     for (uint32_t part = 0; part < PARTS; part++)
         codecs[part] = f->codecs[part >= VALUE_PARTS];
@@ -108,9 +107,8 @@ static float *read_all(const fixture *f)
 {
     float *rows = malloc((size_t)f->s.n_tokens * ROW * sizeof *rows);
     for (uint32_t j = 0; j < f->s.n_tokens; j++)
-        assert_int_equal(kvant_tensor_read(f->tensor, 64 * (size_t)f->table[j / 64] + j % 64, 1,
-                                           rows + (size_t)j * ROW, ROW),
-                         KVANT_OK);
+        assert_ok(kvant_tensor_read(f->tensor, 64 * (size_t)f->table[j / 64] + j % 64, 1,
+                                    rows + (size_t)j * ROW, ROW));
     return rows;
 }
 
@@ -254,8 +252,7 @@ static void arguments_are_checked(void **state)
     f.problem.first_block = 2;
     expect_refused(f.tensor, VALUES, &f.problem, "more blocks");
     f.problem.first_block = 0;
-    assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, &bytes),
-                     KVANT_OK);
+    assert_ok(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, &bytes));
     void *workspace = aligned(bytes);
     assert_int_equal(kvant_latent_attention(f.tensor, VALUES, &f.problem, workspace, bytes - 64),
                      KVANT_ERR_ARGUMENT);

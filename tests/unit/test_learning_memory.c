@@ -61,9 +61,7 @@ static void buckets_of_a_caller_keep_the_moments(void **state)
     put_all(&f, t, 0, 4096, BATCH, 0);
     assert_true(f.tensor->learning->schedule.done);
     assert_non_null(f.tensor->learning->sums);
-    assert_int_equal(
-        kvant_tensor_make_bucket_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, NULL, 1),
-        KVANT_OK);
+    assert_ok(kvant_tensor_make_bucket_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, NULL, 1));
     for (uint32_t head = 0; head < N_KV_HEADS; head++)
         kvant_codec_free(&codecs[head]);
     drop(&f);

@@ -92,15 +92,11 @@ static uint32_t word(const llama_params *params, size_t i)
 
 static bool no_progress(float part, void *user)
 {
-    (void)part;
-    (void)user;
     return true;
 }
 
 static bool on_node(struct ggml_tensor *node, bool ask, void *user)
 {
-    (void)node;
-    (void)user;
     return ask;
 }
 

@@ -78,8 +78,7 @@ static void use(const char *spec, uint32_t d, const numbers *x, outcome *out)
     out->bytes = info_of(codec).page_bytes;
     page = out->page = aligned(out->bytes);
     assert_int_equal(kvant_codec_encode(codec, &affine, x->rows, d, 0, TOKENS, page), KVANT_OK);
-    assert_int_equal(kvant_codec_decode(codec, &affine, page, 0, TOKENS, out->decoded, d),
-                     KVANT_OK);
+    assert_ok(kvant_codec_decode(codec, &affine, page, 0, TOKENS, out->decoded, d));
     assert_int_equal(kvant_codec_transform_query(codec, &affine, x->query, query), KVANT_OK);
     assert_int_equal(kvant_codec_score(codec, page, query, d, 1, out->scores), KVANT_OK);
     kvant_codec_free(&codec);

@@ -86,9 +86,6 @@ static void run_last_only(void *context, uint32_t n_workers, kvant_executor_work
 
 static void run_nothing(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
-    (void)n_workers;
-    (void)work;
-    (void)loop;
     ((request *)context)->calls++;
 }
 
@@ -109,7 +106,6 @@ static void executors_run_every_index_once(void **state)
 
 static void *run_elsewhere(void *argument)
 {
-    (void)argument;
     assert_once_each(N, 4);
     return NULL;
 }
@@ -128,7 +124,6 @@ static void executors_are_the_threads_own(void **state)
 
 static void loop_within(void *context, size_t index, uint32_t worker)
 {
-    (void)worker;
     kvant_parallel_for(N / 2, 4, count, (counts *)context + index);
 }
 
@@ -168,8 +163,6 @@ typedef struct held_loop {
 static void hold(void *context, size_t index, uint32_t worker)
 {
     held_loop *loop = context;
-    (void)index;
-    (void)worker;
     atomic_fetch_add(&loop->entered, 1);
     while (!atomic_load(&loop->released))
         sched_yield();
@@ -241,7 +234,6 @@ static atomic_int handled_here, handled_elsewhere;
 
 static void on_signal(int number)
 {
-    (void)number;
     bool here = pthread_equal(pthread_self(), main_thread);
     atomic_fetch_add(here ? &handled_here : &handled_elsewhere, 1);
 }
@@ -249,8 +241,6 @@ static void on_signal(int number)
 /* Returns when every thread of the loop has entered it. */
 static void meet(void *entered, size_t index, uint32_t worker)
 {
-    (void)index;
-    (void)worker;
     atomic_fetch_add((atomic_uint *)entered, 1);
     while (atomic_load((atomic_uint *)entered) < threads_of(4))
         sched_yield();

@@ -147,8 +147,7 @@ static void rows_follow_the_definition(void **state)
                     norm += (double)x[j] * x[j];
                 reference(x, d, bits, direction);
                 assert_int_equal(kvant_codec_encode(codec, NULL, x, d, token, 1, page), KVANT_OK);
-                assert_int_equal(kvant_codec_decode(codec, NULL, page, token, 1, decoded, d),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_decode(codec, NULL, page, token, 1, decoded, d));
                 for (uint32_t j = 0; j < d; j++) {
                     double want = sqrt(norm) * direction[j];
                     if (!(fabs(decoded[j] - want) <= fabs(want) * (pow(2, -11) + 40 * pow(2, -24))))

@@ -72,11 +72,9 @@ static void moments_are_means_over_positions(void **state)
         const kvant_bucket_span span = { (uint8_t)first, (uint8_t)end };
         kvant_rope_means *means;
         memcpy(alone, mean, sizeof alone);
-        assert_int_equal(kvant_rope_mean(f.tensor->learning->rope, 0, (int32_t)edges[first],
-                                         (int32_t)edges[first + 1] - 1, alone),
-                         KVANT_OK);
-        assert_int_equal(kvant_rope_means_new(f.tensor->learning->rope, 0, span, 1, &means),
-                         KVANT_OK);
+        assert_ok(kvant_rope_mean(f.tensor->learning->rope, 0, (int32_t)edges[first],
+                                  (int32_t)edges[first + 1] - 1, alone));
+        assert_ok(kvant_rope_means_new(f.tensor->learning->rope, 0, span, 1, &means));
         kvant_rope_means_apply(means, mean, moments);
         kvant_rope_means_free(means);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
@@ -290,16 +288,13 @@ static void store_with(fixture *f, kvant_codec **codecs, const kvant_tensor *lea
             const kvant_affine affine = { stretch ? center + h * HEAD_DIM : codecs[h]->file_center,
                                           NULL };
             if (stretch)
-                assert_int_equal(
-                    kvant_tensor_bucket_center(learner, from, from + (int32_t)stretch - 1, center),
-                    KVANT_OK);
+                assert_ok(
+                    kvant_tensor_bucket_center(learner, from, from + (int32_t)stretch - 1, center));
             float *at = f->rows + (size_t)token * WIDTH + h * HEAD_DIM;
             memset(page, 0, sizeof page);
             assert_non_null(affine.center);
-            assert_int_equal(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page),
-                             KVANT_OK);
-            assert_int_equal(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH),
-                             KVANT_OK);
+            assert_ok(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page));
+            assert_ok(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH));
         }
 }
 
@@ -312,9 +307,8 @@ static double error_of_bucket(fixture *f, const text *t, uint32_t first, uint32_
     fixture rows = make("f32", 1, BLOCKS, 0);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
         likes[h] = block_of(f, 0, h).codec;
-    assert_int_equal(kvant_tensor_make_bucket_codecs(f->tensor, (int32_t)first, (int32_t)end - 1,
-                                                     stretch, likes, codecs, NULL, 2),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_make_bucket_codecs(f->tensor, (int32_t)first, (int32_t)end - 1, stretch,
+                                              likes, codecs, NULL, 2));
     memcpy(rows.rows, t->rows, sizeof t->rows);
     store_with(&rows, codecs, f->tensor, first, end, stretch);
     write_rows(&rows, first, end - first, rows.rows + (size_t)first * WIDTH, end - first, 1);

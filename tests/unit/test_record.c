@@ -69,8 +69,7 @@ static exported export_record(const fixture *f, const blocks *b)
     assert_int_equal(kvant_tensor_record_size(f->tensor, b->list, b->n, &e.bytes), KVANT_OK);
     e.data = malloc(e.bytes);
     assert_non_null(e.data);
-    assert_int_equal(kvant_tensor_export_record(f->tensor, b->list, b->n, e.data, e.bytes, 3),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_export_record(f->tensor, b->list, b->n, e.data, e.bytes, 3));
     return e;
 }
 

@@ -36,8 +36,7 @@ static uint8_t *export_own(const fixture *f, const kvant_block_slots *blocks, si
     assert_int_equal(kvant_tensor_record_size(f->tensor, blocks, N_BLOCKS, bytes), KVANT_OK);
     data = malloc(*bytes);
     assert_non_null(data);
-    assert_int_equal(kvant_tensor_export_record(f->tensor, blocks, N_BLOCKS, data, *bytes, 1),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_export_record(f->tensor, blocks, N_BLOCKS, data, *bytes, 1));
     return data;
 }
 
@@ -62,9 +61,8 @@ static void read_outer(const fixture *f, const uint8_t *data, size_t bytes, oute
 {
     kvant_block_slots all[N_BLOCKS];
     list_slots(all, 0);
-    assert_int_equal(
-        kvant_tensor_read_outer(f->tensor, all, N_BLOCKS, data, bytes, 0, o->from, o->transforms),
-        KVANT_OK);
+    assert_ok(
+        kvant_tensor_read_outer(f->tensor, all, N_BLOCKS, data, bytes, 0, o->from, o->transforms));
     o->rope = rope_of(&layouts()[2], 0, 0);
     o->record = (kvant_outer_record){
         .blocks = o->to, .n_blocks = N_BLOCKS, .transforms = o->transforms, .rope = &o->rope

@@ -272,8 +272,7 @@ static void bits_of_a_settings_file(void **state)
         .size = sizeof model, .n_layers = 2, .n_kv_heads = 1, .head_dim = { 64, 32 }
     };
     double bits;
-    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits),
-                     KVANT_OK); /* every spec is in some layer */
+    assert_ok(kvant_scheme_true_bits(scheme, &model, &bits)); /* every spec is in some layer */
     assert_float_equal(bits, (2 * 32 * 16 + 64 * 8.5 + 64 * 16) / 192, 1e-9);
     model.head_dim[KVANT_ROLE_V] = 128;
     bits = 7;
@@ -297,9 +296,7 @@ static void save_calibration(const char *path, uint64_t fingerprint)
     fill_normal(rows, COUNT(rows), &rng);
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
     for (int role = 0; role < 2; role++)
-        assert_int_equal(
-            kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64),
-            KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64));
     assert_int_equal(kvant_calibrator_finish(calibrator, &calibration), KVANT_OK);
     assert_int_equal(kvant_calibration_save(calibration, path, NULL, 0), KVANT_OK);
     kvant_calibration_free(&calibration);

@@ -43,8 +43,7 @@ static void assert_usual(const kvant_settings *settings)
     assert_true(info.calibration_checksum == 0xfedcba9876543210u);
     for (uint32_t i = 0; i < 2 * LAYERS; i++) {
         kvant_settings_layer layer;
-        assert_int_equal(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer),
-                         KVANT_OK);
+        assert_ok(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer));
         assert_true((layer.spec == NULL) == (layers[i].spec == NULL));
         assert_true((layer.heads == NULL) == (layers[i].heads == NULL));
         for (uint32_t h = 0; layer.heads && h < layer.n_kv_heads; h++)
@@ -99,8 +98,7 @@ static void smallest_and_largest_come_back(void **state)
             fail_msg("%s", err);
         for (uint32_t i = 0; i < 2 * config.n_layers; i++) {
             kvant_settings_layer layer;
-            assert_int_equal(kvant_settings_get_layer(loaded, i / 2, (kvant_role)(i % 2), &layer),
-                             KVANT_OK);
+            assert_ok(kvant_settings_get_layer(loaded, i / 2, (kvant_role)(i % 2), &layer));
             assert_string_equal(layer.spec, config.layers[i].spec);
         }
         kvant_settings_free(&made);

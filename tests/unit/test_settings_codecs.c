@@ -30,32 +30,25 @@ static void calibration_is_found_beside_and_another_refused(void **state)
     char err[256] = "";
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err));
     kvant_settings_free(&settings);
-    assert_int_equal(kvant_settings_load(in_folder("model.kvant"), &settings, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_settings_load(in_folder("model.kvant"), &settings, err, sizeof err));
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_IO);
-    assert_int_equal(kvant_calibration_save(own, in_folder("fixed.kvcal"), err, sizeof err),
-                     KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_save(own, in_folder("fixed.kvcal"), err, sizeof err));
+    assert_ok(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err));
     assert_non_null(loaded);
     kvant_calibration_free(&loaded);
-    assert_int_equal(kvant_calibration_save(other, in_folder("fixed.kvcal"), err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_save(other, in_folder("fixed.kvcal"), err, sizeof err));
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_ARGUMENT);
     assert_null(loaded);
     assert_non_null(strstr(err, "not the one that the settings were made with"));
     assert_int_equal(kvant_settings_check(settings, other, err, sizeof err), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_settings_check(settings, own, err, sizeof err), KVANT_OK);
-    assert_int_equal(kvant_calibration_save(own, in_folder("elsewhere.kvcal"), err, sizeof err),
-                     KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, in_folder("elsewhere.kvcal"),
-                                                     &loaded, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_save(own, in_folder("elsewhere.kvcal"), err, sizeof err));
+    assert_ok(kvant_settings_load_calibration(settings, in_folder("elsewhere.kvcal"), &loaded, err,
+                                              sizeof err));
     kvant_calibration_free(&loaded);
     kvant_settings_free(&settings);
     kvant_calibration_free(&own);
@@ -69,8 +62,7 @@ static void no_calibration_is_none(void **state)
     char err[256] = "";
     config.calibration = NULL;
     kvant_settings *settings = create(&config);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err));
     assert_null(loaded);
     kvant_settings_free(&settings);
 }
@@ -155,10 +147,8 @@ static void presets_make_codecs(void **state)
             assert_string_equal(preset.name, names[i]);
             assert_non_null(strstr(KVANT_PRESET_NAMES, preset.name));
             const kvant_calibration *with = calibrated ? calibration : NULL;
-            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err),
-                             KVANT_OK);
-            assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err),
-                             KVANT_OK);
+            assert_ok(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err));
+            assert_ok(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err));
             const bool learns = strcmp(names[i], "tiny") == 0; /* learns with a calibration, too */
             assert_true(!preset.more_k || kvant_codec_check(preset.more_k, KVANT_ROLE_K, NULL, err,
                                                             sizeof err) == KVANT_OK);

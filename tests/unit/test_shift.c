@@ -428,13 +428,11 @@ static void blocks_take_their_shifts_along(void **state)
                              KVANT_ERR_FULL);
             free(e.data);
             free(again.data);
-            assert_int_equal(kvant_tensor_copy(f.tensor, blocks[b], g.tensor, 40 + blocks[b], 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_copy(f.tensor, blocks[b], g.tensor, 40 + blocks[b], 1));
             assert_same_slots(&f, blocks[b], &g, 40 + blocks[b]);
             assert_int_equal(kvant_tensor_copy(f.tensor, blocks[b], h.tensor, 40 + blocks[b], 1),
                              KVANT_ERR_FULL);
-            assert_int_equal(kvant_tensor_copy(f.tensor, blocks[b], f.tensor, 40 + blocks[b], 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_copy(f.tensor, blocks[b], f.tensor, 40 + blocks[b], 1));
             assert_same_slots(&f, blocks[b], &f, 40 + blocks[b]);
         }
         check_moved(&h, &other, s);

@@ -212,9 +212,8 @@ static void prepare_attention(job *j)
                                               .out_token_stride = (size_t)HEADS * j->d,
                                               .out_head_stride = j->d,
                                               .n_threads = 1 };
-    assert_int_equal(
-        kvant_attention_workspace(j->tensor[0], j->tensor[1], &j->attention, &j->workspace_bytes),
-        KVANT_OK);
+    assert_ok(
+        kvant_attention_workspace(j->tensor[0], j->tensor[1], &j->attention, &j->workspace_bytes));
     free(j->workspace);
     j->workspace = aligned(j->workspace_bytes);
 }

@@ -252,8 +252,7 @@ static void sequences_have_exact_parts_of_their_own(void **state)
                     memcpy(t[i].rows + (size_t)slots[s] * WIDTH, rows + s * WIDTH,
                            WIDTH * sizeof *rows);
                 }
-                assert_int_equal(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1),
-                                 KVANT_OK);
+                assert_ok(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1));
             }
             for (uint32_t s = 0; s < SEQUENCES; s++)
                 for (uint32_t row = 0; row <= n; row++)

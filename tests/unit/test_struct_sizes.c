@@ -383,18 +383,15 @@ static void calibration_structs(void **state)
     };
     assert_int_equal(kvant_calibrator_create(&config, &made.calibrator, NULL, 0), KVANT_OK);
     for (int role = 0; role < 2; role++)
-        assert_int_equal(kvant_calibrator_add_rows(made.calibrator, 0, (kvant_role)role, 1,
-                                                   HEAD_DIM, rows, HEAD_DIM, 64),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(made.calibrator, 0, (kvant_role)role, 1, HEAD_DIM, rows,
+                                            HEAD_DIM, 64));
     CHECK_GIVEN(kvant_calibrator_create, kvant_calibrator_config, take_calibrator, &config,
                 n_threads);
     CHECK_GIVEN(kvant_calibrator_add_attention, kvant_calibrator_attention, take_attention,
                 &observed, scale);
     CHECK_GIVEN(kvant_calibrator_add_moments, kvant_calibrator_moments, take_sums, &added,
                 attended_weight);
-    assert_int_equal(
-        kvant_calibrator_add_queries(made.calibrator, 0, 0, HEAD_DIM, rows, HEAD_DIM, 64),
-        KVANT_OK);
+    assert_ok(kvant_calibrator_add_queries(made.calibrator, 0, 0, HEAD_DIM, rows, HEAD_DIM, 64));
     assert_int_equal(kvant_calibrator_finish(made.calibrator, &made.calibration), KVANT_OK);
     CHECK_FILLED(kvant_calibration_get_info, kvant_calibration_info, fill_calibration, checksum);
     CHECK_FILLED(kvant_calibration_get_entry, kvant_calibration_entry, fill_entry, centroids);

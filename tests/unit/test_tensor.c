@@ -342,13 +342,11 @@ static void slots_are_read_in_any_order(void **state)
         slots[i] = i % 9 == 8 ? -1 : i < 100 ? i + 37 : (i * 53) % 384;
     for (uint32_t n_threads = 1; n_threads < 4; n_threads++) {
         memset(rows, 0xff, N * WIDTH * sizeof *rows);
-        assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads),
-                         KVANT_OK);
+        assert_ok(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads));
         for (int i = 0; i < N; i++) {
             memset(one, 0, sizeof one);
             if (slots[i] >= 0)
-                assert_int_equal(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH),
-                                 KVANT_OK);
+                assert_ok(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH));
             assert_memory_equal(rows + i * WIDTH, one, sizeof one);
         }
     }
@@ -389,8 +387,7 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(kvant_tensor_set_affine(f.tensor, NULL), KVANT_ERR_ARGUMENT);
         assert_int_equal(tensor_info_of(&f).n_transforms, 1);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
-        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine),
-                         KVANT_OK); /* the last given transform counts */
+        assert_ok(kvant_tensor_set_affine(f.tensor, &affine)); /* the last given transform counts */
         double error = 0;
         for (int64_t i = 0; i < 60;
              i++) { /* before enough rows came; after that the tensor may prefer its own numbers */

@@ -316,8 +316,7 @@ static void places_run_out(void **state)
     check_slots(&a, 0, 200);
     assert_int_equal(tensor_info_of(&b).written_blocks, 0);
     assert_int_equal(kvant_tensor_import(a.tensor, BLOCKS, e.data, e.bytes), KVANT_OK);
-    assert_int_equal(kvant_tensor_import(a.tensor, 0, e.data, e.bytes),
-                     KVANT_OK); /* releases its own page */
+    assert_ok(kvant_tensor_import(a.tensor, 0, e.data, e.bytes)); /* releases its own page */
     assert_same_export(&a, 0, &a, BLOCKS);
     assert_int_equal(kvant_tensor_copy(a.tensor, 0, a.tensor, BLOCKS, 4), KVANT_OK);
     free(e.data);
@@ -360,8 +359,7 @@ static void copies_are_alike(void **state)
                  * yet */
                 if (!few)
                     write_kind(&g[role], 30, 20, 1, 3, &rng);
-                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS),
-                                 KVANT_OK);
+                assert_ok(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS));
                 for (uint32_t block = 0; block < BLOCKS; block++) {
                     assert_int_equal(block_of(&f[role], block, 0).state,
                                      block_of(&g[role], block, 0).state);
@@ -381,8 +379,7 @@ static void copies_are_alike(void **state)
             }
             /* Within the tensor, copies have their own pages. */
             for (int role = 0; role < 2; role++)
-                assert_int_equal(
-                    kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS), KVANT_OK);
+                assert_ok(kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS));
             for (uint32_t block = 0; block < BLOCKS; block++)
                 assert_true(block_of(&f[0], block, 0).written ==
                             block_of(&f[0], BLOCKS + block, 0).written);
@@ -411,8 +408,7 @@ static void copies_of_small_pools(void **state)
             uint64_t rng = 37;
             fixture f = make(pooled[s], 3, BLOCKS, 1), g = make_like(&f);
             write_range(&f, BLOCKS * 64, n, 30, 1, &rng);
-            assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS));
             for (uint32_t block = 0; block < BLOCKS; block++)
                 assert_same_rows(&f, BLOCKS + block, &g, 2 * BLOCKS + block);
             assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, f.tensor, 0, BLOCKS), KVANT_OK);

@@ -108,8 +108,7 @@ static void centre_of_the_first_batch(void **state)
     /* Sealed rows have exactly the bytes that the codec writes with this centre. */
     void *page = aligned(info_of(f.codecs[0]).page_bytes);
     const kvant_affine affine = block_of(&f, 1, 0).affine;
-    assert_int_equal(
-        kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page), KVANT_OK);
+    assert_ok(kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page));
     assert_memory_equal(page, block_of(&f, 1, 0).page, info_of(f.codecs[0]).page_bytes);
     free(page);
     /* Rows like the first ones change nothing, in any batches. */
@@ -319,8 +318,7 @@ static void new_blocks_follow_their_sequence(void **state)
     assert_int_equal(block_of(&f, 5, 0).transform_id, second);
     assert_int_equal(block_of(&f, 0, 0).transform_id, second);
     write_rows(&f, 0, 64, rows, 64, 1); /* chosen: fits the second */
-    assert_int_equal(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1));
     assert_int_equal(block_of(&f, 6, 0).transform_id, second);
     assert_int_equal(block_of(&f, 2, 0).transform_id, second);
     drop(&f);
@@ -352,10 +350,9 @@ static void centre_lost(void **state)
             float rows[200 * WIDTH], got[WIDTH], alone[HEAD_DIM];
             fixture f = { 0 };
             for (uint32_t h = 0; h < N_KV_HEADS; h++) {
-                assert_int_equal(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM,
-                                                               KVANT_ROLE_K, TEST_SEED, c, 0, h,
-                                                               &f.owned[h], NULL, 0),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM,
+                                                        KVANT_ROLE_K, TEST_SEED, c, 0, h,
+                                                        &f.owned[h], NULL, 0));
                 f.codecs[h] = f.owned[h];
             }
             f.params = (kvant_tensor_params){
@@ -373,9 +370,8 @@ static void centre_lost(void **state)
                     int64_t slots[200];
                     for (uint32_t k = 0; k < batch; k++)
                         slots[k] = i + k;
-                    assert_int_equal(kvant_tensor_write(g.tensor, slots, batch,
-                                                        rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1),
-                                     KVANT_OK);
+                    assert_ok(kvant_tensor_write(g.tensor, slots, batch,
+                                                 rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1));
                 }
                 double error = 0;
                 for (uint32_t i = 0; i < 200; i++) {
@@ -389,8 +385,7 @@ static void centre_lost(void **state)
                 /* 4 bits, for rows with a channel of -40 and rows without it. A lost centre doubles
                  * the error. */
                 assert_true(sqrt(error) < ((h + order) % 2 ? 0.35 : 0.7));
-                assert_int_equal(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry),
-                                 KVANT_OK);
+                assert_ok(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry));
                 kvant_affine affine = block_of(&f, 2, h).affine;
                 assert_non_null(affine.scale);
                 assert_int_equal(affine.center != NULL, (h + order) % 2);

@@ -157,8 +157,7 @@ static void tiers_have_the_mse_of_their_codebooks(void **state)
             for (uint32_t i = 0; i < n / 64; i++) {
                 fill_with_outliers(x, d, 4, &rng);
                 assert_int_equal(kvant_codec_encode(codec, NULL, x, d, 0, 64, page), KVANT_OK);
-                assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, d),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, d));
                 for (uint32_t t = 0; t < 64; t++) {
                     double error[2] = { 0, 0 }, norm[2] = { 0, 0 };
                     for (uint32_t j = 0; j < d; j++) {

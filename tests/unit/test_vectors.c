@@ -165,8 +165,7 @@ static void test_vectors(void **state)
     char line[MAX_LINE];
     size_t n = 0, different = 0;
     kvant_calibration *calibration;
-    assert_int_equal(kvant_calibration_load(KVANT_VECTORS "/vectors.kvcal", &calibration, NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_load(KVANT_VECTORS "/vectors.kvcal", &calibration, NULL, 0));
     FILE *file = fopen(KVANT_VECTORS "/vectors.txt", "r");
     assert_non_null(file);
     while (fgets(line, sizeof line, file) != NULL)

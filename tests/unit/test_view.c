@@ -207,8 +207,7 @@ static void kinds_are_those_of_families(void **state)
                   { "trellis-3", KVANT_CODES_TRELLIS } };
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *codec;
-        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_K, 0, &codec, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_K, 0, &codec, NULL, 0));
         assert_int_equal(kvant_codec_get_view(codec)->kind, cases[i].kind);
         kvant_codec_free(&codec);
     }

@@ -21,6 +21,7 @@
 
 #define TEST_SEED 7u
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define assert_ok(status) assert_int_equal(status, KVANT_OK)
 
 /* xorshift64*, which is independent of the library's own generator. */
 static inline uint64_t test_random(uint64_t *state)
