@@ -16,7 +16,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 
 from llama_server import Server
 

@@ -127,11 +127,9 @@ class Calibrate(unittest.TestCase):
         whose roundings differ between positions. Both numbers of a pair are rounded to fp16, by
         2^-11 sqrt(2) each.
         """
-        once, first, spread = (
-            parse(self.data),
-            self.sites("-n", 128),
-            self.sites("-n", TOKENS, "--positions", 1024),
-        )
+        once = parse(self.data)
+        first = self.sites("-n", 128)
+        spread = self.sites("-n", TOKENS, "--positions", 1024)
         self.assertEqual(self.sites("-n", TOKENS, "--positions", 128), once)
         for layer, role in ((0, 0), (0, 1)):
             site = once[layer, role]

@@ -118,10 +118,8 @@ class Capture(unittest.TestCase):
         done = run(*self.base, "-o", every, "--layers", LAST)
         self.assertEqual(done.returncode, OK, done.stderr)
         _, tensors = read(every.read_bytes())
-        n_queries, all_queries = (
-            self.tensors[f"layers.{LAST}.q"][0][1],
-            tensors[f"layers.{LAST}.q"][1],
-        )
+        n_queries = self.tensors[f"layers.{LAST}.q"][0][1]
+        all_queries = tensors[f"layers.{LAST}.q"][1]
         positions = [*range(STEP - 1, CTX, STEP), *range(CTX + STEP - 1, TOKENS, STEP)]
         self.assertEqual(len(positions), n_queries)
         for head in range(N_HEADS):

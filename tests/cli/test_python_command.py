@@ -79,10 +79,8 @@ class Door(unittest.TestCase):
         """Without a plotting library the page has only tables, and the command says so."""
         moved = self.install()
         shutil.copytree(PACKAGE / "kvant", self.folder / "share" / "kvant" / "python" / "kvant")
-        results, page = (
-            pathlib.Path(__file__).parent / "report_results.json",
-            self.folder / "page.html",
-        )
+        results = pathlib.Path(__file__).parent / "report_results.json"
+        page = self.folder / "page.html"
         done = subprocess.run(
             [moved, "report", "--from", results, "-o", page], capture_output=True, text=True
         )

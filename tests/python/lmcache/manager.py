@@ -102,12 +102,10 @@ class Manager:
         """Loads objects from L2: a tensor for each key, or None if any key is missing."""
         self.forget()
         desc = MemoryLayoutDesc(shapes=[torch.Size(shape)], dtypes=[dtype])
-        handle, found = (
-            self._manager.submit_prefetch_task(
-                PrefetchTaskSpec([GroupedObjectKeys(keys, 0, desc)])
-            ),
-            [],
+        handle = self._manager.submit_prefetch_task(
+            PrefetchTaskSpec([GroupedObjectKeys(keys, 0, desc)])
         )
+        found = []
         wait(
             lambda: (
                 found.append(self._manager.query_prefetch_status(handle)) or found[-1] is not None

@@ -10,7 +10,6 @@ import models
 import torch
 from common import TestCase
 from test_transformers import exact
-from transformers.cache_utils import DynamicCache
 
 import kvant
 from kvant.transformers.steps import Steps

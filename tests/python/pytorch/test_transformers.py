@@ -180,10 +180,8 @@ class Conversations(TestCase):
 
     def test_a_prefix_that_is_computed_once(self):
         def use(model, cache):
-            prefix, tokens = (
-                models.prompt(33, batch=1, padding=0)[0],
-                models.prompt(10, batch=3, padding=0, seed=2)[0],
-            )
+            prefix = models.prompt(33, batch=1, padding=0)[0]
+            tokens = models.prompt(10, batch=3, padding=0, seed=2)[0]
             with torch.no_grad():
                 model(prefix, past_key_values=cache)
             found = []
