@@ -193,7 +193,6 @@ static void equal_vectors(void **state)
 
 static int odd(void *context, uint64_t id)
 {
-    (void)context;
     return id % 2 == 1;
 }
 

@@ -403,7 +403,6 @@ static void all_families_are_on_the_gpu(void **state)
 /* The test calls only kvant_cuda_general_init of params.c. */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 {
-    (void)tables;
 }
 
 /* test_families [PAGES] */

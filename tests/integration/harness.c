@@ -54,7 +54,6 @@ static ggml_backend_reg_t plugin;
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
-    (void)data;
     if (level == GGML_LOG_LEVEL_ERROR)
         fputs(message, stderr);
 }

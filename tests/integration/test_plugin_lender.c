@@ -102,7 +102,6 @@ static int n_computed, n_freed;
 
 static int32_t count_compute(abi_backend *backend, abi_graph *graph)
 {
-    (void)backend;
     n_computed++;
     return counted->iface.graph_compute(counted, graph);
 }
@@ -174,7 +173,6 @@ static void a_freed_lender_is_never_used(void **state)
 
 static void note_threads(struct ggml_tensor *node, int thread, int n_threads, void *most)
 {
-    (void)node;
     if (thread == 0)
         *(int *)most = n_threads;
 }

@@ -65,8 +65,6 @@ void *aligned_alloc(size_t alignment, size_t bytes)
 
 static int note_plugin(struct dl_phdr_info *info, size_t size, void *user)
 {
-    (void)size;
-    (void)user;
     if (strstr(info->dlpi_name, "libggml-kvant") == NULL)
         return 0;
     for (int i = 0; i < info->dlpi_phnum; i++)

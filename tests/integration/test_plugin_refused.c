@@ -216,8 +216,6 @@ static void restore(struct llama_context *context, uint8_t *saved, size_t size)
 
 static void attend_again(struct llama_context *context, uint8_t *saved, size_t size)
 {
-    (void)saved;
-    (void)size;
     for (int i = 0; i < 3; i++)
         assert_true(all_nan(next_logits(context, second_text[0], N_TEXT + i, 0)));
 }

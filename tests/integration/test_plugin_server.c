@@ -285,8 +285,6 @@ static unsigned long n_asked;
 
 static bool look_at_node(struct ggml_tensor *node, bool ask, void *user)
 {
-    (void)node;
-    (void)user;
     n_asked += ask;
     return true;
 }

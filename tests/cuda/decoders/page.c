@@ -109,5 +109,4 @@ void test_page_free(test_page *page)
 /* Replaces the function of params.c, because nothing here is on a GPU. */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 {
-    (void)tables;
 }
