@@ -2,8 +2,6 @@
  * the same numbers as the CPU's decoder, bit for bit. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../unit/specs.h"
 
 enum { HEADS = 3, MOST_HEADS = 32, BLOCKS = 9 };

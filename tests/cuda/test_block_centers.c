@@ -4,8 +4,6 @@
 #include "../unit/calibrated.h"
 #include "block_centers.h"
 
-#include <math.h>
-
 enum { KV = 3, TOKENS = 70, BLOCKS = 9, MOST_D = 512 };
 
 static const block_centers_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, true },

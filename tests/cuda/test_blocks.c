@@ -2,8 +2,6 @@
  * (kvant/block_attention.h), which computes in binary32. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include <kvant/block_attention.h>
 
 typedef struct problem {

@@ -6,8 +6,6 @@
  * GPU. */
 #include "twins_random.h"
 
-#include <math.h>
-
 #include "../../src/codec/codec_internal.h"
 #include "../../src/device/memory.h"
 #include "../unit/calibrated.h"

@@ -2,8 +2,6 @@
  * the byte codebooks, and argument checks before any launch. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../../src/cuda/params.h"
 
 static void test_refusals(void **unused)

@@ -1,6 +1,5 @@
 /* test_cuda_index.c - searches on a GPU give the CPU's results, bit for bit, for any shape. */
 #include <kvant/index.h>
-#include <math.h>
 #include <pthread.h>
 
 #include "cuda_support.h"

@@ -4,7 +4,6 @@
 #include "../unit/testing.h"
 
 #include <float.h>
-#include <math.h>
 
 #include "../../src/codec/encode.h"
 #include "../../src/cuda/any/general_encode.h"

@@ -1,7 +1,5 @@
 /* test_marks.c - refused rows: each appending kernel marks the tokens of refused rows and no
  * others. The output of query tokens that see a mark becomes NaN. */
-#include <math.h>
-
 #include "cuda_support.h"
 
 #define HEADS 2u

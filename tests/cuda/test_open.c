@@ -2,8 +2,6 @@
  * sealed bytes, decode gives the CPU's numbers. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../unit/open_codec.h"
 #include "../unit/specs.h"
 

@@ -1,17 +1,6 @@
 /* test_plugin_accel.c - the KVANT_ACCEL device: attention on llama.cpp's own cache against the CPU
  * back end's attention, operation by operation and in the model. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml.h"
 #include "../attention_reference.h"
 #include "harness.h"

@@ -3,19 +3,8 @@
  * cells reach into another tensor. */
 #define _POSIX_C_SOURCE 200809L /* setenv, mkstemp */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml.h"
 #include "harness.h"
-
 #include "../../integrations/llama.cpp/abi.h"
 
 enum { ROW = 128, N_CELLS = 256, N_LAYERS = 2, SLACK = 1 << 20 };

@@ -1,17 +1,6 @@
 /* test_plugin_decoded.c - matrices that GPUs learn from decoded tokens (gpu/first_matrix.c), on the
  * mock of a GPU. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 

@@ -3,17 +3,6 @@
  * tokens stay exact until the next step. The plan decides which tokens these are
  * (src/store/plan.h), and has its own tests. This test checks that the plan learns of everything
  * that llama.cpp does. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 #define FIRST 64

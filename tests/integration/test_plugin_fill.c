@@ -2,15 +2,6 @@
 /* test_plugin_fill.c - the bytes that the plug-in reports for a cache with a part of its tokens
  * (kvant_kv_size_at: `kvant inspect`), compared with the counted bytes at that point of a text.
  * Also the token up to which the plug-in says that a GPU's cache is f16 in place. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 #include "kv_fill.h"

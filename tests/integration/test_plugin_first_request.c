@@ -9,17 +9,6 @@
  * Answers to one text do not decide for larger models: by chance a figure differs by a quarter.
  * With KVANT_TEST_TEXT, a file, figures are means over KVANT_TEST_PIECES pieces of it. Each piece
  * has a new context for every request. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 enum {

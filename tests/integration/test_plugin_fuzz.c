@@ -11,16 +11,6 @@
  * that time, from KVANT_FUZZ_SEED on. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "harness.h"

@@ -1,15 +1,6 @@
 /* test_plugin_gpu_accel.c - KVANT_ACCEL with CUDA, on the mock of ggml-cuda: llama.cpp's own
  * quantised cache, where kvant computes the attention of short steps. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 #include "mock_control.h"
 

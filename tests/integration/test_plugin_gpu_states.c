@@ -2,20 +2,7 @@
  * GPU: codes that come back bit for bit, and rows that are decoded. */
 #define _GNU_SOURCE
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "saved_fixture.h"
-
 #include "../../integrations/llama.cpp/kv_size.h"
 
 static const char *const specs[] = { "", "trellis-4:transform=first", "turboquant-4",

@@ -2,20 +2,9 @@
  * cache in GPU memory, on the mock of a GPU or on a GPU. */
 #define _GNU_SOURCE
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "../choose.h"
 #include "saved_fixture.h"
 
 /* Without learned values, whose centres would differ. */

@@ -1,19 +1,8 @@
 /* test_plugin_groups.c - codecs whose groups have several tokens, on the devices of a llama.cpp
  * with CUDA (gpu/groups.c), on the mock of ggml-cuda. Blocks hold the codes that the codec makes of
  * llama.cpp's rows, whether a prompt seals them or a few tokens at a time fill them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include <kvant/codec.h>
 
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 

@@ -2,17 +2,6 @@
 /* test_plugin_in_place.c - caches on GPUs that are f16 in place while they fit (gpu/in_place.h).
  * Answers are equal to those with llama.cpp's own cache, bit by bit, and rows that no longer fit
  * are compressed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 #define N_CTX 1024

@@ -2,15 +2,6 @@
 /* test_plugin_in_place_layers.c - caches on GPUs whose layers go from f16 in place to compressed
  * pages one after another (gpu/hand_over.c). Each layer goes once, answers before that are equal to
  * f16's, and no operation of llama.cpp between two layers loses a row. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-
-#include "../choose.h"
 #include "in_place_layers.h"
 #include "mock_control.h"
 

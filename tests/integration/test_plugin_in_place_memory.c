@@ -1,16 +1,9 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
 /* test_plugin_in_place_memory.c - resources that layers on their way from f16 in place to
  * compressed pages share (gpu/hand_over.c): the GPU's memory, its graphs, and other contexts. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <dlfcn.h>
-#include <stdio.h>
 
-#include "../choose.h"
 #include "in_place_layers.h"
 
 /* Contexts */

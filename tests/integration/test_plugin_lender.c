@@ -1,16 +1,9 @@
 /* test_plugin_lender.c - the CPU back end whose threads the plug-in borrows. With
  * KVANT_HOST_THREADS=0 the plug-in borrows none, and it never uses a back end that was freed. */
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <pthread.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <kvant/kvant.h>
 

@@ -1,14 +1,5 @@
 /* test_plugin_logits.c - the model's logits and texts with kvant's cache, against the same
  * llama.cpp with its own cache. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-
 #include "harness.h"
 
 #define N_PROMPT 192

@@ -1,17 +1,8 @@
 /* test_plugin_memory.c - the measured memory of a full cache, against the memory that the true bits
  * predict. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <kvant/codec.h>
 
 #include <malloc.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 

@@ -2,18 +2,6 @@
 /* test_plugin_models.c - models whose caches are not plain, on the CPU and on the mock of a GPU:
  * sliding windows, a softcap, sinks, recurrent state, keys without values (tiny_models.py). Logits
  * may differ from llama.cpp's f16 cache as much as with llama.cpp's own cache of as many bits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 enum { N_PROMPT = 200, N_STEPS = 24, N_TAKEN_BACK = 4 }; /* windows have 64 tokens */

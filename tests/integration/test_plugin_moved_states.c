@@ -2,17 +2,6 @@
  * round, through files named by KVANT_TEST_STATE. Four stages run in their order, each in a process
  * with the memory that its name says. test_plugin_gpu_states.c has states that stay on GPUs. */
 #define _GNU_SOURCE
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "saved_fixture.h"
 
 /* Presets keep up to 12 blocks exact on a GPU. */

@@ -2,17 +2,9 @@
  * plan, fp16 pages, transforms, a hand-over. The step fails, and a second try computes it. No
  * stored row is lost: answers are as good as without a failure. */
 #define _GNU_SOURCE /* dl_iterate_phdr, setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <link.h>
-#include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 

@@ -3,20 +3,11 @@
  * program does, through its own imports. llama.cpp's functions themselves are found by name. */
 #define _GNU_SOURCE
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <dlfcn.h>
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/resource.h>
 
 #include "saved_fixture.h"
-
 #include "../../integrations/llama.cpp/kv_size.h"
 #include "../../integrations/llama.cpp/state_format.h"
 

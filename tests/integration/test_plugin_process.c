@@ -2,23 +2,12 @@
  * a slot's file as a new context of the old process. A state that a killed process wrote in part is
  * refused, and no stored row is lost. */
 #define _POSIX_C_SOURCE 200809L /* fork, kill, mkdtemp */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "../choose.h"
 #include "harness.h"
 
 enum { N_PROMPT = 500, N_OTHER = 130, N_STEPS = 8, N_CUTS = 12 };

@@ -1,17 +1,6 @@
 /* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts
  * (gpu/first_matrix.c), on the mock of ggml-cuda. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 

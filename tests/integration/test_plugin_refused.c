@@ -1,17 +1,6 @@
 /* test_plugin_refused.c - rows that a codec refuses. A state with bad rows takes the cells of a
  * client that left, and one client's embeddings are NaN in a batch of two. Answers must be NaN
  * where answers with llama.cpp's own f16 cache are NaN, and numbers elsewhere. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 #define N_TEXT 100

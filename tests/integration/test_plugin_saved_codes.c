@@ -4,20 +4,9 @@
  * test_plugin_state.c states of fp16 rows. */
 #define _GNU_SOURCE /* mincore, memmem */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "saved_fixture.h"
-
 #include "../../integrations/llama.cpp/state_format.h"
 
 static int start(void **state)

@@ -5,17 +5,6 @@
  * llama.cpp's own f16 cache gets the same calls (twins.h). Answers are as good as answers to the
  * same text without these operations. The bytes stay below the size that kvant reports, and steps
  * at the same depth take as long at the end as at the start. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "twins.h"
 
 enum { LIVES = 3, ROUNDS = 2, SAMPLE = 8, SAMPLES_ALONE = 8 };

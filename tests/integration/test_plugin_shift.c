@@ -1,15 +1,5 @@
 /* test_plugin_shift.c - repeated context shifts: a window that drops one token at a time, and a
  * conversation that drops its oldest message each round, as llama-server's --cache-reuse does. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 #define N_CTX 512

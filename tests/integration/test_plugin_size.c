@@ -1,16 +1,6 @@
 /* test_plugin_size.c - the size that the plug-in reports for a full cache (kvant_kv_size: the line
  * at the start, `kvant inspect`), compared with the counted bytes of the full cache. In the
  * computer's memory, and on the mock of a GPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "kv_size.h"
 

@@ -1,15 +1,5 @@
 /* test_plugin_state.c - llama.cpp's operations on a cache besides attention: save, restore, copy,
  * remove, shift. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 #define N_PROMPT 160

@@ -1,14 +1,5 @@
 /* test_plugin_steps.c - fp16 pages that the layers of a cache share for the rows of a step
  * (kv_steps.h), in the computer's memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml.h"
 #include "harness.h"
 #include "kv_size.h"

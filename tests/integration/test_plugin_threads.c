@@ -2,17 +2,10 @@
  * context's pool, or those that llama.cpp starts for each graph, and starts none. Results are the
  * same bits. */
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include <kvant/kvant.h>

@@ -3,15 +3,6 @@
  * llama.cpp gives a token the next free cell. */
 #define _POSIX_C_SOURCE 200809L /* mkstemp, setenv */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness.h"

@@ -1,16 +1,6 @@
 /* test_plugin_unified.c - several sequences in one unified cache. In a compressed cache each
  * computes the same bits as alone, whatever cells its neighbours have between its own. On
  * llama.cpp's own cache, whose rows stay where they are, this holds for whole pages of 64 cells. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 enum { PAGE = 64, N_PROMPT = 70, N_STEPS = 4, N_TOKENS = 400 };

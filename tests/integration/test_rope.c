@@ -1,17 +1,7 @@
 /* test_rope.c - the frequencies that the plug-in reads from ROPE nodes, against the angles by which
  * ggml's CPU back end rotates rows. Nodes are built and stored as llama.cpp does it: plain, with
  * factors, scaled and with YaRN. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 

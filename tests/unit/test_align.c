@@ -1,14 +1,6 @@
 /* test_align.c - fillers for the cells of a restored state: where they stand, llama.cpp's form of
  * the state with them, and states of any other form, which stay unchanged. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "../../integrations/llama.cpp/align.h"
 #include "../../integrations/llama.cpp/host.h"
 

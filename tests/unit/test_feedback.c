@@ -2,8 +2,6 @@
  * and where it is refused. test_vectors checks that its bytes are the bytes of format.md. */
 #include "calibrated_fixture.h"
 
-#include <stdlib.h>
-
 #include "../../src/base/half.h"
 #include "../../src/math/spd.h"
 #include "../../src/math/tridiagonal.h"

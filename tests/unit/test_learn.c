@@ -1,12 +1,6 @@
 /* test_learn.c - the decisions of src/store/learn.h, which all kinds of caches share. */
+#include "../cases.h"
 #include "../../src/store/learn.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 

@@ -2,8 +2,6 @@
  * transforms as a tensor that stores them. */
 #include "testing.h"
 
-#include <math.h>
-
 #include <kvant/cuda.h>
 #include <kvant/tensor_hooks.h>
 

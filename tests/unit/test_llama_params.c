@@ -1,12 +1,5 @@
 /* test_llama_params.c - the parameters of llama.cpp's versions, as their libraries return them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <string.h>
-
+#include "../cases.h"
 #include "../../tools/llama_params.h"
 
 #define MINUS_1 0xffffffffu

@@ -3,7 +3,6 @@
 
 #include "testing.h"
 
-#include <stdio.h>
 #include <unistd.h>
 
 #include "../../integrations/llama.cpp/log.h"

@@ -1,14 +1,6 @@
 /* test_mla.c - the plug-in's rows of latents: which rows are latents, their specs and codecs, and
  * the memory that is reserved for them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "../../integrations/llama.cpp/mla.h"
 
 #define ROW (9 * KVP_MLA_PART)

@@ -4,7 +4,6 @@
 
 #include "../../integrations/llama.cpp/model_file.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 typedef struct file {

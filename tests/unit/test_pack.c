@@ -2,21 +2,14 @@
  * which a process that writes a file is killed, and sizes that cannot be. */
 #define _GNU_SOURCE /* mkdtemp, fork, setrlimit */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../cases.h"
 #include "../../integrations/llama.cpp/host.h"
 #include "../../integrations/llama.cpp/pack.h"
 

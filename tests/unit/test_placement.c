@@ -1,15 +1,7 @@
 /* test_placement.c - the plug-in's placement of llama.cpp's cells. Each sequence has its own
  * blocks, in the order of its tokens, whatever its neighbours do. Cells that cannot have that still
  * have one slot each. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "../../integrations/llama.cpp/placement.h"
 
 enum { N_CELLS = 512, MAX_SEQUENCES = 8, HIDDEN = 0xfc00 };

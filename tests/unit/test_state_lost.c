@@ -3,9 +3,6 @@
  * has restored them before. The linker lets a test refuse kvant_tensor_write. */
 #include "testing.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "../../integrations/llama.cpp/host.h"
 #include "state_mocks.h"
 

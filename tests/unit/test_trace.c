@@ -1,16 +1,8 @@
 /* test_trace.c - the plug-in's trace (KVANT_TRACE): the lines of every kind, and files that cannot
  * be written. Expected lines are written out by hand from trace.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "../cases.h"
 #include "../../integrations/llama.cpp/trace.h"
 
 enum { N_CELLS = 256, ROW = 8, SEEN = 0, HIDDEN = 0xfc00 };

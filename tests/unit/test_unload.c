@@ -5,7 +5,6 @@
 #include <kvant/index.h>
 
 #include <dlfcn.h>
-#include <string.h>
 
 enum { DIM = 64, N_ROWS = 512 };
 

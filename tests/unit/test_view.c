@@ -2,8 +2,6 @@
  * alone equal the decoded numbers. The GPU library knows only the view of a codec. */
 #include "testing.h"
 
-#include <math.h>
-
 #include "../../src/base/half.h"
 #include "../../src/codec/encode.h"
 #include "../../src/math/octahedral.h"

@@ -2,20 +2,9 @@
 #ifndef KVANT_TESTS_TESTING_H
 #define KVANT_TESTS_TESTING_H
 
-#include <setjmp.h>
-#include <stdbool.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <math.h>
-
-#include <cmocka.h>
-
 #include <kvant/codec.h>
 
+#include "../cases.h"
 #include "../cpu_levels.h"
 #include "specs.h"
 

@@ -1,9 +1,6 @@
 /* page.c - see page.h. */
 #include "page.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "../../../src/base/half.h"
 #include "../../../src/codec/encode.h"
 #if KVANT_PAPERS
