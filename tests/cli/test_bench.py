@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import unittest
 
-from testing import KVANT, LIB, PAPERS, SRC, run
+from testing import KVANT, LIB, PAPERS, SRC, run, temporary_folder
 
 OK, RUNTIME, USAGE = 0, 1, 2
 CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
@@ -125,10 +125,8 @@ class BenchCudaHost(unittest.TestCase):
     """
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        os.symlink(os.environ["CUDA_HOST"], pathlib.Path(folder.name) / "libcuda.so.1")
-        self.folder = folder.name
+        self.folder = temporary_folder(self.addCleanup)
+        os.symlink(os.environ["CUDA_HOST"], self.folder / "libcuda.so.1")
 
     def bench(self, *arguments, **environment):
         library = os.environ["CUDA_HOST"]

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 import settings
-from testing import PLUGIN, SRC, run
+from testing import PLUGIN, SRC, run, temporary_folder
 
 
 OK, RUNTIME, USAGE = 0, 1, 2
@@ -216,9 +216,8 @@ class PluginPath(unittest.TestCase):
 @unittest.skipUnless(SRC, "built without llama.cpp's headers")
 class LlamaErrors(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.file = pathlib.Path(self.folder.name) / "file"
+        self.folder = temporary_folder(self.addCleanup)
+        self.file = self.folder / "file"
         self.file.write_text("not a model\n" * 100)
 
     def check(self, arguments, code, *words, **environment):
@@ -245,10 +244,10 @@ class LlamaErrors(unittest.TestCase):
         """Every command that has a model and uses a calibration says that the file is no
         calibration, before it loads the model.
         """
-        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model = self.folder / "model.gguf"
         model.write_text("GGUF, but not really")
-        (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
-        out = pathlib.Path(self.folder.name) / "out"
+        (self.folder / "model.kvcal").write_text("no calibration")
+        out = self.folder / "out"
         for command in (
             ["run", "-p", "x"],
             ["eval", "-f", self.file],
@@ -274,7 +273,7 @@ class LlamaErrors(unittest.TestCase):
 
     def test_runtime_without_libllama(self):
         self.check(
-            ["run", "-p", "x", "-m", self.file, "--runtime", self.folder.name],
+            ["run", "-p", "x", "-m", self.file, "--runtime", self.folder],
             RUNTIME,
             "no libllama",
             "hint:",
@@ -320,7 +319,7 @@ class LlamaErrors(unittest.TestCase):
 
     def test_presets_and_settings_files(self):
         base = ["eval", "-m", self.file, "-f", self.file]
-        good = pathlib.Path(self.folder.name) / "model.kvant"
+        good = self.folder / "model.kvant"
         good.write_text(settings.plain(2, "1x64", "int-8", "f16"))
         self.check(
             [*base, "--preset", "large"],

@@ -13,7 +13,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, parse
-from testing import LIB, N_LAYERS, SMALL, TEXT, command, run
+from testing import LIB, N_LAYERS, SMALL, TEXT, command, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TOKENS, CTX, STEP = 112, 64, 8  # one context and three quarters
@@ -43,8 +43,8 @@ def read(data):
 class Capture(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.path = pathlib.Path(cls.folder.name) / "model.safetensors"
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.path = cls.folder / "model.safetensors"
         cls.base = ["capture", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
         done = run(
             *cls.base, "-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json"
@@ -53,10 +53,6 @@ class Capture(unittest.TestCase):
         cls.row = json.loads(done.stdout)[0]
         cls.data = cls.path.read_bytes()
         cls.metadata, cls.tensors = read(cls.data)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
 
     def test_what_the_file_says(self):
         queries = CTX // STEP + (TOKENS - CTX) // STEP

@@ -8,10 +8,9 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from testing import KVANT, program, run
+from testing import KVANT, program, run, temporary_folder
 
 OK, RUNTIME, USAGE = 0, 1, 2
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python"
@@ -19,9 +18,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python
 
 class Door(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def told(self, *arguments, **environment):
         """The words and the environment with which an interpreter would be started."""

@@ -5,13 +5,11 @@ format.
 import json
 import math
 import os
-import pathlib
 import random
 import struct
-import tempfile
 import unittest
 
-from testing import run
+from testing import run, temporary_folder
 
 OK, RUNTIME, USAGE = 0, 1, 2
 DIM, N = 24, 200
@@ -47,9 +45,7 @@ def closest(rows, query, k):
 
 class Search(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         rng = random.Random(5)
         self.rows = [
             [struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0] for _ in range(DIM)]
