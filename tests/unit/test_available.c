@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "../../src/base/available.h"
 #include "../../src/base/parallel.h"
