@@ -23,8 +23,8 @@ typedef struct gguf_value {
     char text[GGUF_TEXT]; /* a string; of other types "" */
 } gguf_value;
 
-/* Reads the head of a file of so many bytes, from its beginning on. False if the file is no GGUF
- * file. */
+/* Reads the head of a file, from its beginning on. `bytes` is the size of the file. False if the
+ * file is no GGUF file. */
 bool gguf_begin(gguf_reader *reader, FILE *file, uint64_t bytes);
 
 /* Read the name of the next key, and then its value. False after the last key, or when the key
