@@ -13,6 +13,7 @@
 #include "../base/error.h"
 #include "../base/os.h"
 #include "../codec/codec_internal.h"
+#include "compact.h"
 #include "cuda_table.h"
 #include "index.h"
 #include "memory.h"
@@ -242,6 +243,16 @@ size_t kvant_cuda_attention_workspace(uint32_t head_dim)
     return table ? table->attention_workspace(head_dim) : 0;
 }
 
+size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads)
+{
+    return kvant_compact_size(head_dim, n_kv_heads);
+}
+
+size_t kvant_cuda_triangle_bytes(uint32_t head_dim, uint32_t n_kv_heads)
+{
+    return n_kv_heads * kvant_compact_triangles(head_dim);
+}
+
 size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
 {
     const kvant_cuda_table *table = load_table(NULL);
@@ -272,6 +283,8 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
 
 TABLE_CALL(seal, seal, kvant_cuda_seal_args, refused)
 TABLE_CALL(decode, decode, kvant_cuda_decode_args, inverse_key_transform)
+TABLE_CALL(compact, compact, kvant_cuda_compact_args, compact)
+TABLE_CALL(expand, expand, kvant_cuda_expand_args, inverse_key_transform)
 TABLE_CALL(fill_marked, fill_marked, kvant_cuda_marked_args, out_head_stride)
 TABLE_CALL(block_attention, block_attention, kvant_cuda_block_args, workspace_bytes)
 TABLE_CALL(center_rows, center_rows, kvant_cuda_center_rows_args, out)

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 18u /* raise it with the table */
+#define KVANT_CUDA_TABLE_VERSION 19u /* raise it with the table */
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
@@ -47,6 +47,8 @@ extern "C" {
       (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                               \
     X(kvant_status, transform_queries,                                                             \
       (const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream))                        \
+    X(kvant_status, compact, (const kvant_cuda_compact_args *args, kvant_cuda_stream stream))      \
+    X(kvant_status, expand, (const kvant_cuda_expand_args *args, kvant_cuda_stream stream))        \
     X(kvant_status, center_rows,                                                                   \
       (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))                         \
     X(kvant_status, page_offsets,                                                                  \
@@ -82,6 +84,7 @@ extern "C" {
                sizeof(kvant_cuda_kernel_attention_args) + sizeof(kvant_cuda_marked_args) +         \
                sizeof(kvant_cuda_block_args) + sizeof(kvant_cuda_kernel_query_args) +              \
                sizeof(kvant_cuda_center_rows_args) + sizeof(kvant_cuda_page_offsets_args) +        \
+               sizeof(kvant_cuda_compact_args) + sizeof(kvant_cuda_expand_args) +                  \
                sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
                sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_values) +                     \
                sizeof(kvant_cuda_note_args) + sizeof(kvant_cuda_rotate_rows_args) +                \

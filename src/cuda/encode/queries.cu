@@ -1,10 +1,11 @@
-/* queries.cu - multiplies queries with the matrix of transform=file: q times (R W^-1)^T.
+/* queries.cu - multiplies queries with the matrices of keys: q times (R W^-1)^T.
  *
  * A thread block multiplies up to 8 query heads of one kv head and one sequence with one matrix. A
  * thread has one channel and a quarter of the matrix's rows, so all of its loads overlap. The
- * quarters are added in order. */
+ * quarters are added in order. With a compact form a thread has a quarter of a row of W^-T, and
+ * each result is rotated. */
+#include "../compact.cuh"
 #include "../launch.h"
-#include "../rotate.cuh"
 #include "../ptx.cuh"
 #include "queries.h"
 
@@ -42,6 +43,46 @@ KVANT_INLINE void load_matrix(float (&key_transform)[AHEAD], const float *m, int
         key_transform[k] = m[(size_t)(first + k) * D];
 }
 
+/* Adds the quarters of a head's channel. */
+template <int D> KVANT_INLINE float add_quarters(const QuerySpace<D> &space, uint32_t head, int at)
+{
+    float y = 0;
+    for (int i = 0; i < QUARTERS; i++)
+        y += space.sums[i][head][at];
+    return y;
+}
+
+/* The block's heads through a compact form. */
+template <int D>
+KVANT_INLINE void compact_queries(QuerySpace<D> &space, const QueryArgs &args, uint32_t matrix,
+                                  uint32_t first_head, uint32_t n_heads)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quarter = threadIdx.x / D;
+    const uint32_t kv_head = blockIdx.y, n_all = gridDim.y * args.heads_a_kv;
+    InverseRow<D, QUARTERS> row;
+    row.load(args.matrices[matrix], gridDim.y, kv_head, threadIdx.x % D, quarter);
+    begin_next();
+    wait_for_prior();
+    load_queries(space, args, blockIdx.z - matrix * args.batch, first_head, n_heads);
+    __syncthreads();
+    float sum[QUERY_HEADS] = {};
+    row.each_group([&](const float (&m)[KVANT_COMPACT_COLUMNS], int channel) {
+        unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
+            unrolled_for (int i = 0; i < (int)KVANT_COMPACT_COLUMNS; i++)
+                sum[h] = fmaf(m[i], space.q[h][channel + i], sum[h]);
+    });
+    unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
+        space.sums[quarter][h][row.channel()] = sum[h] * row.unit;
+    __syncthreads();
+    float *out = args.out + ((size_t)blockIdx.z * n_all + first_head) * D;
+    for (uint32_t h = warp; h < n_heads; h += QUARTERS * D / 32) {
+        Row<D> y;
+        y.each(lane, [&](float &x, int channel) { x = add_quarters(space, h, channel); });
+        rotate(y, args.rotation, lane);
+        y.each(lane, [&](float x, int channel) { out[(size_t)h * D + channel] = x; });
+    }
+}
+
 /* AHEAD: numbers of the matrix that a thread reads at once. With few blocks, many reads at once
  * wait least. With many blocks, blocks hide each other's waits and need the registers. */
 template <int D, int AHEAD>
@@ -57,7 +98,10 @@ __global__ void __launch_bounds__(QUARTERS *D)
     const int channel = threadIdx.x % D, quarter = threadIdx.x / D,
               begin = quarter * (D / QUARTERS);
     const uint32_t matrix = blockIdx.z / args.batch;
-    const float *m = args.inverse_key_transform[matrix] + (size_t)kv_head * D * D + channel;
+    const float *m =
+        static_cast<const float *>(args.matrices[matrix]) + (size_t)kv_head * D * D + channel;
+    if (args.compact >> matrix & 1)
+        return compact_queries(space, args, matrix, first_head, n_heads);
     float sum[QUERY_HEADS] = {}, key_transform[AHEAD];
     load_matrix<D, AHEAD>(key_transform, m, begin); /* these loads run while queries are loaded */
     begin_next();
@@ -75,12 +119,8 @@ __global__ void __launch_bounds__(QUARTERS *D)
         space.sums[quarter][h][channel] = sum[h];
     __syncthreads();
     float *out = args.out + ((size_t)blockIdx.z * gridDim.y * args.heads_a_kv + first_head) * D;
-    for (uint32_t h = quarter; h < n_heads; h += QUARTERS) {
-        float y = 0;
-        for (int i = 0; i < QUARTERS; i++)
-            y += space.sums[i][h][channel];
-        out[(size_t)h * D + channel] = y;
-    }
+    for (uint32_t h = quarter; h < n_heads; h += QUARTERS)
+        out[(size_t)h * D + channel] = add_quarters(space, h, channel);
 }
 
 /* ---- many tokens ---- */
@@ -107,6 +147,29 @@ KVANT_INLINE void split(float x, __half &upper, __half &lower)
 {
     upper = __float2half_rn(x);
     lower = __float2half_rn(x - __half2float(upper));
+}
+
+/* Loads half a column of R W^-T from a compact form. A warp makes rows of the matrix, which lie
+ * where the halves will be. */
+template <int D>
+KVANT_INLINE void load_compact(RowSpace<D> &space, float (&key_transform)[D / 2],
+                               const QueryArgs &args, uint32_t matrix, uint32_t kv_head)
+{
+    static_assert(COMPACT_PART<D> == D && sizeof(space.m) >= D * D * sizeof(float),
+                  "one part, which fits");
+    float *rows = reinterpret_cast<float *>(space.m);
+    const int lane = threadIdx.x & 31;
+    const InversePart of(args.matrices[matrix], D, gridDim.y, kv_head, 0, D);
+    for (int i = threadIdx.x >> 5; i < D; i += 2 * D / 32) {
+        Row<D> row;
+        row.each(lane, [&](float &x, int channel) {
+            x = channel < i ? 0.0f : of.number(channel, i) * of.units[channel];
+        });
+        rotate(row, args.rotation, lane);
+        row.each(lane, [&](float x, int channel) { rows[i * D + channel] = x; });
+    }
+    __syncthreads();
+    load_matrix<D, D / 2>(key_transform, rows + threadIdx.x % D, threadIdx.x / D * (D / 2));
 }
 
 /* A thread copies half a column. */
@@ -210,10 +273,13 @@ __global__ void __launch_bounds__(2 * D, 2)
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * (warp % 2),
               column = 32 * (warp / 2);
     float key_transform[D / 2];
-    load_matrix<D, D / 2>(key_transform,
-                          args.inverse_key_transform[matrix] + (size_t)kv_head * D * D +
-                              threadIdx.x % D,
-                          threadIdx.x / D * (D / 2));
+    if (args.compact >> matrix & 1)
+        load_compact(space, key_transform, args, matrix, kv_head);
+    else
+        load_matrix<D, D / 2>(key_transform,
+                              static_cast<const float *>(args.matrices[matrix]) +
+                                  (size_t)kv_head * D * D + threadIdx.x % D,
+                              threadIdx.x / D * (D / 2));
     begin_next();
     place_matrix(space, key_transform);
     if (!args.ready)
@@ -266,6 +332,37 @@ cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaSt
                         2 * D, parameters, sizeof(RowSpace<D>), stream);
 }
 
+/* R x of a row in shared memory, a channel a thread; the result is the thread's. */
+KVANT_INLINE float rotate_any(float x, float *row, const kvant_cuda_wide_rotation &rotation)
+{
+    const uint32_t channel = threadIdx.x;
+    if (rotation.block == 0)
+        return x;
+    x = rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
+    for (uint32_t distance = 1; distance < rotation.block; distance *= 2) {
+        __syncthreads();
+        row[channel] = x;
+        __syncthreads();
+        const float other = row[channel ^ distance];
+        x = channel & distance ? other - x : x + other;
+    }
+    return x * rotation.scale;
+}
+
+/* A channel of W^-T q. */
+KVANT_INLINE float inverse_product(const QueryArgs &args, uint32_t matrix, uint32_t kv_head,
+                                   const float *q)
+{
+    const uint32_t d = blockDim.x, n = kvant_key_transform_part(d), channel = threadIdx.x,
+                   part = channel % (d / 2) / (n / 2),
+                   own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
+    const InversePart of(args.matrices[matrix], d, gridDim.x / args.heads_a_kv, kv_head, part, n);
+    float sum = 0;
+    for (uint32_t i = 0; i <= own; i++)
+        sum = fmaf(of.number(own, i), q[kvant_part_channel(d, n, part, i)], sum);
+    return sum * of.units[own];
+}
+
 /* For any head_dim: a thread block processes a query head, and a thread a channel. */
 __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
     queries_any_kernel(const __grid_constant__ QueryArgs args)
@@ -276,12 +373,18 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
     q[channel] = load_number(
         args.q, sequence * args.batch_stride + head * args.head_stride + channel, args.type);
     __syncthreads();
-    const float *m = args.inverse_key_transform[matrix] + head / args.heads_a_kv * d * d + channel;
+    float *out = args.out + (blockIdx.y * (size_t)gridDim.x + head) * d + channel;
+    const uint32_t kv_head = (uint32_t)(head / args.heads_a_kv);
+    if (args.compact >> matrix & 1) {
+        *out = rotate_any(inverse_product(args, (uint32_t)matrix, kv_head, q), q, args.rotation);
+        return;
+    }
+    const float *m = static_cast<const float *>(args.matrices[matrix]) + kv_head * d * d + channel;
     float sum = 0;
 #pragma unroll 8
     for (size_t i = 0; i < d; i++)
         sum = fmaf(m[i * d], q[i], sum);
-    args.out[(blockIdx.y * (size_t)gridDim.x + head) * d + channel] = sum;
+    *out = sum;
 }
 
 cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads,

@@ -1,0 +1,148 @@
+/* compact.cuh - products with a transform in its compact form (device/compact.h), whose rotation
+ * follows. encode/compact.cu makes the form. Knows the head_dims of with_head_dim. */
+#pragma once
+
+#include "../device/compact.h"
+#include "rotate.cuh"
+
+namespace kvant
+{
+
+/* kvant_key_transform_part for these head_dims */
+template <int D> constexpr int COMPACT_PART = D <= 128 ? D : 64;
+
+/* The float of a code of a triangle, the low 4 bits: -7 to 7 in two's complement. The bits of
+ * 2^23 + 8 + code are those of the code with its sign turned, after the bits of 2^23. */
+KVANT_INLINE float code_number(uint32_t bits)
+{
+    return __uint_as_float(0x4b000000u | ((bits & 15u) ^ 8u)) - 8388616.0f;
+}
+
+KVANT_INLINE float half_bits(uint16_t bits)
+{
+    __half_raw raw;
+    raw.x = bits;
+    return __half2float(raw);
+}
+
+/* The inverse of a part. */
+struct InversePart {
+    const float *units;
+    const uint4 *groups;
+    uint32_t n;
+
+    KVANT_INLINE InversePart(const void *compact, uint32_t d, uint32_t n_kv_heads, uint32_t kv_head,
+                             uint32_t part, uint32_t n_)
+        : n(n_)
+    {
+        const uint8_t *at = static_cast<const uint8_t *>(compact) +
+                            kvant_compact_inverses_at(d, n_kv_heads) +
+                            (kv_head * (d / n) + part) * kvant_compact_inverse_part(n);
+        units = reinterpret_cast<const float *>(at);
+        groups = reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(n * sizeof(float)));
+    }
+
+    KVANT_INLINE const uint4 *row(uint32_t row, uint32_t group) const
+    {
+        return groups + kvant_compact_rows(n, group) + row - KVANT_COMPACT_COLUMNS * group;
+    }
+
+    /* A number without its unit. */
+    KVANT_INLINE float number(uint32_t r, uint32_t column) const
+    {
+        const uint32_t group = column / KVANT_COMPACT_COLUMNS;
+        return half_bits(reinterpret_cast<const uint16_t *>(
+            row(r, group))[column % KVANT_COMPACT_COLUMNS]);
+    }
+};
+
+/* A thread's part of W^-T q: row `row` of all parts, in part order, and of each N-th group of
+ * columns from `first` on. A warp's rows are of one part. */
+template <int D, int STEP> struct InverseRow {
+    static constexpr int N = COMPACT_PART<D>, GROUPS = N / (int)KVANT_COMPACT_COLUMNS,
+                         LOADS = (GROUPS + STEP - 1) / STEP;
+    uint4 numbers[LOADS];
+    float unit;
+    int part, row, first;
+
+    /* kv_head's rows; `position` is below D */
+    KVANT_INLINE void load(const void *compact, uint32_t n_kv_heads, uint32_t kv_head, int position,
+                           int first_group)
+    {
+        part = position / N, row = position % N, first = first_group;
+        const InversePart of(compact, D, n_kv_heads, kv_head, part, N);
+        unit = of.units[row];
+        unrolled_for (int k = 0; k < LOADS; k++) {
+            const int group = first + k * STEP;
+            numbers[k] = make_uint4(0, 0, 0, 0);
+            if (group < GROUPS && (int)KVANT_COMPACT_COLUMNS * group <= row)
+                numbers[k] = *of.row(row, group);
+        }
+    }
+
+    KVANT_INLINE int channel() const
+    {
+        return (int)kvant_part_channel(D, N, part, row);
+    }
+
+    /* Calls use(number, channel of q) for all of the row's numbers of the thread, eight at a time:
+     * use(numbers, first channel). */
+    template <class F> KVANT_INLINE void each_group(F &&use) const
+    {
+        const int last = (row | 31) / (int)KVANT_COMPACT_COLUMNS; /* the same in all lanes */
+        unrolled_for (int k = 0; k < LOADS; k++) {
+            const int group = first + k * STEP;
+            if (group > last || group >= GROUPS)
+                break;
+            float x[KVANT_COMPACT_COLUMNS];
+            const uint32_t words[4] = { numbers[k].x, numbers[k].y, numbers[k].z, numbers[k].w };
+            unrolled_for (int i = 0; i < 4; i++) {
+                const float2 pair = __half22float2(reinterpret_cast<const __half2 &>(words[i]));
+                x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+            }
+            use(x, (int)kvant_part_channel(D, N, part, KVANT_COMPACT_COLUMNS * group));
+        }
+    }
+};
+
+/* Copies the triangles of a kv head to shared memory; by all of `threads` threads. */
+template <int D> struct Triangles {
+    static constexpr int N = COMPACT_PART<D>, PARTS = D / N;
+    static constexpr int HALVES = 2 * N + (N * N / 4 + 1) / 2, WORDS = (PARTS * HALVES + 1) / 2;
+    uint32_t words[WORDS];
+
+    KVANT_INLINE void load(const void *compact, uint32_t kv_head, int thread, int threads)
+    {
+        static_assert(PARTS * HALVES % 2 == 0, "the triangles of a kv head are whole words");
+        const uint32_t *from = static_cast<const uint32_t *>(compact) + kv_head * WORDS;
+        for (int i = thread; i < WORDS; i += threads)
+            words[i] = from[i];
+    }
+
+    KVANT_INLINE const uint16_t *part(int p) const
+    {
+        return reinterpret_cast<const uint16_t *>(words) + p * HALVES;
+    }
+};
+
+/* The place of a channel in part order. */
+template <int D> KVANT_INLINE int position_of(int channel)
+{
+    constexpr int N = COMPACT_PART<D>, HALF = N / 2;
+    return N == D ? channel
+                  : channel % (D / 2) / HALF * N + channel % HALF + (channel >= D / 2 ? HALF : 0);
+}
+
+/* Rotates a row in shared memory and stores it; by a warp. */
+template <int D>
+KVANT_INLINE void store_rotated(const float *from, const kvant_cuda_wide_rotation &rotation,
+                                float *to)
+{
+    const int lane = threadIdx.x & 31;
+    Row<D> row;
+    row.each(lane, [&](float &x, int channel) { x = from[channel]; });
+    rotate(row, rotation, lane);
+    row.each(lane, [&](float x, int channel) { to[channel] = x; });
+}
+
+} // namespace kvant

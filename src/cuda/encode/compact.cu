@@ -1,0 +1,234 @@
+/* compact.cu - makes the compact form of the matrices of keys (device/compact.h), and makes
+ * matrices from it.
+ *
+ * The inverse of a triangle is solved in binary64, a column a thread. Rows of R W are the rows of
+ * the triangles through the rotation; they have the bits of kvant_transform_set_matrix. */
+#include "../any/rows.cuh"
+#include "../checks.h"
+#include "../compact.cuh"
+#include "../launch.h"
+#include "../table.h"
+
+namespace kvant
+{
+
+/* The triangle of a part of n channels. */
+struct TrianglePart {
+    const uint16_t *halves;
+    uint32_t n;
+
+    KVANT_INLINE float number(uint32_t row, uint32_t column) const
+    {
+        if (column == row)
+            return half_bits(halves[n + row]);
+        const uint8_t *codes = reinterpret_cast<const uint8_t *>(halves + 2 * n) + row * row / 4;
+        const uint32_t byte = codes[column / 2];
+        return __fmul_rn(half_bits(halves[row]),
+                         code_number(column % 2 ? byte >> 4 : byte));
+    }
+};
+
+KVANT_INLINE TrianglePart triangle_of(const void *triangles, uint32_t d, uint32_t kv_head,
+                                      uint32_t part)
+{
+    const uint32_t n = kvant_key_transform_part(d);
+    return TrianglePart{ static_cast<const uint16_t *>(triangles) +
+                             (kv_head * (d / n) + part) * kvant_triangle_size(n),
+                         n };
+}
+
+/* The inverse of a triangle in shared memory: row by row, numbers up to the diagonal. Behind it
+ * two rows of the triangle. */
+struct Inverse {
+    double *numbers;
+    uint32_t n;
+
+    __host__ __device__ static size_t bytes(uint32_t n)
+    {
+        return (n * (n + 1) / 2 + 2 * n) * sizeof(double);
+    }
+    KVANT_INLINE double &at(uint32_t row, uint32_t column) const
+    {
+        return numbers[row * (row + 1) / 2 + column];
+    }
+
+    /* Thread j solves column j: L z = e_j. By all threads of the block. */
+    KVANT_INLINE void solve(const TrianglePart &triangle) const
+    {
+        double *const rows = numbers + n * (n + 1) / 2;
+        const uint32_t column = threadIdx.x;
+        for (uint32_t i = 0; i < n; i++) {
+            double *const row = rows + i % 2 * n; /* the other one may still be read */
+            if (column <= i)
+                row[column] = triangle.number(i, column);
+            __syncthreads();
+            if (column > i)
+                continue;
+            double sums[4] = {};
+            uint32_t k = column;
+            for (; k + 4 <= i; k += 4)
+                unrolled_for (uint32_t j = 0; j < 4; j++)
+                    sums[j] = fma(row[k + j], at(k + j, column), sums[j]);
+            for (; k < i; k++)
+                sums[0] = fma(row[k], at(k, column), sums[0]);
+            const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            at(i, column) = ((column == i ? 1.0 : 0.0) - sum) / row[i];
+        }
+        __syncthreads();
+    }
+
+    /* Stores the inverse of a part; thread r stores row r. */
+    KVANT_INLINE void store(uint8_t *to) const
+    {
+        const uint32_t r = threadIdx.x;
+        double largest = 0;
+        if (r >= n)
+            return;
+        for (uint32_t j = 0; j <= r; j++)
+            largest = fmax(largest, fabs(at(r, j)));
+        const float unit = power_above((float)largest);
+        reinterpret_cast<float *>(to)[r] = unit;
+        uint16_t *groups =
+            reinterpret_cast<uint16_t *>(to + kvant_compact_aligned(n * sizeof(float)));
+        constexpr uint32_t COLUMNS = KVANT_COMPACT_COLUMNS;
+        for (uint32_t g = 0; COLUMNS * g <= r; g++)
+            for (uint32_t j = 0; j < COLUMNS; j++) {
+                const uint32_t column = COLUMNS * g + j;
+                const double x = column <= r ? at(r, column) / (double)unit : 0.0;
+                groups[(kvant_compact_rows(n, g) + r - COLUMNS * g) * COLUMNS + j] =
+                    __half_as_ushort(__double2half(x));
+            }
+    }
+};
+
+/* A thread block inverts a part of a kv head. compact NULL: W^-T goes to `matrix`, by rows of the
+ * channel that it is multiplied with, and is not rotated yet. */
+__global__ void invert_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
+                              float *matrix)
+{
+    extern __shared__ double inverse_space[];
+    const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y;
+    const TrianglePart triangle = triangle_of(triangles, d, kv_head, part);
+    const Inverse inverse{ inverse_space, n };
+    if (compact && triangles != reinterpret_cast<const uint16_t *>(compact)) {
+        const size_t size = kvant_triangle_size(n);
+        uint16_t *to = reinterpret_cast<uint16_t *>(compact) + (kv_head * (d / n) + part) * size;
+        for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
+            to[i] = triangle.halves[i];
+    }
+    inverse.solve(triangle);
+    if (compact) {
+        inverse.store(compact + kvant_compact_inverses_at(d, gridDim.y) +
+                      (kv_head * (d / n) + part) * kvant_compact_inverse_part(n));
+        return;
+    }
+    /* thread `channel` writes a number of each row of the matrix */
+    for (uint32_t j = 0; j < n; j++) {
+        float *row = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, j)) * d;
+        for (uint32_t channel = threadIdx.x; channel < d; channel += blockDim.x) {
+            const uint32_t own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
+            row[channel] = channel % (d / 2) / (n / 2) == part && own >= j
+                               ? (float)inverse.at(own, j)
+                               : 0.0f;
+        }
+    }
+}
+
+/* Rows of R W from the triangles, or of R W^-T from W^-T, in place (triangles NULL). A warp makes
+ * a row. */
+template <int P>
+__global__ void __launch_bounds__(256)
+    expand_kernel(const uint16_t *triangles, const __grid_constant__ kvant_cuda_wide_rotation rotation,
+                  uint32_t d, float *matrix)
+{
+    const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, half = d / 2,
+                   n = kvant_key_transform_part(d),
+                   position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, part = position / n,
+                   own = position % n;
+    if (position >= d)
+        return;
+    float *to = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, own)) * d;
+    Row<P> row{};
+    if (triangles) {
+        const TrianglePart triangle = triangle_of(triangles, d, kv_head, part);
+        each_of(row, (int)d, (int)lane, [&](float &x, uint32_t channel) {
+            const uint32_t column = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
+            if (channel % half / (n / 2) == part && column <= own)
+                x = triangle.number(own, column);
+        });
+    } else
+        each_of(row, (int)d, (int)lane, [&](float &x, int channel) { x = to[channel]; });
+    rotate(row, rotation, (int)lane);
+    each_of(row, (int)d, (int)lane, [&](float x, int channel) { to[channel] = x; });
+}
+
+static cudaError_t invert(const uint16_t *triangles, uint32_t d, uint32_t n_kv_heads, void *compact,
+                          float *matrix, cudaStream_t stream)
+{
+    const uint32_t n = kvant_key_transform_part(d), threads = (n + 31) / 32 * 32;
+    const size_t bytes = Inverse::bytes(n);
+    const cudaError_t error = allow_shared((const void *)invert_kernel, (int)bytes);
+    if (error != cudaSuccess)
+        return error;
+    invert_kernel<<<dim3(d / n, n_kv_heads), threads, bytes, stream>>>(
+        triangles, d, static_cast<uint8_t *>(compact), matrix);
+    return cudaGetLastError();
+}
+
+static cudaError_t rotate_matrix(const uint16_t *triangles, const kvant_cuda_codec &codec,
+                                 uint32_t n_kv_heads, float *matrix, cudaStream_t stream)
+{
+    const uint32_t d = codec.params.head_dim;
+    return with_room(d, [&](auto p) {
+        constexpr int P = decltype(p)::value;
+        expand_kernel<P><<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(
+            triangles, codec.rotation, d, matrix);
+        return cudaGetLastError();
+    });
+}
+
+cudaError_t launch_expand(const kvant_cuda_codec &codec, uint32_t n_kv_heads, const void *compact,
+                          float *matrix, cudaStream_t stream)
+{
+    return rotate_matrix(static_cast<const uint16_t *>(compact), codec, n_kv_heads, matrix, stream);
+}
+
+} // namespace kvant
+
+using namespace kvant;
+
+static bool has_triangles(uint32_t head_dim)
+{
+    return head_dim > 0 && head_dim <= KVANT_CUDA_MOST_DIM && head_dim % 8 == 0 &&
+           Inverse::bytes(kvant_key_transform_part(head_dim)) <= 99 * 1024;
+}
+
+kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !has_triangles(args->head_dim) || !args->triangles ||
+        !args->compact || args->n_kv_heads == 0 || args->n_kv_heads > 65535)
+        return KVANT_ERR_ARGUMENT;
+    return from_cuda(invert(args->triangles, args->head_dim, args->n_kv_heads, args->compact,
+                            nullptr, static_cast<cudaStream_t>(stream)));
+}
+
+kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->codec || !args->compact ||
+        args->n_kv_heads == 0 || args->n_kv_heads > 65535 ||
+        args->codec->params.key_transform_kind != KVANT_CUDA_TRANSFORM_FULL ||
+        !has_triangles(args->codec->params.head_dim))
+        return KVANT_ERR_ARGUMENT;
+    const kvant_cuda_codec &codec = *args->codec;
+    const cudaStream_t on = static_cast<cudaStream_t>(stream);
+    cudaError_t error = cudaSuccess;
+    if (args->key_transform)
+        error = launch_expand(codec, args->n_kv_heads, args->compact, args->key_transform, on);
+    if (error == cudaSuccess && args->inverse_key_transform) {
+        error = invert(static_cast<const uint16_t *>(args->compact), codec.params.head_dim,
+                       args->n_kv_heads, nullptr, args->inverse_key_transform, on);
+        if (error == cudaSuccess)
+            error = rotate_matrix(nullptr, codec, args->n_kv_heads, args->inverse_key_transform, on);
+    }
+    return from_cuda(error);
+}
