@@ -10,7 +10,40 @@
  * 0. So a thread that has a row reads 16 bytes at a time, and so do its neighbours next to it. */
 #pragma once
 
-#include "../math/parts.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define KVANT_ON_BOTH __host__ __device__
+#else
+#define KVANT_ON_BOTH
+#endif
+
+/* These three are kvant_key_transform_part, kvant_part_channel and kvant_triangle_size, which only
+ * the computer can call. test_compact compares them. */
+
+/* The channels of a part. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_part(uint32_t head_dim)
+{
+    uint32_t parts = 1;
+    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) &&
+           2 * parts <= head_dim)
+        parts++;
+    return head_dim % (2 * parts) ? head_dim : head_dim / parts;
+}
+
+/* The channel of the whole row that is channel i of a part of n channels. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_channel(uint32_t head_dim, uint32_t n,
+                                                           uint32_t part, uint32_t i)
+{
+    return i < n / 2 ? part * (n / 2) + i : head_dim / 2 + part * (n / 2) + i - n / 2;
+}
+
+/* Halves of a triangle of n rows. */
+KVANT_ON_BOTH static inline size_t kvant_compact_triangle(size_t n)
+{
+    return 2 * n + (n * n / 4 + 1) / 2;
+}
 
 #define KVANT_COMPACT_COLUMNS 8u /* of a group */
 
@@ -22,8 +55,8 @@ KVANT_ON_BOTH static inline size_t kvant_compact_aligned(size_t bytes)
 /* Bytes of the triangles of a kv head. */
 KVANT_ON_BOTH static inline size_t kvant_compact_triangles(uint32_t head_dim)
 {
-    const uint32_t n = kvant_key_transform_part(head_dim);
-    return head_dim / n * kvant_triangle_size(n) * sizeof(uint16_t);
+    const uint32_t n = kvant_compact_part(head_dim);
+    return head_dim / n * kvant_compact_triangle(n) * sizeof(uint16_t);
 }
 
 /* The rows of all groups before group g. */
@@ -41,7 +74,7 @@ KVANT_ON_BOTH static inline size_t kvant_compact_inverse_part(uint32_t n)
 
 KVANT_ON_BOTH static inline size_t kvant_compact_inverse(uint32_t head_dim)
 {
-    const uint32_t n = kvant_key_transform_part(head_dim);
+    const uint32_t n = kvant_compact_part(head_dim);
     return head_dim / n * kvant_compact_inverse_part(n);
 }
 

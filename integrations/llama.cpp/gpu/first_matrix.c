@@ -165,8 +165,8 @@ static bool upload(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
     const bool ok =
         former != NULL && copy_affine(cells, cells->center, former) &&
         copy_affine(cells, cells->scale, former + width) &&
-        kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs, made->start,
-                                 cells->gpu->stream) &&
+        kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs, made->kept,
+                                 made->start, cells->gpu->stream) &&
         (!cells->cache->buckets.plain ||
          kvp_gpu_upload_plain(cells, center ? former : NULL, scale ? former + width : NULL));
 

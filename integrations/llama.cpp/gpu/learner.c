@@ -368,7 +368,7 @@ static void bring_made(kvp_gpu_cells *cells)
          kvant_cuda_codec_create_open(l->sealed, &l->open) != KVANT_OK))
         return;
     l->brought = kvp_gpu_upload_transform(cells, (const kvant_codec *const *)l->made.codecs,
-                                          l->made.start, cells->gpu->copying);
+                                          l->made.kept, l->made.start, cells->gpu->copying);
     for (uint32_t head = 1; head < cells->n_kv_heads && l->brought; head++)
         kvant_codec_free(&l->made.codecs[head]);
 }

@@ -87,7 +87,15 @@ static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
                                            .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
                                            .q_head_stride = l->k->head_dim,
                                            .inverse_key_transform = l->any,
-                                           .out = l->any };
+                                           .out = l->any,
+                                           .compact = l->has_block_centers };
+}
+
+/* Learned matrices are compact. */
+static void use_compact(const layer *l, kvant_cuda_kernel_append_args *args)
+{
+    args->k_compact = l->has_block_centers ? l->any : NULL;
+    args->k_matrix = l->has_block_centers ? (float *)l->any : NULL;
 }
 
 /* Rows of a step: to exact pages alone, or encoded at once. */
@@ -97,6 +105,7 @@ static void append_step(const layer *l, uint32_t n, bool open)
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
+    use_compact(l, &args);
     if (l->has_block_centers) {
         args.k_block_centers = block_centers_of(l);
         args.center_slots = l->any;
@@ -114,6 +123,7 @@ static void append_held(const layer *l, bool open)
                                   values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
 
     keys.k = keys_of(l, open);
+    use_compact(l, &keys);
     values.v = values_of(l, open);
     kvant_cuda_kernel_append(&keys, l->stream);
     kvant_cuda_kernel_append(&values, l->stream);

@@ -31,9 +31,9 @@ struct TrianglePart {
 KVANT_INLINE TrianglePart triangle_of(const void *triangles, uint32_t d, uint32_t kv_head,
                                       uint32_t part)
 {
-    const uint32_t n = kvant_key_transform_part(d);
+    const uint32_t n = kvant_compact_part(d);
     return TrianglePart{ static_cast<const uint16_t *>(triangles) +
-                             (kv_head * (d / n) + part) * kvant_triangle_size(n),
+                             (kv_head * (d / n) + part) * kvant_compact_triangle(n),
                          n };
 }
 
@@ -107,11 +107,11 @@ __global__ void invert_kernel(const uint16_t *triangles, uint32_t d, uint8_t *co
                               float *matrix)
 {
     extern __shared__ double inverse_space[];
-    const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y;
+    const uint32_t n = kvant_compact_part(d), part = blockIdx.x, kv_head = blockIdx.y;
     const TrianglePart triangle = triangle_of(triangles, d, kv_head, part);
     const Inverse inverse{ inverse_space, n };
     if (compact && triangles != reinterpret_cast<const uint16_t *>(compact)) {
-        const size_t size = kvant_triangle_size(n);
+        const size_t size = kvant_compact_triangle(n);
         uint16_t *to = reinterpret_cast<uint16_t *>(compact) + (kv_head * (d / n) + part) * size;
         for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
             to[i] = triangle.halves[i];
@@ -124,7 +124,7 @@ __global__ void invert_kernel(const uint16_t *triangles, uint32_t d, uint8_t *co
     }
     /* thread `channel` writes a number of each row of the matrix */
     for (uint32_t j = 0; j < n; j++) {
-        float *row = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, j)) * d;
+        float *row = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, j)) * d;
         for (uint32_t channel = threadIdx.x; channel < d; channel += blockDim.x) {
             const uint32_t own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
             row[channel] = channel % (d / 2) / (n / 2) == part && own >= j
@@ -142,12 +142,12 @@ __global__ void __launch_bounds__(256)
                   uint32_t d, float *matrix)
 {
     const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, half = d / 2,
-                   n = kvant_key_transform_part(d),
+                   n = kvant_compact_part(d),
                    position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, part = position / n,
                    own = position % n;
     if (position >= d)
         return;
-    float *to = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, own)) * d;
+    float *to = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, own)) * d;
     Row<P> row{};
     if (triangles) {
         const TrianglePart triangle = triangle_of(triangles, d, kv_head, part);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(256)
 static cudaError_t invert(const uint16_t *triangles, uint32_t d, uint32_t n_kv_heads, void *compact,
                           float *matrix, cudaStream_t stream)
 {
-    const uint32_t n = kvant_key_transform_part(d), threads = (n + 31) / 32 * 32;
+    const uint32_t n = kvant_compact_part(d), threads = (n + 31) / 32 * 32;
     const size_t bytes = Inverse::bytes(n);
     const cudaError_t error = allow_shared((const void *)invert_kernel, (int)bytes);
     if (error != cudaSuccess)
@@ -200,7 +200,7 @@ using namespace kvant;
 static bool has_triangles(uint32_t head_dim)
 {
     return head_dim > 0 && head_dim <= KVANT_CUDA_MOST_DIM && head_dim % 8 == 0 &&
-           Inverse::bytes(kvant_key_transform_part(head_dim)) <= 99 * 1024;
+           Inverse::bytes(kvant_compact_part(head_dim)) <= 99 * 1024;
 }
 
 kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)

@@ -512,6 +512,8 @@ void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
 kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
                                     kvant_cuda_stream stream)
 {
+    if (args->compact && args->compact >> args->n_further >> 1)
+        return KVANT_ERR_ARGUMENT;
     ANSWER(transform_queries, args, stream);
     host_rotate_queries(args);
     return KVANT_OK;

@@ -10,7 +10,7 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
 {
     kvant_transform t = host_transform(codec, NULL, 0);
     t.key_transform = NULL;
-    t.part = kvant_key_transform_part(t.head_dim);
+    t.part = kvant_compact_part(t.head_dim);
     t.triangles =
         (const uint16_t *)compact + head * (kvant_compact_triangles(t.head_dim) / sizeof(uint16_t));
     return t;
@@ -18,6 +18,8 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
 
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
+    if (!args->triangles || !args->compact || args->head_dim % 8)
+        return KVANT_ERR_ARGUMENT;
     ANSWER(compact, args, stream);
     if (args->compact != args->triangles)
         memcpy(args->compact, args->triangles,
@@ -42,6 +44,8 @@ void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, cons
 
 kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
 {
+    if (!args->codec || !args->compact || !args->n_kv_heads)
+        return KVANT_ERR_ARGUMENT;
     ANSWER(expand, args, stream);
     if (args->key_transform)
         host_expand_matrix(args->codec, args->n_kv_heads, args->compact, false,
