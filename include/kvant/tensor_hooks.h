@@ -55,6 +55,10 @@ KVANT_API kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, in
 KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
                                           const float *rows, size_t stride, uint32_t n_threads);
 
+/* Makes a codec like another one, with zeros as its centre and with W = 1. Kernels that get centres
+ * and matrices as arguments need no more of a codec. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_codec **codec);
+
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {
     uint64_t slots;

@@ -386,7 +386,6 @@ static void check_matrices(const learn_case *c, const char *spec)
     kvant_cuda_expand_args args = { .size = sizeof args,
                                     .codec = on_gpu,
                                     .n_kv_heads = KV,
-                                    .part = p.args.part,
                                     .triangles =
                                         device_copy(r.triangles, p.halves * sizeof(uint16_t)),
                                     .key_transform = device_new(size * sizeof(float), 0xff),

@@ -170,7 +170,7 @@ static bool upload(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, 
 {
     const size_t width = kvp_gpu_width(cells);
     bool ok = kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
-              kvp_gpu_bring_numbers(cells->gpu, to->at, host, n, stream);
+              copy_in(to->at, host, n, stream);
 
     if (ok && start != NULL)
         ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(*start),
@@ -209,9 +209,39 @@ bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
     for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
         read_key_transform(cells, head, kvp_gpu_tables(learned->codecs[head]), host);
     ok = ok && upload(cells, &cells->further[bucket - 1], host, n, bucket, learned->start, mean,
-                      cells->gpu->copying);
+                      cells->gpu->stream);
     free(host);
     return ok;
+}
+
+bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
+                             const float *center, cu_stream stream)
+{
+    const size_t width = kvp_gpu_width(cells),
+                 room = cells->n_kv_heads * cells->most_key_transform_size,
+                 n = 2 * room + (bucket == 0 ? 3 * width : 0);
+    kvp_gpu_memory *to = bucket == 0 ? &cells->numbers : &cells->further[bucket - 1],
+                   *working = &cells->gpu->learning_room;
+    kvant_cuda_expand_args args = { .size = sizeof(args),
+                                    .codec = cells->codecs[0],
+                                    .n_kv_heads = cells->n_kv_heads,
+                                    .triangles = triangles,
+                                    .center = bucket == 0 ? center : NULL,
+                                    .key_center = cells->key_center.at };
+    kvant_status status;
+
+    if (!kvp_gpu_grow(cells->gpu, to, n * sizeof(float), false))
+        return false;
+    args.key_transform = to->at;
+    args.inverse_key_transform = (float *)to->at + room;
+    args.workspace = working->at;
+    status = kvant_cuda_expand(&args, stream);
+    if (status == KVANT_ERR_UNSUPPORTED && args.workspace == NULL && /* shared memory is too small */
+        kvp_gpu_grow(cells->gpu, working, (room + width) * sizeof(double), false)) {
+        args.workspace = working->at;
+        status = kvant_cuda_expand(&args, stream);
+    }
+    return status == KVANT_OK;
 }
 
 /* The matrices of KVP_PLAIN: the codec's rotation times the diagonal of the scale. */
@@ -351,13 +381,13 @@ static void destroy(kvp_kv *kv)
 
     if (cells->cache != NULL)
         kvp_gpu_load_finish(cells->cache);
-    /* first, because its thread reads the arrays that are freed next */
     kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
+        kvp_gpu_release(&cells->results);
         kvp_gpu_release(&cells->open);
         for (uint32_t i = 0; i < KVP_MOST_BUCKETS - 1; i++)
             kvp_gpu_release(&cells->further[i]);

@@ -36,9 +36,12 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
                            : kvp_gpu_tables(codecs[0]).key_transform_size;
     /* numbers and key_center of kvp_gpu_cells */
     numbers = 2 * n_kv_heads * key_transform + 4 * (size_t)shape->row;
-    if (learns) /* starts and further of kvp_gpu_cells */
+    if (learns) /* starts, further and results of kvp_gpu_cells */
         numbers += 2 * KVP_MOST_BUCKETS * (size_t)shape->row +
-                   further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform;
+                   further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform +
+                   kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
+                                         (uint32_t)further_buckets(shape, n_positions) + 1) /
+                       sizeof(float);
     return numbers * sizeof(float);
 }
 

@@ -10,6 +10,7 @@
 
 #include <cuda_fp16.h>
 
+#include "../../math/parts.h"
 #include "sums.h"
 
 namespace kvant
@@ -88,12 +89,11 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
     using namespace kvant;
     if (!args || args->size != sizeof *args || !args->codec || args->n_kv_heads == 0 ||
         !args->triangles || !args->key_transform || !args->inverse_key_transform ||
-        (args->center && !args->key_center) || !args->workspace || args->part < 2 ||
-        args->codec->params.head_dim % args->part != 0)
+        (args->center && !args->key_center))
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &params = args->codec->params;
     ExpandCall call = { *args, args->codec->any.rotation, params.head_dim,
-                        args->part, 1 };
+                        kvant_key_transform_part(params.head_dim), 1 };
     if (params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL || params.dense ||
         params.head_dim > KVANT_CUDA_MOST_DIM || call.part > LEARN_MOST || call.part % 2 != 0)
         return KVANT_ERR_UNSUPPORTED;
@@ -103,7 +103,7 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
         const cudaError_t error = allow_shared(kernel, bytes + 12 * 1024);
         void *parameters[] = { &call };
         call.shares = error == cudaSuccess;
-        if (!call.shares && error != cudaErrorNotSupported)
+        if (!call.shares && (error != cudaErrorNotSupported || !args->workspace))
             return from_cuda(error);
         return from_cuda(cudaLaunchKernel(kernel, dim3(args->n_kv_heads), dim3(TEAM_THREADS),
                                           parameters, call.shares ? bytes : 0,

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "../../../src/base/half.h"
+#include "../../../src/math/parts.h"
 #include "../learn_reference.h"
 #include "internal.h"
 #include "learn/sums.h"
@@ -54,7 +55,7 @@ static void expand_part(const kvant_transform *rotation, const uint16_t *triangl
 
 static void expand(const kvant_cuda_expand_args *args)
 {
-    const uint32_t d = args->codec->params.head_dim, n = args->part;
+    const uint32_t d = args->codec->params.head_dim, n = kvant_key_transform_part(d);
     kvant_transform rotation = host_source(args->codec)->transform;
     rotation.key_transform = NULL;
     rotation.triangles = NULL;
@@ -76,7 +77,7 @@ static void expand(const kvant_cuda_expand_args *args)
 kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
 {
     if (!args->codec || !args->triangles || !args->key_transform || !args->inverse_key_transform ||
-        !args->workspace || args->part < 2 || (args->center && !args->key_center))
+        (args->center && !args->key_center))
         return KVANT_ERR_ARGUMENT;
     ANSWER(expand, args, stream);
     expand(args);
