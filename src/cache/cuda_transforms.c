@@ -108,7 +108,7 @@ static kvant_status upload_head(const cuda_part *part, uint32_t transform_id, ui
 static kvant_status upload_compact(const cuda_part *part, uint32_t transform_id)
 {
     const kvant_tensor *tensor = part->tensor;
-    const size_t bytes = kvant_cuda_triangle_bytes(tensor->head_dim, tensor->n_kv_heads);
+    const size_t bytes = kvant_key_transform_halves(tensor) * sizeof(uint16_t);
     const kvant_cuda_compact_args args = { .size = sizeof args,
                                            .head_dim = tensor->head_dim,
                                            .n_kv_heads = tensor->n_kv_heads,

@@ -335,6 +335,40 @@ kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
                       kv_head, like, codec);
 }
 
+static kvant_status set_unit_matrix(kvant_codec *codec)
+{
+    const size_t d = codec->info.head_dim;
+    double *w = kvant_alloc(d, d * sizeof *w);
+    KVANT_RETURN_IF(!w, KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < d; i++)
+        w[i * d + i] = 1;
+    const kvant_status status = kvant_transform_set_matrix(&codec->transform, w, w);
+    kvant_free(w);
+    return status;
+}
+
+kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_codec **codec)
+{
+    KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
+    *codec = NULL;
+    KVANT_RETURN_IF(!like || like->transform.key_transform, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0,
+                                     codec, NULL, 0));
+    kvant_codec *made = *codec;
+    kvant_free(made->file_center);
+    kvant_free(made->file_scale);
+    made->file_scale = NULL;
+    made->file_center = kvant_alloc(made->info.head_dim, sizeof *made->file_center);
+    made->info.center = KVANT_CENTER_FILE;
+    made->info.norm = KVANT_NORM_NONE;
+    made->info.learns_transform = 0;
+    const kvant_status status = made->file_center ? set_unit_matrix(made) : KVANT_ERR_MEMORY;
+    kvant_codec_complete_view(made);
+    if (status != KVANT_OK)
+        kvant_codec_free(codec);
+    return status;
+}
+
 typedef struct mean_codecs {
     const kvant_tensor *tensor;
     uint32_t block;

@@ -2,6 +2,8 @@
  * hold them (format.md, "Records"). It owns neither pages nor slots. */
 #pragma once
 
+#include <kvant/tensor_hooks.h>
+
 #include "tensor.h"
 
 /* Kinds of the bytes of a transform. Up to KVANT_BYTES_CENTERS, each kind holds the numbers of the
@@ -26,6 +28,11 @@ uint32_t kvant_transform_kind(const kvant_tensor *tensor, uint32_t transform_id)
 size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind);
 
 void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, uint8_t *to);
+
+/* Writes the numbers of a transform that no tensor has: its triangles are the parts' one after
+ * another. Its scales are ones. */
+void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_numbers *numbers,
+                              uint8_t *to);
 
 /* The RoPE by which centres of blocks rotate. frequencies: head_dim / 2 numbers. */
 void kvant_centers_rope(const struct kvant_centers *centers, kvant_rope *rope, float *frequencies);

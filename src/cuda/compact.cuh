@@ -145,4 +145,21 @@ KVANT_INLINE void store_rotated(const float *from, const kvant_cuda_wide_rotatio
     row.each(lane, [&](float x, int channel) { to[channel] = x; });
 }
 
+/* R x of a row in shared memory, a channel a thread; the result is the thread's. */
+KVANT_INLINE float rotate_any(float x, float *row, const kvant_cuda_wide_rotation &rotation)
+{
+    const uint32_t channel = threadIdx.x;
+    if (rotation.block == 0)
+        return x;
+    x = rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
+    for (uint32_t distance = 1; distance < rotation.block; distance *= 2) {
+        __syncthreads();
+        row[channel] = x;
+        __syncthreads();
+        const float other = row[channel ^ distance];
+        x = channel & distance ? other - x : x + other;
+    }
+    return x * rotation.scale;
+}
+
 } // namespace kvant

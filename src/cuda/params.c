@@ -34,7 +34,8 @@ static void init_transform(kvant_cuda_codec *out, const kvant_codec_view *view)
                                  : transform->diagonal     ? KVANT_CUDA_TRANSFORM_DIAGONAL
                                                            : KVANT_CUDA_TRANSFORM_FULL;
     const bool full = params->key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
-    params->dense = !full && transform->rotate == KVANT_ROTATE_DENSE;
+    out->has_dense_rotation = transform->rotate == KVANT_ROTATE_DENSE;
+    params->dense = !full && out->has_dense_rotation;
     if (transform->rotate != KVANT_ROTATE_HADAMARD)
         return;
     rotation->block = transform->block;
@@ -353,6 +354,7 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed,
                                          .exact_limit = sealed->params.exact_limit };
     codec->any.rotation = sealed->any.rotation;
     codec->rotation = sealed->rotation;
+    codec->has_dense_rotation = sealed->has_dense_rotation;
     codec->info = sealed->info;
     codec->info.spec = "f16";
     codec->info.block_tokens = 1;

@@ -48,7 +48,6 @@ extern "C" {
     X(kvant_status, transform_queries,                                                             \
       (const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, compact, (const kvant_cuda_compact_args *args, kvant_cuda_stream stream))      \
-    X(kvant_status, expand, (const kvant_cuda_expand_args *args, kvant_cuda_stream stream))        \
     X(kvant_status, center_rows,                                                                   \
       (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))                         \
     X(kvant_status, page_offsets,                                                                  \
@@ -56,6 +55,8 @@ extern "C" {
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))        \
     X(kvant_status, exact_step, (const kvant_cuda_exact_args *args, kvant_cuda_stream stream))     \
     X(kvant_status, seal_rows, (const kvant_cuda_seal_rows_args *args, kvant_cuda_stream stream))  \
+    X(kvant_status, learn, (const kvant_cuda_learn_args *args, kvant_cuda_stream stream))          \
+    X(kvant_status, expand, (const kvant_cuda_expand_args *args, kvant_cuda_stream stream))        \
     X(kvant_status, device_current, (int *device))                                                 \
     X(kvant_status, memory_new, (void **memory, size_t bytes))                                     \
     X(void, memory_free, (void *memory))                                                           \
@@ -86,8 +87,9 @@ extern "C" {
                sizeof(kvant_cuda_center_rows_args) + sizeof(kvant_cuda_page_offsets_args) +        \
                sizeof(kvant_cuda_compact_args) + sizeof(kvant_cuda_expand_args) +                  \
                sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
-               sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_values) +                     \
-               sizeof(kvant_cuda_note_args) + sizeof(kvant_cuda_rotate_rows_args) +                \
+               sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_learn_args) +                 \
+               sizeof(kvant_cuda_values) + sizeof(kvant_cuda_note_args) +                          \
+               sizeof(kvant_cuda_rotate_rows_args) +                                               \
                sizeof(kvant_cuda_index_args) + sizeof(kvant_cuda_find_args))
 
 typedef struct kvant_cuda_table {

@@ -138,17 +138,47 @@ static void problem_close(problem *p)
 
 /* ---- matrices ---- */
 
+static float *random_numbers(size_t n)
+{
+    float *numbers = malloc(n * sizeof *numbers);
+    for (size_t i = 0; i < n; i++)
+        numbers[i] = random_normal();
+    return numbers;
+}
+
 static void compare_matrices(const problem *p)
 {
     const size_t numbers = (size_t)KV_HEADS * p->d * p->d;
-    float *got = malloc(2 * numbers * sizeof *got);
+    const size_t width = KV_HEADS * p->d;
+    float *got = malloc(2 * numbers * sizeof *got), *center = random_numbers(width),
+          *gpu_center = device_copy(center, width * sizeof *center),
+          *key_center = device_new(width * sizeof *key_center, 0xff);
     const kvant_cuda_expand_args args = { .size = sizeof args,
                                           .codec = p->gpu,
                                           .n_kv_heads = KV_HEADS,
                                           .compact = p->compact,
                                           .key_transform = p->room,
-                                          .inverse_key_transform = p->room + numbers };
+                                          .inverse_key_transform = p->room + numbers,
+                                          .center = gpu_center,
+                                          .key_center = key_center };
     assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
+    device_read(got, key_center, width * sizeof *got);
+    for (size_t i = 0; i < width; i++) {
+        const float *matrix = p->matrices + i / p->d * p->d * p->d + i % p->d;
+        double sum = 0, size = 0;
+        for (size_t j = 0; j < p->d; j++) {
+            const double product =
+                (double)matrix[j * p->d] * (double)center[i / p->d * p->d + j];
+            sum += product;
+            size += fabs(product);
+        }
+        /* numbers of W are sums of binary32, and so are those of the rotation */
+        if (!(fabs((double)got[i] - sum) <= 1e-5 * size * sqrt(p->d)))
+            fail_msg("head_dim %u, centre %zu: %g, not %g", p->d, i, (double)got[i], sum);
+    }
+    free(center);
+    device_free(gpu_center);
+    device_free(key_center);
     device_read(got, p->room, 2 * numbers * sizeof *got);
     assert_memory_equal(got, p->matrices, numbers * sizeof *got);
     /* Both inverses were rounded to binary32 and rotated, in at most 10 steps of a rounding each.
@@ -254,14 +284,6 @@ static kvant_cuda_kernel_query_args queries_of(const problem *p, uint32_t batch,
                                            .n_further = 2,
                                            .further = { p->gpu_matrices + numbers, p->compact },
                                            .compact = 5 };
-}
-
-static float *random_numbers(size_t n)
-{
-    float *numbers = malloc(n * sizeof *numbers);
-    for (size_t i = 0; i < n; i++)
-        numbers[i] = random_normal();
-    return numbers;
 }
 
 static void check_queries(const problem *p, uint32_t batch)

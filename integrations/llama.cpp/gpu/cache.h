@@ -163,6 +163,10 @@ typedef struct kvp_gpu_cells {
     /* rows are stored minus these centres, rotated to their blocks' positions */
     bool has_block_centers;
     uint32_t further_made; /* a bit for each position bucket that has `further` matrices */
+    /* Rounded triangles and centres of n_learned position buckets (learner.c), and a bit for each of
+     * these transforms that is in force. */
+    kvp_gpu_memory results;
+    uint32_t n_learned, learned_ids;
     struct kvp_gpu_moved { /* by id: the matrices of keys that moved; of.by 0: none */
         kvp_gpu_memory numbers;
         kvp_gpu_lineage of;

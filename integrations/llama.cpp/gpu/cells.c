@@ -14,7 +14,6 @@
 #include <kvant/calibration.h>
 
 #include "../buffer.h"
-#include "../log.h"
 
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
 {
@@ -180,26 +179,33 @@ static bool have_matrices(kvp_gpu_cells *cells, uint32_t bucket)
     return kvp_gpu_grow(cells->gpu, memory_of(cells, bucket), cells->matrix_bytes + affine, false);
 }
 
-const uint16_t *kvp_gpu_triangles_of(const kvp_gpu_cells *cells, uint32_t bucket)
+static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
 {
     return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
 }
 
 bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             cu_stream stream)
+                             const float *center, cu_stream stream)
 {
     kvant_cuda_compact_args args = { .size = sizeof(args),
                                      .head_dim = cells->head_dim,
                                      .n_kv_heads = cells->n_kv_heads,
                                      .triangles = triangles };
+    const kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
+                                               .codec = cells->codecs[0],
+                                               .n_kv_heads = cells->n_kv_heads,
+                                               .compact = triangles,
+                                               .center = center,
+                                               .key_center = cells->key_center.at };
+    kvant_status status;
 
     if (!have_matrices(cells, bucket))
         return false;
     args.compact = memory_of(cells, bucket)->at;
-    if (kvant_cuda_compact(&args, stream) == KVANT_OK)
-        return true;
-    kvp_error("%s: the inverse of a key transform could not be computed", cells->gpu->name);
-    return false;
+    status = kvant_cuda_compact(&args, stream);
+    if (status == KVANT_OK && bucket == 0 && center != NULL)
+        status = kvant_cuda_expand(&of_center, stream);
+    return status == KVANT_OK;
 }
 
 /* Brings the triangles of a transform as records hold it, where they follow centre and scale. Their
@@ -209,12 +215,13 @@ static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, 
     const float *triangles =
         (const float *)(const void *)((const char *)kept + KVANT_TRANSFORM_HEAD) +
         2 * kvp_gpu_width(cells);
-    const size_t bytes = kvant_cuda_triangle_bytes(cells->head_dim, cells->n_kv_heads);
+    const size_t bytes =
+        kvant_cuda_triangle_halves(cells->head_dim, cells->n_kv_heads) * sizeof(uint16_t);
 
     return kept != NULL && have_matrices(cells, bucket) &&
-           kvp_gpu_bring_numbers(cells->gpu, memory_of(cells, bucket)->at, triangles,
-                                 (bytes + sizeof(float) - 1) / sizeof(float), stream) &&
-           kvp_gpu_bring_triangles(cells, bucket, kvp_gpu_triangles_of(cells, bucket), stream);
+           copy_in(memory_of(cells, bucket)->at, triangles,
+                   (bytes + sizeof(float) - 1) / sizeof(float), stream) &&
+           kvp_gpu_bring_triangles(cells, bucket, matrices_at(cells, bucket), NULL, stream);
 }
 
 /* Brings the matrices of codecs that have them from a calibration. */
@@ -226,9 +233,8 @@ static bool bring_weights(kvp_gpu_cells *cells, const kvant_codec *const *codecs
     for (uint32_t head = 0; head < cells->n_kv_heads && ok && n > 0; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
         float *at = (float *)cells->numbers.at + head * n;
-        ok = kvp_gpu_bring_numbers(cells->gpu, at, tables.key_transform, n, stream) &&
-             kvp_gpu_bring_numbers(cells->gpu, at + cells->n_kv_heads * n,
-                                   tables.inverse_key_transform, n, stream);
+        ok = copy_in(at, tables.key_transform, n, stream) &&
+             copy_in(at + cells->n_kv_heads * n, tables.inverse_key_transform, n, stream);
     }
     return ok;
 }
@@ -249,8 +255,7 @@ bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *co
         read_affine(cells, codecs, host);
     ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
          copy_in(cells->key_center.at, host + 3 * width, width, stream) &&
-         kvp_gpu_bring_numbers(cells->gpu, kvp_gpu_affine(cells, &cells->numbers), host, 3 * width,
-                               stream) &&
+         copy_in(kvp_gpu_affine(cells, &cells->numbers), host, 3 * width, stream) &&
          bring_centers(cells, 0, start, host, stream);
     free(host);
     return ok;
@@ -259,8 +264,8 @@ bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *co
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean)
 {
-    return bring_kept(cells, bucket, learned->kept, cells->gpu->copying) &&
-           bring_centers(cells, bucket, learned->start, mean, cells->gpu->copying);
+    return bring_kept(cells, bucket, learned->kept, cells->gpu->stream) &&
+           bring_centers(cells, bucket, learned->start, mean, cells->gpu->stream);
 }
 
 /* The matrices of KVP_PLAIN: the codec's rotation times the diagonal of the scale. */
@@ -299,8 +304,7 @@ bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float
         memcpy(mean, center, width * sizeof(*mean));
     ok = ok &&
          kvp_gpu_grow(cells->gpu, &cells->further[KVP_PLAIN - 1], n * sizeof(*host), false) &&
-         kvp_gpu_bring_numbers(cells->gpu, cells->further[KVP_PLAIN - 1].at, host, n,
-                               cells->gpu->stream) &&
+         copy_in(cells->further[KVP_PLAIN - 1].at, host, n, cells->gpu->stream) &&
          bring_centers(cells, KVP_PLAIN, mean, mean, cells->gpu->stream);
     cells->further_made |= (uint32_t)ok << KVP_PLAIN;
     if (ok)
@@ -352,11 +356,11 @@ kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
         bucket--;
     if (bucket == KVP_PLAIN || (bucket == 0 && !cells->learns_key_transform &&
                                 cells->key_transform_size > 0))
-        return weights_at(cells, kvp_gpu_triangles_of(cells, bucket));
+        return weights_at(cells, matrices_at(cells, bucket));
     return (kvp_gpu_matrix){
         .compact = bucket == 0 && cells->key_transform_size == 0
                        ? NULL
-                       : kvp_gpu_triangles_of(cells, bucket)
+                       : matrices_at(cells, bucket)
     };
 }
 
@@ -429,13 +433,13 @@ static void destroy(kvp_kv *kv)
 
     if (cells->cache != NULL)
         kvp_gpu_load_finish(cells->cache);
-    /* first, because its thread reads the arrays that are freed next */
     kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
+        kvp_gpu_release(&cells->results);
         kvp_gpu_release(&cells->open);
         for (uint32_t i = 0; i < KVP_MOST_BUCKETS - 1; i++)
             kvp_gpu_release(&cells->further[i]);

@@ -37,7 +37,7 @@
  *   first_matrix.c when a layer's first key transform is made and comes in force (transform=first)
  *   held.c         exact rows that get this key transform
  *   lesson.c       the keys from which it is made
- *   learner.c      the threads that learn key transforms
+ *   learner.c      the work that makes key transforms
  *   queries.c      queries of prompts, from which key transforms are learned
  *   buckets.c      a key transform for each further position bucket
  *   centers.c      centres of blocks of keys
@@ -134,7 +134,10 @@ struct kvp_gpu {
      * that are uploaded or downloaded, under the lock; staging: the staging pages of groups.c,
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
-    cu_stream copying;            /* for copies to the computer's memory while kernels run */
+    /* makes key transforms (learner.c), one after another, in memory that all layers share; NULL
+     * until the first one */
+    cu_stream learning;
+    kvp_gpu_memory learning_room;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as
@@ -266,18 +269,8 @@ size_t kvp_gpu_held(void);
  * graph there, and a wait would end the capture. NULL: waits for no back ends. */
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
-/* `kvp_gpu_ensure_copy_stream` creates the stream for copies that threads make.
- * `kvp_gpu_copying_release` frees it with the last back end, after waiting for the threads. The
- * lock is held. */
-bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu);
+/* Frees the stream that learns and memory for copies, with the last back end. The lock is held. */
 void kvp_gpu_copying_release(kvp_gpu *gpu);
-
-/* Copies n numbers to the computer's memory on that stream, and waits for them. halves: they are
- * fp16 on the GPU. False with a message. */
-bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves);
-
-/* Copies n numbers to the GPU on a stream, and waits for them. False with a message. */
-bool kvp_gpu_bring_numbers(kvp_gpu *gpu, void *to, const float *from, size_t n, cu_stream stream);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* Copies n rows of `width` bytes, which lie one after another on the GPU, and `pitch` bytes apart

@@ -13,7 +13,6 @@
 
 #include "../host.h"
 
-#define ROWS ((size_t)128) /* that a matrix is made from */
 #define MANY 512u          /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
 
@@ -315,73 +314,18 @@ static void capture(const layer *l)
     kvp_cu.graph_free(graph);
 }
 
-/* Keys with a matrix */
-
-static kvant_codec *learn_some(kvant_tensor *tensor, const kvant_codec *source, float *rows,
-                               uint32_t head_dim)
-{
-    const kvant_queries queries = { .size = sizeof(queries),
-                                    .q = rows,
-                                    .token_stride = head_dim,
-                                    .head_stride = head_dim,
-                                    .n_tokens = ROWS,
-                                    .n_heads = 1 };
-    kvant_codec *made = NULL;
-    int64_t slots[ROWS];
-    uint32_t random = 1;
-
-    for (size_t i = 0; i < ROWS; i++)
-        slots[i] = (int64_t)i;
-    for (size_t i = 0; i < ROWS * head_dim; i++) {
-        random = 1664525 * random + 1013904223;
-        rows[i] = (float)(random >> 8) * 0x1p-23f - 1;
-    }
-    if (kvant_tensor_note_queries(tensor, &queries, 1) == KVANT_OK &&
-        kvant_tensor_learn(tensor, slots, ROWS, rows, head_dim, 1) == KVANT_OK)
-        kvant_tensor_make_codec(tensor, 0, 0, source, &made);
-    return made;
-}
-
-/* A codec with the matrix of some rows, which is as good as any. */
-static kvant_codec *make_codec(const kvant_codec *source, uint32_t head_dim)
-{
-    kvant_codec *learner = NULL, *made = NULL;
-    kvant_tensor *tensor = NULL;
-    const kvant_tensor_params params = { .size = sizeof(params),
-                                         .codecs = (const kvant_codec *const *)&learner,
-                                         .n_kv_heads = 1,
-                                         .n_sequences = 1,
-                                         .n_blocks = ROWS / KVANT_PAGE_TOKENS };
-    float *rows = malloc(ROWS * head_dim * sizeof(*rows));
-    void *memory = NULL;
-    size_t bytes = 0;
-
-    if (rows != NULL &&
-        kvant_codec_create("int-8:transform=first,rotate=none", head_dim, KVANT_ROLE_K, 0, &learner,
-                           NULL, 0) == KVANT_OK &&
-        kvant_tensor_size(&params, &bytes) == KVANT_OK)
-        memory = kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
-                                                      KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
-    if (memory != NULL)
-        memset(memory, 0, bytes);
-    if (memory != NULL && kvant_tensor_create(&params, memory, &tensor) == KVANT_OK)
-        made = learn_some(tensor, source, rows, head_dim);
-    kvant_tensor_free(&tensor);
-    kvant_codec_free(&learner);
-    kvant_os_free(memory);
-    free(rows);
-    return made;
-}
-
 /* The thread */
 
 static void load(kvp_gpu_loader *loader)
 {
     layer l = { .k = loader->k, .v = loader->v, .n_heads = loader->n_heads };
     const kvant_codec *source = l.k->sources[0];
-    kvant_codec *made = l.k->learns_key_transform ? make_codec(source, l.k->head_dim) : NULL;
-    const kvant_cuda_tables tables = kvp_gpu_tables(made != NULL ? made : source);
+    kvant_codec *made = NULL;
+    kvant_cuda_tables tables;
 
+    if (l.k->learns_key_transform)
+        kvant_codec_unit_matrix(source, &made);
+    tables = kvp_gpu_tables(made != NULL ? made : source);
     l.any = l.k->numbers.at;
     l.k_scale = tables.scale != NULL ? l.any : NULL;
     l.k_weights = tables.key_transform_size > 0 ? l.any : NULL;

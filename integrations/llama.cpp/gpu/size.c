@@ -37,9 +37,11 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
                             sizeof(float);
     /* numbers and key_center of kvp_gpu_cells */
     bytes = matrices + 4 * (size_t)shape->row * sizeof(float);
-    if (learns) /* starts and further of kvp_gpu_cells */
+    if (learns) /* starts, further and results of kvp_gpu_cells */
         bytes += 2 * KVP_MOST_BUCKETS * (size_t)shape->row * sizeof(float) +
-                 further_buckets(shape, n_positions) * matrices;
+                 further_buckets(shape, n_positions) * matrices +
+                 kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
+                                       (uint32_t)further_buckets(shape, n_positions) + 1);
     return bytes;
 }
 

@@ -111,8 +111,8 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
-/* A learned transform: one codec per kv head (NULL: nothing was learned), and the centres of a
- * block at position 0 (NULL: all blocks share the codecs' centres). */
+/* A restored transform: one codec per kv head, and the centres of a block at position 0 (NULL: all
+ * blocks share the codecs' centres). */
 typedef struct kvp_gpu_learned_transform {
     kvant_codec **codecs;
     float *start;
@@ -173,9 +173,12 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
- * `kvp_gpu_learner_free` waits for its thread. */
+ * `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys with a matrix, whatever its
+ * numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer keeps of n transforms. */
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
 void kvp_gpu_learner_free(kvp_gpu_cells *cells);
+bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
+size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 
 /* cells.c. The matrices of a transform, of which one form is there: the compact one, or weights and
  * inverse weights. If its position bucket has none, the last bucket before it that has matrices
@@ -255,7 +258,7 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
  * force. `kvp_gpu_buckets_begin_layer` lets the thread of a layer begin within such a graph, once
  * the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have all
  * become unused. */
-void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries);
+void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_begin_layer(const kvp_kv *kv);
 void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
@@ -287,19 +290,19 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
 /* cells.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
  * first position bucket's and makes it the cells' transform; it waits for the stream (NULL: a
  * stream that orders nothing). kept: the learned transform as records hold it, or NULL.
- * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles that are on the GPU
- * already, by work in the stream. Other streams may use the matrices after that work. The triangles
- * of a bucket are then at `kvp_gpu_triangles_of`. `kvp_gpu_upload_bucket` brings matrices and centres of a later
- * bucket. `kvp_gpu_upload_plain` brings the transform KVP_PLAIN: a centre and a scale (NULL: none)
- * in the computer's memory. */
+ * `kvp_gpu_upload_bucket` brings matrices and centres of a later bucket. `kvp_gpu_upload_plain`
+ * brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the computer's memory.
+ *
+ * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and key_center
+ * from the centre (NULL: it is set otherwise), by work in the stream. Other streams may use them after
+ * that work. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                               const void *kept, const float *start, cu_stream stream);
-bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             cu_stream stream);
-const uint16_t *kvp_gpu_triangles_of(const kvp_gpu_cells *cells, uint32_t bucket);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean);
 bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
+bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
+                             const float *center, cu_stream stream);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key

@@ -162,6 +162,24 @@ __global__ void __launch_bounds__(256)
     each_of(row, (int)d, (int)lane, [&](float x, int channel) { to[channel] = x; });
 }
 
+/* R W c of a kv head, a channel a thread. */
+__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
+    center_kernel(const uint16_t *triangles,
+                  const __grid_constant__ kvant_cuda_wide_rotation rotation, const float *center,
+                  float *key_center)
+{
+    __shared__ float row[KVANT_CUDA_MOST_DIM];
+    const uint32_t d = blockDim.x, half = d / 2, channel = threadIdx.x, kv_head = blockIdx.x,
+                   n = kvant_compact_part(d), part = channel % half / (n / 2),
+                   own = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
+    const TrianglePart triangle = triangle_of(triangles, d, kv_head, part);
+    float sum = 0;
+    for (uint32_t i = own; i < n; i++)
+        sum = fmaf(triangle.number(i, own),
+                   center[kv_head * d + kvant_compact_channel(d, n, part, i)], sum);
+    key_center[kv_head * d + channel] = rotate_any(sum, row, rotation);
+}
+
 static cudaError_t invert(const uint16_t *triangles, uint32_t d, uint32_t n_kv_heads, void *compact,
                           float *matrix, cudaStream_t stream)
 {
@@ -215,9 +233,8 @@ kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant
 kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->codec || !args->compact ||
-        args->n_kv_heads == 0 || args->n_kv_heads > 65535 ||
-        args->codec->params.key_transform_kind != KVANT_CUDA_TRANSFORM_FULL ||
-        !has_triangles(args->codec->params.head_dim))
+        args->n_kv_heads == 0 || args->n_kv_heads > 65535 || args->codec->has_dense_rotation ||
+        (args->center && !args->key_center) || !has_triangles(args->codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_codec &codec = *args->codec;
     const cudaStream_t on = static_cast<cudaStream_t>(stream);
@@ -229,6 +246,12 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
                        args->n_kv_heads, nullptr, args->inverse_key_transform, on);
         if (error == cudaSuccess)
             error = rotate_matrix(nullptr, codec, args->n_kv_heads, args->inverse_key_transform, on);
+    }
+    if (error == cudaSuccess && args->center) {
+        center_kernel<<<args->n_kv_heads, codec.params.head_dim, 0, on>>>(
+            static_cast<const uint16_t *>(args->compact), codec.rotation, args->center,
+            args->key_center);
+        error = cudaGetLastError();
     }
     return from_cuda(error);
 }

@@ -53,5 +53,10 @@ kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream s
     if (args->inverse_key_transform)
         host_expand_matrix(args->codec, args->n_kv_heads, args->compact, true,
                            args->inverse_key_transform);
+    for (uint32_t head = 0; args->center && head < args->n_kv_heads; head++) {
+        const kvant_transform t = host_compact_transform(args->codec, args->compact, head);
+        kvant_transform_apply_rows(&t, host_kernels(), 1, args->center + head * t.head_dim,
+                                   args->key_center + head * t.head_dim);
+    }
     return KVANT_OK;
 }

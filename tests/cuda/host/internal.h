@@ -40,7 +40,8 @@ bool host_answers(const char *function, const void *arguments, size_t size,
     X(fill_marked, kvant_cuda_marked_args)                                                         \
     X(decode, kvant_cuda_decode_args)                                                              \
     X(exact_step, kvant_cuda_exact_args)                                                           \
-    X(seal_rows, kvant_cuda_seal_rows_args)
+    X(seal_rows, kvant_cuda_seal_rows_args)                                                        \
+    X(learn, kvant_cuda_learn_args)
 
 typedef void host_work(void *data);
 #define HOST_RUN(name, type) host_work host_run_##name;
