@@ -39,15 +39,15 @@ typedef struct kvant_cuda_block_centers {
 /* ---- the compact form of matrices ---- */
 
 /* The matrices W of a learned transform take head_dim^2 floats per kv head as R W, and as many as
- * R W^-T. Their compact form takes a sixth of that: triangles of 4 bits, as a cache and its records
- * keep them, and W^-T as a triangle of 16 bits. It serves codecs whose rotation is a Hadamard
- * matrix or none. device/compact.h says where its numbers lie; the triangles come first. */
+ * R W^-T. Their compact form takes a fifth of that or less: the numbers of the triangles, in which a
+ * cache and its records keep W, and W^-T as a triangle of 16 bits. It serves codecs whose rotation is
+ * a Hadamard matrix or none. */
 KVANT_API size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads);
 
 typedef struct kvant_cuda_compact_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_compact_args) */
     uint32_t head_dim, n_kv_heads;
-    const uint16_t *triangles; /* device; may be `compact`: they are there already */
+    const uint16_t *triangles; /* device: of all kv heads, as records hold them */
     void *compact; /* device: kvant_cuda_compact_bytes, aligned to 16 bytes */
 } kvant_cuda_compact_args;
 
@@ -61,7 +61,7 @@ typedef struct kvant_cuda_expand_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_expand_args) */
     const kvant_cuda_codec *codec; /* its rotation counts */
     uint32_t n_kv_heads;
-    const void *compact; /* device; its triangles are enough */
+    const void *compact; /* device */
     /* device, or NULL: R W, and R W^-T, n_kv_heads x head_dim^2 each */
     float *key_transform, *inverse_key_transform;
     /* device: R W c of the kv heads' centres c, n_kv_heads x head_dim each. NULL: not wanted */

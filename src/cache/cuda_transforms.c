@@ -112,14 +112,14 @@ static kvant_status upload_compact(const cuda_part *part, uint32_t transform_id)
     const kvant_cuda_compact_args args = { .size = sizeof args,
                                            .head_dim = tensor->head_dim,
                                            .n_kv_heads = tensor->n_kv_heads,
-                                           .triangles = part->matrices[transform_id],
+                                           .triangles = part->memory->matrix.at,
                                            .compact = part->matrices[transform_id] };
     const void *triangles = tensor->transforms[transform_id].key_transform->triangles;
     uint16_t first;
     KVANT_FORWARD(
-        kvant_cuda_memory_copy(args.compact, triangles, bytes, part->memory->stream));
+        kvant_cuda_memory_copy(part->memory->matrix.at, triangles, bytes, part->memory->stream));
     KVANT_FORWARD(kvant_cuda_compact(&args, part->memory->stream));
-    return kvant_cuda_memory_read(&first, args.triangles, sizeof first, part->memory->stream);
+    return kvant_cuda_memory_read(&first, args.compact, sizeof first, part->memory->stream);
 }
 
 static size_t matrix_bytes(const cuda_part *part)
@@ -193,10 +193,10 @@ static kvant_status upload_matrices(cuda_part *part, uint32_t transform_id)
     if (!*memory)
         KVANT_FORWARD(kvant_cuda_memory_new(memory, matrix_bytes(part)));
     if (is_compact(part)) {
-        KVANT_FORWARD(upload_compact(part, transform_id));
         KVANT_FORWARD(kvant_cuda_grow(&part->memory->matrix,
                                       kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float),
                                       "allocating a matrix"));
+        KVANT_FORWARD(upload_compact(part, transform_id));
     }
     for (uint32_t head = 0; head < tensor->n_kv_heads && !is_compact(part); head++)
         KVANT_FORWARD(upload_head(part, transform_id, head));

@@ -11,11 +11,11 @@ namespace kvant
 /* kvant_compact_part for these head_dims */
 template <int D> constexpr int COMPACT_PART = D <= 128 ? D : 64;
 
-/* The float of a code of a triangle, the low 4 bits: -7 to 7 in two's complement. The bits of
- * 2^23 + 8 + code are those of the code with its sign turned, after the bits of 2^23. */
+/* The float of a code, the low 4 bits. The bits of 2^23 + 8 + code are those of the code, plus 8,
+ * after the bits of 2^23. */
 KVANT_INLINE float code_number(uint32_t bits)
 {
-    return __uint_as_float(0x4b000000u | ((bits & 15u) ^ 8u)) - 8388616.0f;
+    return __uint_as_float(0x4b000000u | (bits & 15u)) - (8388608.0f + KVANT_COMPACT_ZERO);
 }
 
 KVANT_INLINE float half_bits(uint16_t bits)
@@ -105,33 +105,77 @@ template <int D, int STEP> struct InverseRow {
     }
 };
 
-/* Copies the triangles of a kv head to shared memory; by all of `threads` threads. */
-template <int D> struct Triangles {
-    static constexpr int N = COMPACT_PART<D>, PARTS = D / N;
-    static constexpr int HALVES = 2 * N + (N * N / 4 + 1) / 2, WORDS = (PARTS * HALVES + 1) / 2;
-    uint32_t words[WORDS];
+/* The triangle of a part. */
+struct KeyPart {
+    const uint16_t *halves; /* steps, then the diagonal */
+    const uint4 *codes;
+    uint32_t n;
 
-    KVANT_INLINE void load(const void *compact, uint32_t kv_head, int thread, int threads)
+    KVANT_INLINE KeyPart(const void *compact, uint32_t d, uint32_t kv_head, uint32_t part,
+                         uint32_t n_)
+        : n(n_)
     {
-        static_assert(PARTS * HALVES % 2 == 0, "the triangles of a kv head are whole words");
-        const uint32_t *from = static_cast<const uint32_t *>(compact) + kv_head * WORDS;
-        for (int i = thread; i < WORDS; i += threads)
-            words[i] = from[i];
+        const uint8_t *at = static_cast<const uint8_t *>(compact) +
+                            (kv_head * (d / n) + part) * kvant_compact_keys_part(n);
+        halves = reinterpret_cast<const uint16_t *>(at);
+        codes = reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
     }
 
-    KVANT_INLINE const uint16_t *part(int p) const
+    /* W^T in this row and column, which is not above the row. */
+    KVANT_INLINE float number(uint32_t row, uint32_t column) const
     {
-        return reinterpret_cast<const uint16_t *>(words) + p * HALVES;
+        constexpr uint32_t ROWS = KVANT_COMPACT_ROWS;
+        if (column == row)
+            return half_bits(halves[n + row]);
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(
+            codes + kvant_compact_columns(row / ROWS) + column);
+        return __fmul_rn(half_bits(halves[row]), code_number(words[row % ROWS / 8] >> 4 * (row % 8)));
     }
 };
 
-/* The place of a channel in part order. */
-template <int D> KVANT_INLINE int position_of(int channel)
-{
-    constexpr int N = COMPACT_PART<D>, HALF = N / 2;
-    return N == D ? channel
-                  : channel % (D / 2) / HALF * N + channel % HALF + (channel >= D / 2 ? HALF : 0);
-}
+/* A thread's column of the triangle of its part, for keys; the thread is below D. A warp's columns
+ * are of one part and need the same groups. */
+template <int D> struct KeyColumn {
+    static constexpr int N = COMPACT_PART<D>, ROWS = (int)KVANT_COMPACT_ROWS, GROUPS = N / ROWS;
+    static_assert(N % ROWS == 0, "whole groups");
+    uint4 codes[GROUPS];
+    uint16_t step, diagonal; /* of the row that has the column's number */
+    int part, column;
+
+    KVANT_INLINE void load(const void *compact, uint32_t kv_head, int thread)
+    {
+        part = thread / N, column = thread % N;
+        const KeyPart of(compact, D, kv_head, part, N);
+        step = of.halves[column], diagonal = of.halves[N + column];
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            if (g >= column / ROWS)
+                codes[g] = of.codes[kvant_compact_columns(g) + column];
+    }
+
+    KVANT_INLINE int channel() const
+    {
+        return (int)kvant_compact_channel(D, N, part, column);
+    }
+
+    /* The sum over rows of codes times `scaled`, numbers of the part times their steps. */
+    KVANT_INLINE float sum(const float4 *scaled) const
+    {
+        float sums[4] = {};
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            if (g >= column / ROWS) {
+                const uint32_t words[4] = { codes[g].x, codes[g].y, codes[g].z, codes[g].w };
+                unrolled_for (int i = 0; i < ROWS / 4; i++) {
+                    const float4 s = scaled[(part * N + g * ROWS) / 4 + i];
+                    const uint32_t bits = words[i / 2] >> 16 * (i % 2);
+                    sums[0] = fmaf(code_number(bits), s.x, sums[0]);
+                    sums[1] = fmaf(code_number(bits >> 4), s.y, sums[1]);
+                    sums[2] = fmaf(code_number(bits >> 8), s.z, sums[2]);
+                    sums[3] = fmaf(code_number(bits >> 12), s.w, sums[3]);
+                }
+            }
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+};
 
 /* Rotates a row in shared memory and stores it; by a warp. */
 template <int D>

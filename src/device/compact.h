@@ -1,13 +1,17 @@
 /* compact.h - the compact form of the matrices W of a transform in a GPU's memory: where its
  * numbers lie. Kernels and the computer's code read it.
  *
- * It begins with the triangles of all kv heads, as a cache keeps them (math/triangle.h): kv head
- * after kv head, part after part. Keys are transformed with these. From the next multiple of 16
- * bytes on, it has the inverse L^-1 = W^-T of each triangle L, for queries. The inverse of a part
- * of n channels begins with a unit for each of its rows, a power of two in binary32. Then come
- * its numbers divided by the unit of their row, in binary16, in groups of 8 columns: of group g
- * rows 8 g to n - 1, the 8 numbers of a row next to each other. Numbers above the diagonal are
- * 0. So a thread that has a row reads 16 bytes at a time, and so do its neighbours next to it. */
+ * It has the numbers of the triangles L = W^T (math/triangle.h), for keys: kv head after kv head,
+ * part after part. A part of n channels has its steps and its diagonal in binary16, and from the next
+ * multiple of 16 bytes on its codes, plus 8, in groups of 32 rows of L. Group g has 16 bytes for each
+ * of the columns 0 to 32 g + 31: the codes of its rows 32 g to 32 g + 31 in that column, row 32 g in
+ * the lowest bits. A code that does not exist is 8. So a thread that has a column, and adds up what
+ * the rows give it, reads 16 bytes at a time, and so do its neighbours next to it.
+ *
+ * Then it has the inverse L^-1 = W^-T of each triangle, for queries. The inverse of a part begins with
+ * a unit for each of its rows, a power of two in binary32. Then come its numbers divided by the unit
+ * of their row, in binary16, in groups of 8 columns: of group g rows 8 g to n - 1, the 8 numbers of a
+ * row next to each other. Numbers above the diagonal are 0. Here a thread has a row. */
 #pragma once
 
 #include <stddef.h>
@@ -45,18 +49,33 @@ KVANT_ON_BOTH static inline size_t kvant_compact_triangle(size_t n)
     return 2 * n + (n * n / 4 + 1) / 2;
 }
 
-#define KVANT_COMPACT_COLUMNS 8u /* of a group */
+#define KVANT_COMPACT_COLUMNS 8u /* of a group of the inverse */
+#define KVANT_COMPACT_ROWS 32u   /* of a group of codes */
+#define KVANT_COMPACT_ZERO 8u    /* the code 0 */
 
 KVANT_ON_BOTH static inline size_t kvant_compact_aligned(size_t bytes)
 {
     return (bytes + 15) / 16 * 16;
 }
 
-/* Bytes of the triangles of a kv head. */
-KVANT_ON_BOTH static inline size_t kvant_compact_triangles(uint32_t head_dim)
+/* The columns of all groups of codes before group g. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_columns(uint32_t g)
+{
+    return KVANT_COMPACT_ROWS / 2 * g * (g + 1);
+}
+
+/* Bytes of the triangle of a part, and of a kv head. */
+KVANT_ON_BOTH static inline size_t kvant_compact_keys_part(uint32_t n)
+{
+    const uint32_t groups = (n + KVANT_COMPACT_ROWS - 1) / KVANT_COMPACT_ROWS;
+    return kvant_compact_aligned(2 * n * sizeof(uint16_t)) +
+           (size_t)16 * kvant_compact_columns(groups);
+}
+
+KVANT_ON_BOTH static inline size_t kvant_compact_keys(uint32_t head_dim)
 {
     const uint32_t n = kvant_compact_part(head_dim);
-    return head_dim / n * kvant_compact_triangle(n) * sizeof(uint16_t);
+    return head_dim / n * kvant_compact_keys_part(n);
 }
 
 /* The rows of all groups before group g. */
@@ -81,7 +100,7 @@ KVANT_ON_BOTH static inline size_t kvant_compact_inverse(uint32_t head_dim)
 /* The offset of the inverse of kv head 0. */
 KVANT_ON_BOTH static inline size_t kvant_compact_inverses_at(uint32_t head_dim, uint32_t n_kv_heads)
 {
-    return kvant_compact_aligned(n_kv_heads * kvant_compact_triangles(head_dim));
+    return n_kv_heads * kvant_compact_keys(head_dim);
 }
 
 KVANT_ON_BOTH static inline size_t kvant_compact_size(uint32_t head_dim, uint32_t n_kv_heads)

@@ -383,12 +383,20 @@ static void check_matrices(const learn_case *c, const char *spec)
     likes[0] = likes[1] = like;
     assert_int_equal(kvant_tensor_mean_codecs(tensor, 0, likes, 1, made), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_from(like, &on_gpu, NULL, 0), KVANT_OK);
-    kvant_cuda_expand_args args = { .size = sizeof args,
-                                    .codec = on_gpu,
-                                    .n_kv_heads = KV,
-                                    .compact =
-                                        device_copy(r.triangles, p.halves * sizeof(uint16_t)),
-                                    .key_transform = device_new(size * sizeof(float), 0xff) };
+    const kvant_cuda_compact_args compact = {
+        .size = sizeof compact,
+        .head_dim = c->head_dim,
+        .n_kv_heads = KV,
+        .triangles = device_copy(r.triangles, p.halves * sizeof(uint16_t)),
+        .compact = device_new(kvant_cuda_compact_bytes(c->head_dim, KV), 0xff)
+    };
+    const kvant_cuda_expand_args args = { .size = sizeof args,
+                                          .codec = on_gpu,
+                                          .n_kv_heads = KV,
+                                          .compact = compact.compact,
+                                          .key_transform =
+                                              device_new(size * sizeof(float), 0xff) };
+    assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_OK);
     assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
     float *got = malloc(size * sizeof *got);
     device_read(got, args.key_transform, size * sizeof *got);
@@ -399,7 +407,8 @@ static void check_matrices(const learn_case *c, const char *spec)
                             size / KV * sizeof *got);
     }
     free(got);
-    device_free(args.compact);
+    device_free(compact.triangles);
+    device_free(compact.compact);
     device_free(args.key_transform);
     kvant_cuda_codec_free(&on_gpu);
     for (uint32_t head = 0; head < KV; head++)

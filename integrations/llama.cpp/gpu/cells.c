@@ -191,10 +191,9 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
                                      .head_dim = cells->head_dim,
                                      .n_kv_heads = cells->n_kv_heads,
                                      .triangles = triangles };
-    const kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
+    kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
                                                .codec = cells->codecs[0],
                                                .n_kv_heads = cells->n_kv_heads,
-                                               .compact = triangles,
                                                .center = center,
                                                .key_center = cells->key_center.at };
     kvant_status status;
@@ -202,6 +201,7 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
     if (!have_matrices(cells, bucket))
         return false;
     args.compact = memory_of(cells, bucket)->at;
+    of_center.compact = args.compact;
     status = kvant_cuda_compact(&args, stream);
     if (status == KVANT_OK && bucket == 0 && center != NULL)
         status = kvant_cuda_expand(&of_center, stream);
@@ -212,16 +212,15 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
  * bytes are padded there. */
 static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, cu_stream stream)
 {
+    const size_t halves = kvant_cuda_triangle_halves(cells->head_dim, cells->n_kv_heads);
     const float *triangles =
-        (const float *)(const void *)((const char *)kept + KVANT_TRANSFORM_HEAD) +
-        2 * kvp_gpu_width(cells);
-    const size_t bytes =
-        kvant_cuda_triangle_halves(cells->head_dim, cells->n_kv_heads) * sizeof(uint16_t);
+        kept != NULL ? (const float *)(const void *)((const char *)kept + KVANT_TRANSFORM_HEAD) +
+                           2 * kvp_gpu_width(cells)
+                     : NULL;
+    void *room = cells->cache->expanded.at;
 
-    return kept != NULL && have_matrices(cells, bucket) &&
-           copy_in(memory_of(cells, bucket)->at, triangles,
-                   (bytes + sizeof(float) - 1) / sizeof(float), stream) &&
-           kvp_gpu_bring_triangles(cells, bucket, matrices_at(cells, bucket), NULL, stream);
+    return triangles != NULL && copy_in(room, triangles, (halves + 1) / 2, stream) &&
+           kvp_gpu_bring_triangles(cells, bucket, room, NULL, stream);
 }
 
 /* Brings the matrices of codecs that have them from a calibration. */

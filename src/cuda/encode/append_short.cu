@@ -258,11 +258,9 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     if (through_matrix && !role.compact)
         for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
             prefetch_line(role.key_transform + (size_t)kv_head * D * D, 128 * i);
+    KeyColumn<D> column;
     if (through_matrix && role.compact)
-        for (int i = threadIdx.x; i <= (int)sizeof(Triangles<D>) / 128; i += D)
-            prefetch_line(static_cast<const uint32_t *>(role.compact) +
-                              kv_head * Triangles<D>::WORDS,
-                          128 * i);
+        column.load(role.compact, kv_head, threadIdx.x);
     if (through_matrix && args.slots_ready)
         center.load(args, D);
     if (stage == WORKS)
@@ -284,7 +282,8 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     bool finite = true;
     Row<D> y = raw.numbers(args.type);
     if (through_matrix && role.compact) {
-        y = short_row_through_triangle<D>(role, args.type, center, row_at, kv_head, finite);
+        y = short_row_through_triangle<D>(role, args.type, center, column, row_at, kv_head,
+                                          finite);
         if (first_warp)
             rotate(y, known.rotation, lane);
     } else if (through_matrix)

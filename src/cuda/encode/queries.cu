@@ -149,24 +149,60 @@ KVANT_INLINE void split(float x, __half &upper, __half &lower)
     lower = __float2half_rn(x - __half2float(upper));
 }
 
-/* Loads half a column of R W^-T from a compact form. A warp makes rows of the matrix, which lie
- * where the halves will be. */
+/* Rotates N rows at once, so that their shuffles overlap; as rotate. */
+template <int D, int N>
+KVANT_INLINE void rotate_rows(Row<D> (&rows)[N], const kvant_cuda_wide_rotation &rotation, int lane)
+{
+    if (rotation.block == 0)
+        return;
+    unrolled_for (int n = 0; n < N; n++)
+        apply_signs(rows[n], rotation, lane);
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
+        const float sign = lane & distance ? -1.0f : 1.0f;
+        unrolled_for (int n = 0; n < N; n++)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+                rows[n].x[j] = fmaf(rows[n].x[j], sign,
+                                    __shfl_xor_sync(FULL, rows[n].x[j], distance));
+    }
+    unrolled_for (int n = 0; n < N; n++)
+        hadamard_of_lane(rows[n], rotation);
+}
+
+/* Loads half a column of R W^-T from a compact form. Its numbers are copied to where queries will
+ * be. Then a warp makes rows of the matrix, which lie where the matrix's halves will be. */
 template <int D>
 KVANT_INLINE void load_compact(RowSpace<D> &space, float (&key_transform)[D / 2],
                                const QueryArgs &args, uint32_t matrix, uint32_t kv_head)
 {
-    static_assert(COMPACT_PART<D> == D && sizeof(space.m) >= D * D * sizeof(float),
+    constexpr int AT_ONCE = 4, WARPS = 2 * D / 32, GROUPS = D / (int)KVANT_COMPACT_COLUMNS,
+                  NUMBERS = GROUPS * D - (int)KVANT_COMPACT_COLUMNS / 2 * GROUPS * (GROUPS - 1);
+    static_assert(COMPACT_PART<D> == D && sizeof(space.m) >= D * D * sizeof(float) &&
+                      sizeof(space.q) >= NUMBERS * sizeof(uint4),
                   "one part, which fits");
     float *rows = reinterpret_cast<float *>(space.m);
+    uint4 *copy = reinterpret_cast<uint4 *>(space.q);
     const int lane = threadIdx.x & 31;
-    const InversePart of(args.matrices[matrix], D, gridDim.y, kv_head, 0, D);
-    for (int i = threadIdx.x >> 5; i < D; i += 2 * D / 32) {
-        Row<D> row;
-        row.each(lane, [&](float &x, int channel) {
-            x = channel < i ? 0.0f : of.number(channel, i) * of.units[channel];
-        });
-        rotate(row, args.rotation, lane);
-        row.each(lane, [&](float x, int channel) { rows[i * D + channel] = x; });
+    InversePart of(args.matrices[matrix], D, gridDim.y, kv_head, 0, D);
+    Row<D> units;
+    for (int i = threadIdx.x; i < NUMBERS; i += 2 * D)
+        copy[i] = of.groups[i];
+    units.each(lane, [&](float &x, int channel) { x = of.units[channel]; });
+    of.groups = copy;
+    __syncthreads();
+#pragma unroll 1
+    for (int first = (int)(threadIdx.x >> 5) * AT_ONCE; first < D; first += WARPS * AT_ONCE) {
+        Row<D> some[AT_ONCE];
+        unrolled_for (int n = 0; n < AT_ONCE; n++)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+                const int channel = lane + 32 * j;
+                some[n].x[j] =
+                    channel < first + n ? 0.0f : of.number(channel, first + n) * units.x[j];
+            }
+        rotate_rows(some, args.rotation, lane);
+        unrolled_for (int n = 0; n < AT_ONCE; n++)
+            some[n].each(lane,
+                         [&](float x, int channel) { rows[(first + n) * D + channel] = x; });
     }
     __syncthreads();
     load_matrix<D, D / 2>(key_transform, rows + threadIdx.x % D, threadIdx.x / D * (D / 2));

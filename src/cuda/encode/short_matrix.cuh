@@ -74,64 +74,33 @@ KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_t
     return row;
 }
 
-/* The number of a key's channel about its centre and divided by its scale; by all threads of a
- * block of D. x: room for D numbers. */
-KVANT_INLINE float short_number(const ShortRole &role, kvant_cuda_type type,
-                                const FewCenter &center, size_t row_at, int at, float *x, int d)
+/* Computes W ((x - c) / s) from the triangle of a compact form, with all threads of a block of D.
+ * The caller rotates the row. */
+template <int D>
+KVANT_INLINE Row<D> short_row_through_triangle(const ShortRole &role, kvant_cuda_type type,
+                                               const FewCenter &center, const KeyColumn<D> &column,
+                                               size_t row_at, int kv_head, bool &finite)
 {
-    float number = center.any
-                       ? center.about(static_cast<const float *>(role.rows) + row_at, x, d)
-                       : load_number(role.rows, row_at + threadIdx.x, type);
+    __shared__ float x[D], y[D];
+    __shared__ float4 scaled[D / 4]; /* numbers times the steps of their rows, in part order */
+    const int channel = column.channel(), at = kv_head * D + channel;
+    float number;
+    if (center.any) {
+        center.about(static_cast<const float *>(role.rows) + row_at, x, D);
+        number = x[channel];
+    } else
+        number = load_number(role.rows, row_at + channel, type);
     if (role.center)
         number = __fsub_rn(number, role.center[at]);
     if (role.scale)
         number = __fdiv_rn(number, role.scale[at]);
-    return number;
-}
-
-/* Computes W ((x - c) / s) from the triangle of a compact form, with all threads of a block of D.
- * The caller rotates the row. A thread sums up two columns of half of the triangle's rows: a byte
- * has the codes of both. */
-template <int D>
-KVANT_INLINE Row<D> short_row_through_triangle(const ShortRole &role, kvant_cuda_type type,
-                                               const FewCenter &center, size_t row_at, int kv_head,
-                                               bool &finite)
-{
-    constexpr int N = COMPACT_PART<D>, PAIRS = D / 2;
-    __shared__ Triangles<D> triangles;
-    /* in part order: numbers, times the steps of their rows, and sums */
-    __shared__ float x[D], scaled[D];
-    alignas(8) __shared__ float sums[2][D];
-    const int thread = threadIdx.x;
-    triangles.load(role.compact, kv_head, thread, D);
-    const float number = short_number(role, type, center, row_at, kv_head * D + thread, scaled, D);
+    reinterpret_cast<float *>(scaled)[threadIdx.x] = __fmul_rn(number, half_bits(column.step));
     finite = __syncthreads_and(is_finite(number));
-    const int own = position_of<D>(thread);
-    x[own] = number;
-    scaled[own] = __fmul_rn(number, half_bits(triangles.part(own / N)[own % N]));
+    y[channel] = fmaf(number, half_bits(column.diagonal), column.sum(scaled));
     __syncthreads();
-    const int pair = thread % PAIRS, half = thread / PAIRS, part = pair / (N / 2),
-              column = 2 * pair % N;
-    const uint8_t *codes =
-        reinterpret_cast<const uint8_t *>(triangles.part(part) + 2 * N) + column / 2;
-    float first = 0, second = 0;
-#pragma unroll 4
-    for (int row = (column & ~63) + 1 + half; row < N; row += 2)
-        if (row > column) {
-            const uint32_t byte = codes[row * row / 4];
-            const float s = scaled[part * N + row];
-            first = fmaf(code_number(byte), s, first);
-            second = fmaf(code_number(byte >> 4), s, second);
-        }
-    *reinterpret_cast<float2 *>(&sums[half][part * N + column]) = make_float2(first, second);
-    __syncthreads();
-    Row<D> y;
-    y.each(thread & 31, [&](float &to, int channel) {
-        const int at = position_of<D>(channel);
-        const float diagonal = half_bits(triangles.part(at / N)[N + at % N]);
-        to = fmaf(diagonal, x[at], __fadd_rn(sums[0][at], sums[1][at]));
-    });
-    return y;
+    Row<D> row;
+    row.each(threadIdx.x & 31, [&](float &to, int i) { to = y[i]; });
+    return row;
 }
 
 /* Four query heads of a kv head at a time go through a matrix, a channel a thread. */

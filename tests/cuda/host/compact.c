@@ -1,9 +1,15 @@
 /* compact.c - the compact form of matrices, and matrices made from it, on the mock device (host.h).
- * It keeps triangles alone and solves against them. */
+ * Its form has the triangles as a cache keeps them, and it solves against them. */
 #include <string.h>
 
 #include "../../../src/device/compact.h"
 #include "internal.h"
+
+static size_t triangle_halves(uint32_t head_dim)
+{
+    const uint32_t n = kvant_compact_part(head_dim);
+    return head_dim / n * kvant_compact_triangle(n);
+}
 
 kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void *compact,
                                        uint32_t head)
@@ -11,19 +17,18 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
     kvant_transform t = host_transform(codec, NULL, 0);
     t.key_transform = NULL;
     t.part = kvant_compact_part(t.head_dim);
-    t.triangles =
-        (const uint16_t *)compact + head * (kvant_compact_triangles(t.head_dim) / sizeof(uint16_t));
+    t.triangles = (const uint16_t *)compact + head * triangle_halves(t.head_dim);
     return t;
 }
 
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
-    if (!args->triangles || !args->compact || args->head_dim % 8)
+    if (!args->triangles || !args->compact || args->compact == args->triangles ||
+        args->head_dim % 8)
         return KVANT_ERR_ARGUMENT;
     ANSWER(compact, args, stream);
-    if (args->compact != args->triangles)
-        memcpy(args->compact, args->triangles,
-               args->n_kv_heads * kvant_compact_triangles(args->head_dim));
+    memcpy(args->compact, args->triangles,
+           args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
     return KVANT_OK;
 }
 
