@@ -279,8 +279,6 @@ static void end_join(kvp_gpu_cache *cache)
 {
     kvp_gpu_first_matrix_end(cache);
     kvp_gpu_batch_done(cache->gpu);
-    kvp_gpu_release(&cache->kept_queries.keys);
-    kvp_gpu_release(&cache->gpu->learning_room);
     cache->lesson.begun = false;
 }
 

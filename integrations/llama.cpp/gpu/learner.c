@@ -84,6 +84,23 @@ size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_
            (n_buckets + 1) * (size_t)n_kv_heads * head_dim * sizeof(float);
 }
 
+/* Working memory for all rows and queries of a lesson. Models have at most 16 query heads per kv
+ * head. */
+size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
+{
+    kvant_cuda_learn_args args = { .head_dim = head_dim,
+                                   .n_kv_heads = n_kv_heads,
+                                   .group = 16,
+                                   .n_rows = KVP_LEARN_ROWS,
+                                   .n_tokens = KVP_KEPT_BATCHES * KVP_KEPT_TOKENS };
+    uint32_t knows_rope;
+
+    if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) != KVANT_OK)
+        return 0;
+    args.n_transforms = n_buckets;
+    return kvant_cuda_learn_bytes(&args);
+}
+
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
 {
     if (cells->learner != NULL && !cells->learner->begun)

@@ -1,7 +1,7 @@
 /* queries.c - keeps queries of prompts, from which first key transforms are learned (learner.c).
  *
  * While the graph of a batch of 64 tokens or more runs, 64 of its queries are copied within GPU
- * memory, layer by layer. Threads fetch them. Graphs of few tokens are captured and copy none. */
+ * memory, layer by layer. Graphs of few tokens are captured and copy none. */
 #include "learner.h"
 
 #include <string.h>
@@ -106,4 +106,5 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache)
     for (uint32_t i = 0; i < KVP_KEPT_BATCHES; i++)
         kvp_gpu_release(&cache->kept_queries.batches[i]);
     kvp_gpu_release(&cache->kept_queries.keys);
+    kvp_gpu_release(&cache->gpu->learning_room);
 }

@@ -70,12 +70,15 @@ size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *setti
 }
 
 /* The exact pages of one layer as fp32 rows with their slots, while their rows get another
- * transform. */
-size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
+ * transform, and the working memory of learning. */
+size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings,
+                             uint32_t n_kv_heads, uint32_t n_positions)
 {
     const size_t row = shape->row * sizeof(float) + sizeof(int64_t);
 
     if (shape->role != KVANT_ROLE_K || !kvp_kv_learns(settings))
         return 0;
-    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row;
+    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row +
+           kvp_gpu_learning_bytes(shape->row / n_kv_heads, n_kv_heads,
+                                  (uint32_t)further_buckets(shape, n_positions) + 1);
 }
