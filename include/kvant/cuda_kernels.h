@@ -450,7 +450,7 @@ typedef struct kvant_cuda_expand_args {
     size_t size;                   /* set by the caller to sizeof(kvant_cuda_expand_args) */
     const kvant_cuda_codec *codec; /* its rotation is R; it has no matrix itself */
     uint32_t n_kv_heads;
-    const uint16_t *triangles;     /* device: of one transform */
+    const uint16_t *triangles;                    /* device: of one transform */
     float *key_transform, *inverse_key_transform; /* device: n_kv_heads x head_dim x head_dim */
     const float *center;                          /* device: n_kv_heads x head_dim; NULL: none */
     float *key_center;                            /* R W center, likewise */

@@ -110,8 +110,7 @@ static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_
         (double)kvp_gpu_transform_bytes(&shape, codecs, n_kv_heads, kvp_kv_n_positions(kv));
     size->bytes = (double)reserved + size->transforms;
     size->working = (double)kvp_gpu_plain_bytes(&shape, codecs, n_kv_heads);
-    size->room = (double)kvp_gpu_learning_room(&shape, kv->settings, n_kv_heads,
-                                               kvp_kv_n_positions(kv));
+    size->room = (double)kvp_gpu_learning_room(&shape, kv->settings);
     size->staging = (double)kvp_gpu_staging_room(&shape, kv->settings);
     return reserved != 0;
 }

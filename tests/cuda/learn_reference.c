@@ -87,10 +87,9 @@ static void solve(const call *c, uint32_t transform, uint32_t sub)
     float center[LEARN_MOST], start[LEARN_MOST], *sums = sums_of(c, sub);
     const learn_sums of = { (uint32_t *)room_at(c, c->room.counts) + 2 * sub, sums, sums + n,
                             sums + 2 * n, sums + 2 * n + n * n };
-    learn_space space = { .fast = work + 3 * matrix,
-                          .upper = work,
-                          .other = work + matrix,
-                          .third = work + 2 * matrix };
+    learn_space space = {
+        .fast = work + 3 * matrix, .upper = work, .other = work + matrix, .third = work + 2 * matrix
+    };
     learn_turns turns = { .pairs = args->pairs + sub % c->parts * (n / 2),
                           .n = (int)(n / 2),
                           .n_buckets = (int)args->spans[transform].n_buckets,

@@ -266,8 +266,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads);
-size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings,
-                             uint32_t n_kv_heads, uint32_t n_positions);
+size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape);
 size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 

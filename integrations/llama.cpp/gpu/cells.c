@@ -169,8 +169,8 @@ static bool upload(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, 
                    uint32_t bucket, const float *start, const float *mean, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells);
-    bool ok = kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
-              copy_in(to->at, host, n, stream);
+    bool ok =
+        kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
 
     if (ok && start != NULL)
         ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(*start),
@@ -236,7 +236,8 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
     args.inverse_key_transform = (float *)to->at + room;
     args.workspace = working->at;
     status = kvant_cuda_expand(&args, stream);
-    if (status == KVANT_ERR_UNSUPPORTED && args.workspace == NULL && /* shared memory is too small */
+    if (status == KVANT_ERR_UNSUPPORTED &&
+        args.workspace == NULL && /* shared memory is too small */
         kvp_gpu_grow(cells->gpu, working, (room + width) * sizeof(double), false)) {
         args.workspace = working->at;
         status = kvant_cuda_expand(&args, stream);

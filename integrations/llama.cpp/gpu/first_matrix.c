@@ -517,10 +517,9 @@ static bool lesson_of_batch(kvp_gpu_backend *b, const abi_tensor *node,
                  n = all < KVANT_LEARN_LESSON_ROWS ? all : KVANT_LEARN_LESSON_ROWS;
     kvp_gpu_step step = { 0 };
 
-    *lesson = (kvp_gpu_learner_input){ .n = n,
-                                       .rows = keys->data,
-                                       .type = KVANT_CUDA_F32,
-                                       .stride = keys->nb[1] / sizeof(float) };
+    *lesson = (kvp_gpu_learner_input){
+        .n = n, .rows = keys->data, .type = KVANT_CUDA_F32, .stride = keys->nb[1] / sizeof(float)
+    };
     if (!kvp_gpu_find_step(b->gpu, node->src[1]->data, b->positions, all, &step) ||
         step.positions == NULL)
         return true;

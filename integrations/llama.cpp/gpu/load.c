@@ -13,7 +13,7 @@
 
 #include "../host.h"
 
-#define MANY 512u          /* tokens of a prompt's batch */
+#define MANY 512u      /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
 
 /* The codecs and the memory of a layer's launches. */

@@ -103,7 +103,10 @@ void kvp_gpu_queries_forget(kvp_gpu_cache *cache)
 
 bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache)
 {
-    return cache->kept_queries.batches[0].at != NULL && !cache->lacks_key_transform &&
+    const bool any = cache->kept_queries.batches[0].at != NULL ||
+                     cache->kept_queries.keys.at != NULL || cache->gpu->learning_room.at != NULL;
+
+    return any && cache->learns_key_transform && !cache->lacks_key_transform &&
            !cache->lesson.begun && !cache->late.any;
 }
 

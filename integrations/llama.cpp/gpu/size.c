@@ -9,7 +9,7 @@
  */
 #include "gpu.h"
 
-/* The number of further position buckets for which a cache of this shape learns key transforms. A
+/* The number of further position buckets below n_positions for which a cache of this shape learns key transforms. A
  * cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first key transform
  * (first_matrix.c). */
 static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
@@ -40,7 +40,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
         numbers += 2 * KVP_MOST_BUCKETS * (size_t)shape->row +
                    further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform +
                    kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
-                                         (uint32_t)further_buckets(shape, n_positions) + 1) /
+                                         1 + (uint32_t)further_buckets(shape, n_positions)) /
                        sizeof(float);
     return numbers * sizeof(float);
 }
@@ -70,15 +70,14 @@ size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *setti
 }
 
 /* The exact pages of one layer as fp32 rows with their slots, while their rows get another
- * transform, and the working memory of learning. */
-size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings,
-                             uint32_t n_kv_heads, uint32_t n_positions)
+ * transform, and the working memory of learning: of heads of 128 channels, which need most of it. */
+size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const size_t row = shape->row * sizeof(float) + sizeof(int64_t);
 
     if (shape->role != KVANT_ROLE_K || !kvp_kv_learns(settings))
         return 0;
     return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row +
-           kvp_gpu_learning_bytes(shape->row / n_kv_heads, n_kv_heads,
-                                  (uint32_t)further_buckets(shape, n_positions) + 1);
+           kvp_gpu_learning_bytes(128, (shape->row + 127) / 128,
+                                  1 + (uint32_t)further_buckets(shape, shape->n_cells));
 }

@@ -58,7 +58,8 @@ __device__ static learn_input input_of(const LearnCall &call, uint32_t sub)
     return in;
 }
 
-__global__ void __launch_bounds__(PHASE_THREADS) phase_kernel(const __grid_constant__ LearnCall call)
+__global__ void __launch_bounds__(PHASE_THREADS)
+    phase_kernel(const __grid_constant__ LearnCall call)
 {
     const uint32_t pairs = call.args.head_dim / 2, i = blockIdx.x * PHASE_THREADS + threadIdx.x;
     if (i / pairs < call.args.n_rows + call.args.n_tokens)
@@ -66,7 +67,8 @@ __global__ void __launch_bounds__(PHASE_THREADS) phase_kernel(const __grid_const
                     reinterpret_cast<float *>(room_at(call, call.room.phases)) + 2 * (size_t)i);
 }
 
-__global__ void __launch_bounds__(TEAM_THREADS) choose_kernel(const __grid_constant__ LearnCall call)
+__global__ void __launch_bounds__(TEAM_THREADS)
+    choose_kernel(const __grid_constant__ LearnCall call)
 {
     __shared__ learn_choice_space space;
     const learn_input in = input_of(call, blockIdx.x);
@@ -142,10 +144,12 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     const kvant_cuda_learn_args &args = call.args;
     const uint32_t sub = blockIdx.x, n_subs = gridDim.x, transform = blockIdx.y, n = args.part;
     const size_t matrix = kvant_learn_matrix(n), at = (size_t)transform * n_subs + sub;
-    double *const work = reinterpret_cast<double *>(room_at(call, call.room.work)) + at * 4 * matrix;
+    double *const work =
+        reinterpret_cast<double *>(room_at(call, call.room.work)) + at * 4 * matrix;
     const learn_input in = input_of(call, sub);
     const float *const own = sums_of(call, sub);
-    const learn_sums sums = { reinterpret_cast<uint32_t *>(room_at(call, call.room.counts)) + 2 * sub,
+    const learn_sums sums = { reinterpret_cast<uint32_t *>(room_at(call, call.room.counts)) +
+                                  2 * sub,
                               own, own + n, own + 2 * n, own + 2 * n + (size_t)n * n };
     learn_space space = { shares ? dynamic : work + 3 * matrix, work, work + matrix,
                           work + 2 * matrix };
@@ -158,7 +162,8 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     learn_solve(&sums, &turns, args.center_span, args.head_dim, &space, (int)n,
                 args.triangles + at * LEARN_TRIANGLE(n), center, start,
                 reinterpret_cast<double *>(room_at(call, call.room.balance)) + 2 * at);
-    TEAM_EACH (i, 0, (int)n) {
+    TEAM_EACH(i, 0, (int)n)
+    {
         const size_t channel =
             in.kv_head * args.head_dim + learn_channel(&args, in.part, (uint32_t)i);
         args.centers[(size_t)transform * args.n_kv_heads * args.head_dim + channel] = center[i];
@@ -167,7 +172,8 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     }
 }
 
-__global__ void __launch_bounds__(TEAM_THREADS) balance_kernel(const __grid_constant__ LearnCall call)
+__global__ void __launch_bounds__(TEAM_THREADS)
+    balance_kernel(const __grid_constant__ LearnCall call)
 {
     const uint32_t parts = parts_of(call);
     const size_t at = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * parts;
@@ -218,10 +224,10 @@ static bool valid(const kvant_cuda_learn_args &args)
                        args.n_transforms <= KVANT_CUDA_LEARN_TRANSFORMS;
     const bool keys = (args.type == KVANT_CUDA_F32 || args.type == KVANT_CUDA_F16) && args.rows &&
                       args.n_rows > 0 && args.n_rows <= MOST_GRID;
-    const bool queries = args.n_tokens == 0 ||
-                         (args.group > 0 && args.group <= 1024 && args.batch_tokens > 0 &&
-                          args.n_tokens <= args.batch_tokens * KVANT_CUDA_LEARN_BATCHES &&
-                          args.n_tokens <= 4096);
+    const bool queries =
+        args.n_tokens == 0 ||
+        (args.group > 0 && args.group <= 1024 && args.batch_tokens > 0 &&
+         args.n_tokens <= args.batch_tokens * KVANT_CUDA_LEARN_BATCHES && args.n_tokens <= 4096);
     if (!shape || !keys || !queries || !args.triangles || !args.centers || !args.start ||
         !args.workspace || !aligned(args.workspace) || !valid_spans(args))
         return false;

@@ -5,7 +5,7 @@
 #include "triangle.h"
 
 #define LEARN_SAMPLE 64
-#define LEARN_MOST_LENGTH 16.0f       /* times the median squared length of the sample */
+#define LEARN_MOST_LENGTH 16.0f          /* times the median squared length of the sample */
 #define LEARN_SMALLEST_SCALE 0.00390625f /* of the largest scale */
 #define LEARN_TOO_LARGE 9.2e18f
 
@@ -44,9 +44,9 @@ TEAM_FN float learn_query(const learn_input *in, int query, uint32_t channel)
     const kvant_cuda_learn_args *args = in->args;
     const uint32_t token = (uint32_t)query / args->group,
                    head = in->kv_head * args->group + (uint32_t)query % args->group;
-    return args->queries[token / args->batch_tokens]
-                        [token % args->batch_tokens * args->query_stride +
-                         (size_t)head * args->head_dim + channel];
+    return args
+        ->queries[token / args->batch_tokens][token % args->batch_tokens * args->query_stride +
+                                              (size_t)head * args->head_dim + channel];
 }
 
 TEAM_FN kvant_cuda_rope_pair learn_pair_at(const learn_input *in, int i)
@@ -95,8 +95,8 @@ TEAM_FN void learn_phase(const kvant_cuda_learn_args *args, int entry, int pair,
     const bool is_key = entry < (int)args->n_rows;
     const int32_t *positions = is_key ? args->positions : args->query_positions;
     const int32_t position = positions ? positions[is_key ? entry : entry - (int)args->n_rows] : 0;
-    const learn_complex z = learn_unit(position > 0 ? (double)position * args->pairs[pair].frequency
-                                                    : 0);
+    const learn_complex z =
+        learn_unit(position > 0 ? (double)position * args->pairs[pair].frequency : 0);
     phase[0] = (float)z.re;
     phase[1] = (float)z.im;
 }
@@ -125,7 +125,8 @@ TEAM_FN void learn_find_scales(const learn_input *in, learn_choice_space *s)
 {
     const kvant_cuda_learn_args *args = in->args;
     const int n = learn_n_sampled(args);
-    TEAM_EACH (i, 0, (int)args->part / 2) {
+    TEAM_EACH(i, 0, (int)args->part / 2)
+    {
         const kvant_cuda_rope_pair p = learn_pair_at(in, i);
         float first = 0, second = 0, most_first = 0, most_second = 0, all = 0;
         for (int k = 0; k < n; k++) {
@@ -188,7 +189,8 @@ TEAM_FN float learn_limit(float *lengths, int n)
 
 TEAM_FN void learn_count(const uint8_t *flags, int n, learn_choice_space *s, uint32_t *count)
 {
-    TEAM_EACH (i, 0, LEARN_SAMPLE) {
+    TEAM_EACH(i, 0, LEARN_SAMPLE)
+    {
         uint32_t counted = 0;
         for (int k = i; k < n; k += LEARN_SAMPLE)
             counted += flags[k];
@@ -212,26 +214,27 @@ TEAM_APART void learn_choose(const learn_input *in, learn_choice_space *s, float
     const int n_rows = (int)args->n_rows, n_queries = learn_n_queries(args),
               n_sampled = learn_n_sampled(args);
     float least = 0;
-    TEAM_EACH (i, 0, n_rows + n_queries)
-        in->counts[i] = learn_is_usable(in, i < n_rows, i < n_rows ? i : i - n_rows);
+    TEAM_EACH(i, 0, n_rows + n_queries)
+    in->counts[i] = learn_is_usable(in, i < n_rows, i < n_rows ? i : i - n_rows);
     TEAM_SYNC();
     learn_find_scales(in, s);
     TEAM_SYNC();
     for (int i = 0; i < (int)args->part; i++)
         least = fmaxf(least, s->scale[i]);
     least = least > 0 ? least * LEARN_SMALLEST_SCALE : 1;
-    TEAM_EACH (i, 0, n_sampled) {
+    TEAM_EACH(i, 0, n_sampled)
+    {
         const int row = learn_sampled(args, i);
         s->lengths[i] = in->counts[row] ? learn_length(in, s, row, least) : -1;
     }
-    TEAM_EACH (i, 0, (int)args->part)
-        origin[i] = s->origin[i];
+    TEAM_EACH(i, 0, (int)args->part)
+    origin[i] = s->origin[i];
     TEAM_SYNC();
     if (TEAM_IS_FIRST)
         s->most = learn_limit(s->lengths, n_sampled);
     TEAM_SYNC();
-    TEAM_EACH (i, 0, n_rows)
-        in->counts[i] = in->counts[i] && learn_length(in, s, i, least) <= s->most;
+    TEAM_EACH(i, 0, n_rows)
+    in->counts[i] = in->counts[i] && learn_length(in, s, i, least) <= s->most;
     TEAM_SYNC();
     learn_count(in->counts, n_rows, s, &counts[0]);
     learn_count(in->counts + n_rows, n_queries, s, &counts[1]);

@@ -10,8 +10,7 @@
 kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream stream)
 {
     if (!args->rows || !args->workspace || !args->triangles || !args->centers || !args->start ||
-        (uintptr_t)args->workspace % 16 ||
-        args->workspace_bytes < kvant_cuda_learn_bytes(args))
+        (uintptr_t)args->workspace % 16 || args->workspace_bytes < kvant_cuda_learn_bytes(args))
         return KVANT_ERR_ARGUMENT;
     ANSWER(learn, args, stream);
     learn_reference(args);
@@ -63,8 +62,8 @@ static void expand(const kvant_cuda_expand_args *args)
         const size_t size = (size_t)d * d;
         float *forward = args->key_transform + head * size;
         for (uint32_t part = 0; part < d / n; part++)
-            expand_part(&rotation, args->triangles + (head * (d / n) + part) * LEARN_TRIANGLE(n),
-                        n, part, forward, args->inverse_key_transform + head * size);
+            expand_part(&rotation, args->triangles + (head * (d / n) + part) * LEARN_TRIANGLE(n), n,
+                        part, forward, args->inverse_key_transform + head * size);
         for (uint32_t j = 0; j < d && args->center; j++) {
             double all = 0;
             for (uint32_t i = 0; i < d; i++)
