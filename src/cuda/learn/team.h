@@ -65,6 +65,27 @@ TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
 #endif
 }
 
+/* The sum of a[i], likewise. */
+TEAM_FN double line_sum(const double *a, int first, int end)
+{
+#ifdef __CUDACC__
+    double sum = 0;
+    TEAM_LANES (i, first, end)
+        sum += a[i];
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, width);
+    return sum;
+#else
+    double sum[TEAM_WIDTH] = { 0 };
+    for (int i = first; i < end; i++)
+        sum[(i - first) % TEAM_WIDTH] += a[i];
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            sum[i] += sum[i + width];
+    return sum[0];
+#endif
+}
+
 /* The largest magnitude of a line's numbers factor a[i * stride], rounded to binary32. */
 TEAM_FN float line_largest(const double *a, size_t stride, int end, double factor)
 {
