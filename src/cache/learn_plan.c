@@ -34,10 +34,10 @@ static bool find_pairs(const kvant_rope *rope, kvant_cuda_learn_args *args)
     for (uint32_t part = 0; part < parts && whole; part++)
         whole = kvant_rope_part_pairs(rope, args->head_dim, n, part, pairs + part * (n / 2));
     for (uint32_t i = 0; i < args->head_dim / 2; i++)
-        args->pairs[i] = whole ? (kvant_cuda_rope_pair){ pairs[i].first, pairs[i].second,
-                                                         pairs[i].frequency }
-                               : (kvant_cuda_rope_pair){ (uint16_t)(i % (n / 2)),
-                                                         (uint16_t)(i % (n / 2) + n / 2), 0 };
+        args->pairs[i] =
+            whole ? (kvant_cuda_rope_pair){ pairs[i].first, pairs[i].second, pairs[i].frequency }
+                  : (kvant_cuda_rope_pair){ (uint16_t)(i % (n / 2)),
+                                            (uint16_t)(i % (n / 2) + n / 2), 0 };
     return whole;
 }
 

@@ -279,8 +279,6 @@ static void end_join(kvp_gpu_cache *cache)
 {
     kvp_gpu_first_matrix_end(cache);
     kvp_gpu_batch_done(cache->gpu);
-    kvp_gpu_release(&cache->kept_queries.keys);
-    kvp_gpu_release(&cache->gpu->learning_room);
     cache->lesson.begun = false;
 }
 
@@ -519,10 +517,9 @@ static bool lesson_of_batch(kvp_gpu_backend *b, const abi_tensor *node,
                  n = all < KVANT_LEARN_LESSON_ROWS ? all : KVANT_LEARN_LESSON_ROWS;
     kvp_gpu_step step = { 0 };
 
-    *lesson = (kvp_gpu_learner_input){ .n = n,
-                                       .rows = keys->data,
-                                       .type = KVANT_CUDA_F32,
-                                       .stride = keys->nb[1] / sizeof(float) };
+    *lesson = (kvp_gpu_learner_input){
+        .n = n, .rows = keys->data, .type = KVANT_CUDA_F32, .stride = keys->nb[1] / sizeof(float)
+    };
     if (!kvp_gpu_find_step(b->gpu, node->src[1]->data, b->positions, all, &step) ||
         step.positions == NULL)
         return true;

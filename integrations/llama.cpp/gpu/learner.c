@@ -41,14 +41,19 @@ static float *center_of(const kvp_gpu_cells *cells, uint32_t bucket)
            bucket * kvp_gpu_width(cells);
 }
 
-/* How many position buckets the cells of a sequence reach, with the first one. */
+/* How many position buckets the positions of a sequence reach, with the first one. A small cache
+ * ends learning with the first one. */
 static uint32_t count_buckets(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_cache *cache = cells->cache;
     const size_t all = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS;
-    uint32_t n = 1;
+    uint32_t n = 1, n_positions = 0;
 
-    while (n < KVP_PLAIN && (size_t)kvant_lesson_bucket_at(n).first < all)
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        if (cache->tensors[i]->cells == cells)
+            n_positions = kvp_kv_n_positions(cache->tensors[i]);
+    while (all > KVANT_LESSON_FIRST_BUCKET && n < KVP_PLAIN &&
+           (uint32_t)kvant_lesson_bucket_at(n).first < n_positions)
         n++;
     return n;
 }
@@ -82,6 +87,23 @@ size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_
 
     return sizeof(learned_lists) + (halves + 7) / 8 * 8 * sizeof(uint16_t) +
            (n_buckets + 1) * (size_t)n_kv_heads * head_dim * sizeof(float);
+}
+
+/* Working memory for all rows and queries of a lesson. Models have at most 16 query heads per kv
+ * head. */
+size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
+{
+    kvant_cuda_learn_args args = { .head_dim = head_dim,
+                                   .n_kv_heads = n_kv_heads,
+                                   .group = 16,
+                                   .n_rows = KVP_LEARN_ROWS,
+                                   .n_tokens = KVP_KEPT_BATCHES * KVP_KEPT_TOKENS };
+    uint32_t knows_rope;
+
+    if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) != KVANT_OK)
+        return 0;
+    args.n_transforms = n_buckets;
+    return kvant_cuda_learn_bytes(&args);
 }
 
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
@@ -142,7 +164,7 @@ static uint32_t list_rows(const kvp_gpu_cells *cells, const kvp_gpu_learner_inpu
                  step = (lesson->n + KVP_LEARN_ROWS - 1) / KVP_LEARN_ROWS;
     uint32_t n = 0;
 
-    for (size_t i = 0; i < lesson->n; i += step > least ? step : least) {
+    for (size_t i = 0; i<lesson->n; i += step> least ? step : least) {
         const int32_t position =
             lesson->positions != NULL ? lesson->positions[i] : (int32_t)(KVANT_PAGE_TOKENS + i);
         if (position >= 0 && position < (int32_t)cells->cache->sink_tokens)
@@ -157,8 +179,8 @@ static void list_queries(const kvp_gpu_learner_input *lesson, learned_lists *lis
 {
     for (uint32_t i = 0; i < lesson->n_batches * KVP_KEPT_TOKENS; i++) {
         const uint32_t first = i / KVP_KEPT_TOKENS * KVP_KEPT_TOKENS;
-        lists->queries[i] = lesson->query_positions[first] >= 0 ? lesson->query_positions[i]
-                                                                : (int32_t)(i - first);
+        lists->queries[i] =
+            lesson->query_positions[first] >= 0 ? lesson->query_positions[i] : (int32_t)(i - first);
     }
 }
 
@@ -264,12 +286,11 @@ static bool note_made(const kvp_gpu_cells *cells)
 
 bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket)
 {
-    const bool ok =
-        (bucket == 0 && cells->learner->brought) ||
-        (follow(cells) && bring(cells, bucket) && note_made(cells));
+    const bool ok = (bucket == 0 && cells->learner->brought) ||
+                    (follow(cells) && bring(cells, bucket) && note_made(cells));
 
-    return ok && kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, cells->learner->made, 0),
-                           "learning");
+    return ok &&
+           kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, cells->learner->made, 0), "learning");
 }
 
 /* Learning */

@@ -13,7 +13,7 @@
 
 #include "../host.h"
 
-#define MANY 512u          /* tokens of a prompt's batch */
+#define MANY 512u      /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
 
 /* The codecs and the memory of a layer's launches. */
@@ -272,6 +272,47 @@ static void fill_marked(const layer *l)
 }
 
 /* A launch that the library refuses is one that this layer never has. */
+/* Learns from numbers that are never computed. */
+static void learn(const layer *l)
+{
+    kvant_cuda_learn_args args = { .size = sizeof(args),
+                                   .head_dim = l->k->head_dim,
+                                   .n_kv_heads = l->k->n_kv_heads,
+                                   .group = 1,
+                                   .type = KVANT_CUDA_F16,
+                                   .n_rows = 1,
+                                   .n_tokens = 1,
+                                   .batch_tokens = 1,
+                                   .rows = l->any,
+                                   .token_stride = kvp_gpu_width(l->k),
+                                   .head_stride = l->k->head_dim,
+                                   .queries = { l->any },
+                                   .query_stride = kvp_gpu_width(l->k),
+                                   .triangles = l->any,
+                                   .centers = l->any,
+                                   .start = l->any,
+                                   .workspace = l->any };
+    const kvant_cuda_compact_args compact = { .size = sizeof(compact),
+                                              .head_dim = l->k->head_dim,
+                                              .n_kv_heads = l->k->n_kv_heads,
+                                              .triangles = l->any,
+                                              .compact = (char *)l->any + 16 };
+    const kvant_cuda_expand_args expand = { .size = sizeof(expand),
+                                            .codec = l->k->codecs[0],
+                                            .n_kv_heads = l->k->n_kv_heads,
+                                            .compact = l->any,
+                                            .center = l->any,
+                                            .key_center = l->any };
+    uint32_t knows_rope;
+
+    if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) == KVANT_OK) {
+        args.workspace_bytes = kvant_cuda_learn_bytes(&args);
+        kvant_cuda_learn(&args, l->stream);
+        kvant_cuda_compact(&compact, l->stream);
+        kvant_cuda_expand(&expand, l->stream);
+    }
+}
+
 static void launch_all(const layer *l)
 {
     const kvant_cuda_kernel_query_args queries = query_args(l, MANY);
@@ -295,6 +336,8 @@ static void launch_all(const layer *l)
         attend(l, 1, further);
         attend(l, MANY, further);
     }
+    if (l->has_block_centers)
+        learn(l);
     fill_marked(l);
 }
 

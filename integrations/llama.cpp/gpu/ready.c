@@ -1,10 +1,10 @@
 /* ready.c - prepares a hand-over before the room is full (in_place.h).
  *
- * Threads learn key transforms from the first rows, and from queries if prompts had some. A
- * prompt's graph begins the thread of a layer as soon as the layer's keys are enqueued. Then the
- * transforms come in force, a layer per step of few tokens, and threads learn the transforms of
- * further position buckets. Each stage begins when the room holds a fixed row count, so results do
- * not depend on time. The file hand_over.c stores the rows. */
+ * The GPU learns key transforms from the first rows, and from queries if prompts had some. A
+ * prompt's graph begins with a layer as soon as the layer's keys are enqueued. Then the transforms
+ * come in force, a layer per step of few tokens, and those of further position buckets follow. Each
+ * stage begins when the room holds a fixed row count, so results do not depend on time. The file
+ * hand_over.c stores the rows. */
 #include "in_place.h"
 #include "learner.h"
 
@@ -161,8 +161,6 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
             kvp_note("%s: all transforms are learned, %zu cells are f16 in place", cache->gpu->name,
                      n);
     }
-    if (short_step && lesson->n_ready == cache->n_tensors)
-        kvp_gpu_release(&cache->gpu->learning_room); /* the GPU is idle, so nobody waits */
     if (lesson->n_ready < cache->n_tensors || !cache->learns_key_transform ||
         !kvant_lesson_in_place_goes_on(lesson, room, n, short_step))
         return;

@@ -9,7 +9,7 @@
  */
 #include "gpu.h"
 
-/* The number of further position buckets for which a cache of this shape learns key transforms. A
+/* The number of further position buckets below n_positions for which a cache of this shape learns key transforms. A
  * cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first key transform
  * (first_matrix.c). */
 static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
@@ -45,6 +45,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     return bytes;
 }
 
+/* The matrices of a layer that append and decode, or the two of KVP_PLAIN. */
 size_t kvp_gpu_expanded_bytes(uint32_t n_kv_heads, uint32_t head_dim)
 {
     return 2 * (size_t)n_kv_heads * head_dim * head_dim * sizeof(float);
@@ -75,12 +76,14 @@ size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *setti
 }
 
 /* The exact pages of one layer as fp32 rows with their slots, while their rows get another
- * transform. */
+ * transform, and the working memory of learning: of heads of 128 channels, which need most of it. */
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const size_t row = shape->row * sizeof(float) + sizeof(int64_t);
 
     if (shape->role != KVANT_ROLE_K || !kvp_kv_learns(settings))
         return 0;
-    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row;
+    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row +
+           kvp_gpu_learning_bytes(128, (shape->row + 127) / 128,
+                                  1 + (uint32_t)further_buckets(shape, shape->n_cells));
 }

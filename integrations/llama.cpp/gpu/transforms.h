@@ -162,10 +162,12 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
- * that were kept of a layer. */
+ * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries may be
+ * freed when no work is left on the GPU. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_learner_input *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
+bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
 /* Whether this many bytes are less than a quarter of the free memory. The rest is left to other
@@ -174,11 +176,13 @@ bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
  * `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys with a matrix, whatever its
- * numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer keeps of n transforms. */
+ * numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer keeps of n transforms;
+ * `kvp_gpu_learning_bytes`: working memory of all layers while they are made. */
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
 void kvp_gpu_learner_free(kvp_gpu_cells *cells);
 bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
 size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
+size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 
 /* cells.c. The matrices of a transform, of which one form is there: the compact one, or weights and
  * inverse weights. If its position bucket has none, the last bucket before it that has matrices
@@ -252,11 +256,10 @@ bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
 
 /* buckets.c. The lock is held. `kvp_gpu_buckets_prepare_next` comes before rows at positions up to
- * `last` are stored. It puts the key transform that threads have learned in force. It also lets
- * threads begin with the next position bucket. With `hurries`, a prompt will wait for it soon.
- * `kvp_gpu_buckets_begin_late` lets threads begin after a graph in which first transforms came in
- * force. `kvp_gpu_buckets_begin_layer` lets the thread of a layer begin within such a graph, once
- * the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have all
+ * `last` are stored. It puts a requested key transform in force, and requests that of the next
+ * position bucket. `kvp_gpu_buckets_begin_late` requests one after a graph in which first
+ * transforms came in force. `kvp_gpu_buckets_begin_layer` does so for a layer within such a graph,
+ * once the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have all
  * become unused. */
 void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);

@@ -15,13 +15,10 @@
 namespace kvant
 {
 
-constexpr int TILE = 64, SUM_THREADS = 256, SUM_VECTORS = 16, PHASE_THREADS = 256;
+constexpr int TILE = 64, SUM_THREADS = 256, SUM_VECTORS = 32, PHASE_THREADS = 256,
+              VECTOR_THREADS = 128;
+static_assert(LEARN_SLICE == KVANT_LEARN_SLICE, "one size of slices");
 constexpr uint32_t MOST_GRID = 65535;
-
-struct LearnRoom {
-    kvant_learn_room at;
-    char *base;
-};
 
 /* The arguments of all kernels. */
 struct LearnCall {
@@ -40,25 +37,36 @@ __device__ static uint32_t parts_of(const LearnCall &call)
     return call.args.head_dim / call.args.part;
 }
 
-__device__ static float *sums_of(const LearnCall &call, uint32_t sub)
-{
-    return reinterpret_cast<float *>(room_at(call, call.room.sums)) +
-           sub * kvant_learn_sums(call.args.part);
-}
-
 __device__ static learn_input input_of(const LearnCall &call, uint32_t sub)
 {
+    const size_t vectors = kvant_learn_vectors(&call.args);
     learn_input in;
     in.args = &call.args;
     in.kv_head = sub / parts_of(call);
     in.part = sub % parts_of(call);
     in.phases = reinterpret_cast<const float *>(room_at(call, call.room.phases));
-    in.counts = reinterpret_cast<uint8_t *>(room_at(call, call.room.flags)) +
-                sub * kvant_learn_vectors(&call.args);
+    in.counts = reinterpret_cast<uint8_t *>(room_at(call, call.room.flags)) + sub * vectors;
+    in.vectors = reinterpret_cast<float *>(room_at(call, call.room.work)) +
+                 sub * vectors * call.args.part;
     return in;
 }
 
-__global__ void __launch_bounds__(PHASE_THREADS) phase_kernel(const __grid_constant__ LearnCall call)
+__device__ static learn_rule rule_of(const LearnCall &call, uint32_t sub)
+{
+    float *at = reinterpret_cast<float *>(room_at(call, call.room.rules)) +
+                sub * kvant_learn_rule(call.args.part);
+    const learn_rule rule = { at, at + call.args.part, at + 2 * call.args.part };
+    return rule;
+}
+
+__device__ static float *sums_of(const LearnCall &call, uint32_t sub)
+{
+    return reinterpret_cast<float *>(room_at(call, call.room.sums)) +
+           sub * kvant_learn_sums(&call.args);
+}
+
+__global__ void __launch_bounds__(PHASE_THREADS)
+    phase_kernel(const __grid_constant__ LearnCall call)
 {
     const uint32_t pairs = call.args.head_dim / 2, i = blockIdx.x * PHASE_THREADS + threadIdx.x;
     if (i / pairs < call.args.n_rows + call.args.n_tokens)
@@ -66,71 +74,68 @@ __global__ void __launch_bounds__(PHASE_THREADS) phase_kernel(const __grid_const
                     reinterpret_cast<float *>(room_at(call, call.room.phases)) + 2 * (size_t)i);
 }
 
-__global__ void __launch_bounds__(TEAM_THREADS) choose_kernel(const __grid_constant__ LearnCall call)
+__global__ void __launch_bounds__(TEAM_THREADS) rule_kernel(const __grid_constant__ LearnCall call)
 {
-    __shared__ learn_choice_space space;
+    __shared__ learn_sample sample;
     const learn_input in = input_of(call, blockIdx.x);
-    learn_choose(&in, &space, sums_of(call, blockIdx.x),
-                 reinterpret_cast<uint32_t *>(room_at(call, call.room.counts)) + 2 * blockIdx.x);
+    learn_make_rule(&in, &sample, rule_of(call, blockIdx.x));
 }
 
-/* A block adds the products of a tile of 64 x 64 channels, of all keys or of all queries of a
- * sub-head, vector after vector. The block of the first tile of keys also adds the keys. */
+/* A line per vector. */
+__global__ void __launch_bounds__(VECTOR_THREADS)
+    vector_kernel(const __grid_constant__ LearnCall call)
+{
+    const learn_input in = input_of(call, blockIdx.y);
+    const uint32_t i = (blockIdx.x * VECTOR_THREADS + threadIdx.x) / TEAM_WIDTH;
+    if (i < kvant_learn_vectors(&call.args))
+        learn_make_vector(&in, (int)i, rule_of(call, blockIdx.y));
+}
+
+/* A block adds the products of a slice of vectors in a tile of 64 x 64 channels, vector after
+ * vector. The block of the first tile of keys also adds the keys. */
 __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ LearnCall call)
 {
-    __shared__ float z[SUM_VECTORS][LEARN_MOST + 4];
-    const learn_input in = input_of(call, blockIdx.y);
-    const int n = (int)call.args.part, n_pairs = n / 2, tile = (int)blockIdx.x,
-              first_row = tile > 0 ? TILE : 0, first_column = tile > 1 ? TILE : 0,
-              row = first_row + (int)threadIdx.x / 16 * 4,
-              column = first_column + (int)threadIdx.x % 16 * 4;
-    const bool is_key = blockIdx.z == 0;
-    const int n_vectors = is_key ? (int)call.args.n_rows : learn_n_queries(&call.args);
-    float *const sums = sums_of(call, blockIdx.y), *const origin = sums, *const key = sums + n,
-                 *const out = sums + 2 * n + (is_key ? 0 : n * n);
+    __shared__ alignas(16) float z[SUM_VECTORS][LEARN_MOST + 4];
+    const learn_input in = input_of(call, blockIdx.z);
+    const uint32_t key_slices = kvant_learn_key_slices(&call.args);
+    const int n = (int)call.args.part, tile = (int)blockIdx.x, slice = (int)blockIdx.y,
+              row = (tile > 0 ? TILE : 0) + (int)threadIdx.x / 16 * 4,
+              column = (tile > 1 ? TILE : 0) + (int)threadIdx.x % 16 * 4;
+    const bool is_key = slice < (int)key_slices;
+    const int own = is_key ? slice : slice - (int)key_slices,
+              all = is_key ? (int)call.args.n_rows : learn_n_queries(&call.args),
+              left = all - own * LEARN_SLICE, n_vectors = left < LEARN_SLICE ? left : LEARN_SLICE;
+    const float *vectors =
+        in.vectors + ((is_key ? 0 : call.args.n_rows) + (size_t)own * LEARN_SLICE) * n;
+    float *const sums = sums_of(call, blockIdx.z),
+                 *const out = sums + (size_t)key_slices * n + (size_t)slice * n * n;
     float sum[4][4] = {}, total = 0;
+    for (int i = (int)threadIdx.x; i < SUM_VECTORS * (LEARN_MOST + 4); i += SUM_THREADS)
+        z[i / (LEARN_MOST + 4)][i % (LEARN_MOST + 4)] = 0;
     for (int first = 0; first < n_vectors; first += SUM_VECTORS) {
+        const int some = n_vectors - first < SUM_VECTORS ? n_vectors - first : SUM_VECTORS;
         __syncthreads();
-        for (int i = (int)threadIdx.x; i < SUM_VECTORS * n_pairs; i += SUM_THREADS) {
-            const int vector = i / n_pairs, pair = i % n_pairs;
-            const kvant_cuda_rope_pair p = learn_pair_at(&in, pair);
-            learn_two x = { 0, 0 };
-            if (first + vector < n_vectors)
-                x = learn_addend(&in, is_key, first + vector, pair, origin);
-            z[vector][p.first] = x.first;
-            z[vector][p.second] = x.second;
-        }
+        for (int i = (int)threadIdx.x / 32; i < some; i += SUM_THREADS / 32)
+            for (int j = (int)threadIdx.x % 32; j < n; j += 32)
+                z[i][j] = vectors[(size_t)(first + i) * n + j];
         __syncthreads();
-        for (int vector = 0; vector < SUM_VECTORS; vector++) {
-            float a[4], b[4];
-            for (int i = 0; i < 4; i++) {
-                a[i] = row + i < n ? z[vector][row + i] : 0;
-                b[i] = column + i < n ? z[vector][column + i] : 0;
-            }
+#pragma unroll 4
+        for (int vector = 0; vector < some; vector++) {
+            const float4 a = *reinterpret_cast<const float4 *>(&z[vector][row]),
+                         b = *reinterpret_cast<const float4 *>(&z[vector][column]);
+            const float rows[4] = { a.x, a.y, a.z, a.w }, columns[4] = { b.x, b.y, b.z, b.w };
             for (int i = 0; i < 4; i++)
                 for (int j = 0; j < 4; j++)
-                    sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+                    sum[i][j] = fmaf(rows[i], columns[j], sum[i][j]);
             total += (int)threadIdx.x < n ? z[vector][threadIdx.x] : 0;
         }
     }
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++)
-            if (row + i < n && column + j < n && column + j <= row + i)
+            if (row + i < n && column + j <= row + i)
                 out[(row + i) * n + column + j] = sum[i][j];
     if (is_key && tile == 0 && (int)threadIdx.x < n)
-        key[threadIdx.x] = total;
-}
-
-/* Without queries all directions of queries count alike. */
-__global__ void __launch_bounds__(SUM_THREADS) assume_kernel(const __grid_constant__ LearnCall call)
-{
-    const int n = (int)call.args.part;
-    float *const queries = sums_of(call, blockIdx.x) + 2 * n + n * n;
-    for (int i = (int)threadIdx.x; i < n * n; i += SUM_THREADS)
-        queries[i] = i / n == i % n ? KVANT_CUDA_LEARN_LEAST : 0.0f;
-    if (threadIdx.x == 0)
-        reinterpret_cast<uint32_t *>(room_at(call, call.room.counts))[2 * blockIdx.x + 1] =
-            KVANT_CUDA_LEARN_LEAST;
+        sums[slice * n + threadIdx.x] = total;
 }
 
 __global__ void __launch_bounds__(TEAM_THREADS, 1)
@@ -142,11 +147,20 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     const kvant_cuda_learn_args &args = call.args;
     const uint32_t sub = blockIdx.x, n_subs = gridDim.x, transform = blockIdx.y, n = args.part;
     const size_t matrix = kvant_learn_matrix(n), at = (size_t)transform * n_subs + sub;
-    double *const work = reinterpret_cast<double *>(room_at(call, call.room.work)) + at * 4 * matrix;
+    double *const work =
+        reinterpret_cast<double *>(room_at(call, call.room.work)) + at * 4 * matrix;
     const learn_input in = input_of(call, sub);
+    const int key_slices = (int)kvant_learn_key_slices(&args);
     const float *const own = sums_of(call, sub);
-    const learn_sums sums = { reinterpret_cast<uint32_t *>(room_at(call, call.room.counts)) + 2 * sub,
-                              own, own + n, own + 2 * n, own + 2 * n + (size_t)n * n };
+    const learn_sums sums = { in.counts,
+                              (int)args.n_rows,
+                              learn_n_queries(&args),
+                              key_slices,
+                              (int)kvant_learn_query_slices(&args),
+                              rule_of(call, sub).origin,
+                              own,
+                              own + (size_t)key_slices * n,
+                              own + (size_t)key_slices * n * (n + 1) };
     learn_space space = { shares ? dynamic : work + 3 * matrix, work, work + matrix,
                           work + 2 * matrix };
     learn_turns turns = {};
@@ -158,7 +172,8 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     learn_solve(&sums, &turns, args.center_span, args.head_dim, &space, (int)n,
                 args.triangles + at * LEARN_TRIANGLE(n), center, start,
                 reinterpret_cast<double *>(room_at(call, call.room.balance)) + 2 * at);
-    TEAM_EACH (i, 0, (int)n) {
+    TEAM_EACH(i, 0, (int)n)
+    {
         const size_t channel =
             in.kv_head * args.head_dim + learn_channel(&args, in.part, (uint32_t)i);
         args.centers[(size_t)transform * args.n_kv_heads * args.head_dim + channel] = center[i];
@@ -167,7 +182,8 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     }
 }
 
-__global__ void __launch_bounds__(TEAM_THREADS) balance_kernel(const __grid_constant__ LearnCall call)
+__global__ void __launch_bounds__(TEAM_THREADS)
+    balance_kernel(const __grid_constant__ LearnCall call)
 {
     const uint32_t parts = parts_of(call);
     const size_t at = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * parts;
@@ -218,10 +234,10 @@ static bool valid(const kvant_cuda_learn_args &args)
                        args.n_transforms <= KVANT_CUDA_LEARN_TRANSFORMS;
     const bool keys = (args.type == KVANT_CUDA_F32 || args.type == KVANT_CUDA_F16) && args.rows &&
                       args.n_rows > 0 && args.n_rows <= MOST_GRID;
-    const bool queries = args.n_tokens == 0 ||
-                         (args.group > 0 && args.group <= 1024 && args.batch_tokens > 0 &&
-                          args.n_tokens <= args.batch_tokens * KVANT_CUDA_LEARN_BATCHES &&
-                          args.n_tokens <= 4096);
+    const bool queries =
+        args.n_tokens == 0 ||
+        (args.group > 0 && args.group <= 1024 && args.batch_tokens > 0 &&
+         args.n_tokens <= args.batch_tokens * KVANT_CUDA_LEARN_BATCHES && args.n_tokens <= 4096);
     if (!shape || !keys || !queries || !args.triangles || !args.centers || !args.start ||
         !args.workspace || !aligned(args.workspace) || !valid_spans(args))
         return false;
@@ -245,17 +261,19 @@ kvant_status kvant_cuda_table_learn(const kvant_cuda_learn_args *args, kvant_cud
     const cudaStream_t at = static_cast<cudaStream_t>(stream);
     const uint32_t subs = args->n_kv_heads * (args->head_dim / args->part),
                    entries = (args->n_rows + args->n_tokens) * (args->head_dim / 2),
-                   tiles = args->part > TILE ? 3 : 1;
+                   lines = VECTOR_THREADS / TEAM_WIDTH, tiles = args->part > TILE ? 3 : 1,
+                   slices = kvant_learn_key_slices(args) + kvant_learn_query_slices(args),
+                   vectors = (uint32_t)kvant_learn_vectors(args);
     kvant_status status =
         launch((const void *)phase_kernel, dim3((entries + PHASE_THREADS - 1) / PHASE_THREADS),
                PHASE_THREADS, call, at);
     if (status == KVANT_OK)
-        status = launch((const void *)choose_kernel, dim3(subs), TEAM_THREADS, call, at);
+        status = launch((const void *)rule_kernel, dim3(subs), TEAM_THREADS, call, at);
     if (status == KVANT_OK)
-        status = launch((const void *)sum_kernel, dim3(tiles, subs, args->n_tokens > 0 ? 2 : 1),
-                        SUM_THREADS, call, at);
-    if (status == KVANT_OK && args->n_tokens == 0)
-        status = launch((const void *)assume_kernel, dim3(subs), SUM_THREADS, call, at);
+        status = launch((const void *)vector_kernel, dim3((vectors + lines - 1) / lines, subs),
+                        VECTOR_THREADS, call, at);
+    if (status == KVANT_OK)
+        status = launch((const void *)sum_kernel, dim3(tiles, slices, subs), SUM_THREADS, call, at);
     if (status == KVANT_OK)
         status = launch_solve(call, subs, at);
     if (status == KVANT_OK && args->head_dim > args->part)

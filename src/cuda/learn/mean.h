@@ -43,19 +43,20 @@ TEAM_APART bool learn_factor(int n, double *m, double *inverse)
         if (!(pivot > 0))
             return false;
         const double reciprocal = 1 / pivot;
-        TEAM_LINES (i, k + 1, n) {
+        TEAM_LINES(i, k + 1, n)
+        {
             const double factor = -(row[i] * reciprocal);
-            TEAM_LANES (j, i, n)
-                m[i * n + j] = fma(factor, row[j], m[i * n + j]);
+            TEAM_LANES(j, i, n)
+            m[i * n + j] = fma(factor, row[j], m[i * n + j]);
         }
         TEAM_SYNC();
     }
-    TEAM_EACH (i, 0, n)
-        inverse[i] = 1 / sqrt(m[i * n + i]);
+    TEAM_EACH(i, 0, n)
+    inverse[i] = 1 / sqrt(m[i * n + i]);
     TEAM_SYNC();
-    TEAM_LINES (i, 0, n)
-        TEAM_LANES (j, i, n)
-            m[i * n + j] *= inverse[i];
+    TEAM_LINES(i, 0, n)
+    TEAM_LANES(j, i, n)
+    m[i * n + j] *= inverse[i];
     TEAM_SYNC();
     return true;
 }
@@ -77,7 +78,7 @@ TEAM_FN learn_quad quad_at(int n, int j)
 }
 
 #ifdef __CUDACC__
-#define LEARN_QUADS(j, n) TEAM_LANES (j, 0, TEAM_WIDTH)
+#define LEARN_QUADS(j, n) TEAM_LANES(j, 0, TEAM_WIDTH)
 #else
 #define LEARN_QUADS(j, n) for (int j = 0; j < (n); j += 4)
 #endif
@@ -90,36 +91,38 @@ TEAM_FN learn_quad quad_at(int n, int j)
 /* out = b u of an upper u and a symmetric b. */
 TEAM_APART void learn_times_upper(int n, const double *b, const double *u, double *out)
 {
-    TEAM_LINES (i, 0, n)
-        LEARN_QUADS (j, n) {
-            if (j >= n)
-                continue;
-            learn_quad q = quad_at(n, j);
-            LEARN_UNROLL
-            for (int k = 0; k < n; k++)
-                for (int c = 0; c < 4; c++)
-                    q.sum[c] = fma(b[i * n + k], u[k * n + q.at[c]], q.sum[c]);
-            for (int c = 3; c >= 0; c--)
-                out[i * n + q.at[c]] = q.sum[c];
-        }
+    TEAM_LINES(i, 0, n)
+    LEARN_QUADS(j, n)
+    {
+        if (j >= n)
+            continue;
+        learn_quad q = quad_at(n, j);
+        LEARN_UNROLL
+        for (int k = 0; k < n; k++)
+            for (int c = 0; c < 4; c++)
+                q.sum[c] = fma(b[i * n + k], u[k * n + q.at[c]], q.sum[c]);
+        for (int c = 3; c >= 0; c--)
+            out[i * n + q.at[c]] = q.sum[c];
+    }
     TEAM_SYNC();
 }
 
 /* The lower triangle of out = u^T c of an upper u. */
 TEAM_APART void learn_upper_times(int n, const double *u, const double *c, double *out)
 {
-    TEAM_LINES (i, 0, n)
-        LEARN_QUADS (j, n) {
-            if (j >= n)
-                continue;
-            learn_quad q = quad_at(n, j);
-            LEARN_UNROLL
-            for (int k = 0; k <= i; k++)
-                for (int l = 0; l < 4; l++)
-                    q.sum[l] = fma(u[k * n + i], c[k * n + q.at[l]], q.sum[l]);
-            for (int l = 3; l >= 0; l--)
-                out[i * n + q.at[l]] = q.sum[l];
-        }
+    TEAM_LINES(i, 0, n)
+    LEARN_QUADS(j, n)
+    {
+        if (j >= n)
+            continue;
+        learn_quad q = quad_at(n, j);
+        LEARN_UNROLL
+        for (int k = 0; k <= i; k++)
+            for (int l = 0; l < 4; l++)
+                q.sum[l] = fma(u[k * n + i], c[k * n + q.at[l]], q.sum[l]);
+        for (int l = 3; l >= 0; l--)
+            out[i * n + q.at[l]] = q.sum[l];
+    }
     TEAM_SYNC();
 }
 
@@ -129,8 +132,8 @@ TEAM_FN void learn_weigh(int n, double beta, const double *v, double *w, int fro
 {
     TEAM_LINE_SYNC();
     const double factor = -(beta / 2) * line_dot(w, v, first, n);
-    TEAM_LANES (j, from, n)
-        w[j] = fma(factor, v[j], w[j]);
+    TEAM_LANES(j, from, n)
+    w[j] = fma(factor, v[j], w[j]);
     TEAM_LINE_SYNC();
 }
 
@@ -146,12 +149,14 @@ TEAM_FN double learn_sum_parts(int n, const double *part, int j)
  * first line. */
 TEAM_FN void learn_reflect(int n, int k, double *row, const learn_space *s)
 {
-    TEAM_LANES (j, k, n)
-        s->next[j] = fma(-s->w[k], s->v[j], fma(-s->v[k], s->w[j], row[j]));
+    TEAM_LANES(j, k, n)
+    s->next[j] = fma(-s->w[k], s->v[j], fma(-s->v[k], s->w[j], row[j]));
     TEAM_LINE_SYNC();
     const double diagonal = s->next[k], first = k + 1 < n ? s->next[k + 1] : 0,
                  rest = line_dot(s->next, s->next, k + 2, n), length = sqrt(first * first + rest),
-                 kept = rest == 0 ? first : first > 0 ? -length : length,
+                 kept = rest == 0   ? first
+                        : first > 0 ? -length
+                                    : length,
                  lead = rest == 0 ? first : first - kept;
     TEAM_LINE_SYNC();
     if (TEAM_IS_FIRST_LANE) {
@@ -162,14 +167,15 @@ TEAM_FN void learn_reflect(int n, int k, double *row, const learn_space *s)
             s->next[k + 1] = lead;
     }
     TEAM_LINE_SYNC();
-    TEAM_LANES (j, k + 1, n)
-        row[j] = s->next[j];
+    TEAM_LANES(j, k + 1, n)
+    row[j] = s->next[j];
 }
 
 /* m -= v w^T + w v^T in rows and columns from k + 1 on, and part = next times the new rows. */
 TEAM_FN void learn_update(int n, int k, int first, double *m, const learn_space *s, bool mirrors)
 {
-    TEAM_EACH (t, 0, LEARN_GROUPS(n) * n) {
+    TEAM_EACH(t, 0, LEARN_GROUPS(n) * n)
+    {
         const int g = t / n, j = t - g * n;
         double sum = 0;
         if (j < first)
@@ -197,13 +203,13 @@ TEAM_FN void learn_advance(learn_space *s)
  * of the diagonal. */
 TEAM_APART void learn_tridiagonalise(int n, double *m, learn_space s)
 {
-    TEAM_EACH (j, 0, n)
-        s.v[j] = s.w[j] = s.next[j] = 0;
+    TEAM_EACH(j, 0, n)
+    s.v[j] = s.w[j] = s.next[j] = 0;
     TEAM_SYNC();
     for (int k = 0; k < n; k++) {
         if (TEAM_IS_FIRST_LINE) {
-            TEAM_LANES (j, k, k ? n : 0)
-                s.w[j] = s.beta[k - 1] * learn_sum_parts(n, s.part, j);
+            TEAM_LANES(j, k, k ? n : 0)
+            s.w[j] = s.beta[k - 1] * learn_sum_parts(n, s.part, j);
             if (k)
                 learn_weigh(n, s.beta[k - 1], s.v, s.w, k, k);
             learn_reflect(n, k, m + k * n, &s);
@@ -244,7 +250,8 @@ TEAM_FN void learn_nodes(int n, const learn_space *s)
  * the weight. s->inverse[k] becomes 1 for a node whose pivots are all above 0. */
 TEAM_FN void learn_shifted(int n, const learn_space *s, double *ratios, double *diagonals)
 {
-    TEAM_EACH (k, 0, LEARN_NODES) {
+    TEAM_EACH(k, 0, LEARN_NODES)
+    {
         const double shift = s->scalars[k], weight = s->scalars[LEARN_NODES + k];
         double ratio = 0, below = 0;
         bool positive = true;
@@ -278,7 +285,8 @@ TEAM_APART bool learn_root(int n, const learn_space *s, double *root, double *ra
         positive = positive && s->inverse[k] > 0;
     if (!positive)
         return false;
-    TEAM_EACH (j, 0, n) {
+    TEAM_EACH(j, 0, n)
+    {
         double x[LEARN_NODES];
         for (int k = 0; k < LEARN_NODES; k++)
             x[k] = 0;
@@ -302,7 +310,8 @@ TEAM_APART bool learn_root(int n, const learn_space *s, double *root, double *ra
 /* Replaces m by Q m Q^T, where Q is the product of the reflections in the rows of `vectors`. */
 TEAM_APART void learn_reflect_back(int n, const double *vectors, double *m, learn_space s)
 {
-    TEAM_EACH (j, 0, n) {
+    TEAM_EACH(j, 0, n)
+    {
         s.v[j] = s.w[j] = 0;
         s.next[j] = j >= n - 1 && n > 1 ? vectors[(n - 2) * n + j] : 0;
     }
@@ -313,12 +322,11 @@ TEAM_APART void learn_reflect_back(int n, const double *vectors, double *m, lear
         if (k == 0)
             return;
         if (TEAM_IS_FIRST_LINE) {
-            TEAM_LANES (j, 0, n)
-                s.w[j] = s.beta[k - 1] *
-                         fma(s.next[k], m[k * n + j], learn_sum_parts(n, s.part, j));
+            TEAM_LANES(j, 0, n)
+            s.w[j] = s.beta[k - 1] * fma(s.next[k], m[k * n + j], learn_sum_parts(n, s.part, j));
             learn_weigh(n, s.beta[k - 1], s.next, s.w, 0, k);
-            TEAM_LANES (j, 0, n) /* room of v */
-                s.v[j] = k > 1 && j >= k - 1 ? vectors[(k - 2) * n + j] : 0;
+            TEAM_LANES(j, 0, n) /* room of v */
+            s.v[j] = k > 1 && j >= k - 1 ? vectors[(k - 2) * n + j] : 0;
         }
         learn_advance(&s);
         TEAM_SYNC();
@@ -328,14 +336,14 @@ TEAM_APART void learn_reflect_back(int n, const double *vectors, double *m, lear
 /* Solves W u = r for upper triangles; W replaces r. Rows do not depend on one another. */
 TEAM_APART void learn_divide(int n, double *r, const double *u)
 {
-    TEAM_LINES (i, 0, n)
-        for (int k = i; k < n; k++) {
-            const double factor = r[i * n + k] / u[k * n + k];
-            TEAM_LINE_SYNC();
-            TEAM_LANES (j, k, n)
-                r[i * n + j] = j == k ? factor : fma(-factor, u[k * n + j], r[i * n + j]);
-            TEAM_LINE_SYNC();
-        }
+    TEAM_LINES(i, 0, n)
+    for (int k = i; k < n; k++) {
+        const double factor = r[i * n + k] / u[k * n + k];
+        TEAM_LINE_SYNC();
+        TEAM_LANES(j, k, n)
+        r[i * n + j] = j == k ? factor : fma(-factor, u[k * n + j], r[i * n + j]);
+        TEAM_LINE_SYNC();
+    }
     TEAM_SYNC();
 }
 
@@ -347,22 +355,22 @@ TEAM_APART double learn_mean_factor(int n, const learn_space *s)
     double *m = s->fast, trace = 0;
     if (!learn_factor(n, m, s->inverse))
         return 0;
-    TEAM_LINES (i, 0, n)
-        TEAM_LANES (j, 0, n)
-            s->upper[i * n + j] = j < i ? 0 : m[(n - 1 - j) * n + n - 1 - i];
+    TEAM_LINES(i, 0, n)
+    TEAM_LANES(j, 0, n)
+    s->upper[i * n + j] = j < i ? 0 : m[(n - 1 - j) * n + n - 1 - i];
     TEAM_SYNC();
-    TEAM_EACH (i, 0, n * n)
-        m[i] = s->upper[i];
+    TEAM_EACH(i, 0, n * n)
+    m[i] = s->upper[i];
     TEAM_SYNC();
     learn_times_upper(n, s->other, m, s->third);
     learn_upper_times(n, m, s->third, s->other);
-    TEAM_LINES (i, 0, n)
-        TEAM_LANES (j, 0, n)
-            m[i * n + j] = s->other[j <= i ? i * n + j : j * n + i];
+    TEAM_LINES(i, 0, n)
+    TEAM_LANES(j, 0, n)
+    m[i * n + j] = s->other[j <= i ? i * n + j : j * n + i];
     TEAM_SYNC();
     learn_tridiagonalise(n, m, *s);
-    TEAM_EACH (i, 0, n * n)
-        s->third[i] = m[i];
+    TEAM_EACH(i, 0, n * n)
+    s->third[i] = m[i];
     TEAM_SYNC();
     if (!learn_root(n, s, m, s->other))
         return 0;

@@ -20,10 +20,12 @@ typedef struct learn_complex {
     double re, im;
 } learn_complex;
 
-/* The sums of a sub-head, in GPU memory: vectors n, matrices n x n of which the lower triangle
- * counts. */
+/* The sums of a sub-head, in GPU memory. Each slice of the vectors has its own sums: of keys n
+ * numbers, and of products n x n, of which the lower triangle counts. */
 typedef struct learn_sums {
-    const uint32_t *counts; /* keys, queries */
+    const uint8_t *counts; /* of keys, then of queries: whether a vector counts */
+    int n_keys, n_queries; /* vectors; without queries all directions of queries count alike */
+    int key_slices, query_slices;
     const float *origin, *key, *keys, *queries;
 } learn_sums;
 
@@ -47,8 +49,14 @@ TEAM_FN learn_complex learn_unit(double angle)
     double s, c;
     kvant_sin_cos(rest < 0 ? 0 : rest, &s, &c);
     const learn_complex z = {
-        quarter == 0 ? c : quarter == 1 ? -s : quarter == 2 ? -c : s,
-        quarter == 0 ? s : quarter == 1 ? c : quarter == 2 ? -s : -c,
+        quarter == 0   ? c
+        : quarter == 1 ? -s
+        : quarter == 2 ? -c
+                       : s,
+        quarter == 0   ? s
+        : quarter == 1 ? c
+        : quarter == 2 ? -s
+                       : -c,
     };
     return z;
 }
@@ -56,8 +64,8 @@ TEAM_FN learn_complex learn_unit(double angle)
 /* Rotations by all pairs of a part: `pairs` numbers each. */
 typedef struct learn_turns {
     const kvant_cuda_rope_pair *pairs; /* of the part */
-    int n, n_buckets;                 
-    const int32_t *edge;               /* n_buckets + 1 positions */
+    int n, n_buckets;
+    const int32_t *edge; /* n_buckets + 1 positions */
     /* at the edges; by one position; by a stretch of each bucket; by a block; and the mean of keys in
      * the first stretch of each bucket */
     learn_complex *at, *one, *stretch, *block, *own;
@@ -87,7 +95,8 @@ TEAM_FN learn_complex learn_series(learn_complex sum, learn_complex step)
     const learn_complex below = { step.re - 1, -step.im }, one = { 1, 0 };
     const double size = below.re * below.re + below.im * below.im;
     const learn_complex product = learn_times(sum, below);
-    const learn_complex mean = { product.re / size, product.im / size };
+    const double inverse = 1 / size;
+    const learn_complex mean = { product.re * inverse, product.im * inverse };
     return size < LEARN_NO_TURN * LEARN_NO_TURN ? one : mean;
 }
 
@@ -131,16 +140,18 @@ TEAM_APART void learn_make_turns(learn_turns *t, uint32_t center_span, const dou
     t->mean = t->block + n;
     t->stretch = t->mean + n;
     t->own = t->stretch + t->n_buckets * n;
-    TEAM_EACH (x, 0, edges * n)
-        t->at[x] = learn_unit((double)t->edge[x / n] * t->pairs[x % n].frequency);
-    TEAM_EACH (i, 0, n) {
+    TEAM_EACH(x, 0, edges * n)
+    t->at[x] = learn_unit((double)t->edge[x / n] * t->pairs[x % n].frequency);
+    TEAM_EACH(i, 0, n)
+    {
         const learn_complex z = { mean[t->pairs[i].first], mean[t->pairs[i].second] };
         t->one[i] = learn_unit(t->pairs[i].frequency);
         t->block[i] = learn_unit((double)KVANT_PAGE_TOKENS * t->pairs[i].frequency);
         t->mean[i] = z;
     }
     TEAM_SYNC();
-    TEAM_EACH (x, 0, center_span ? t->n_buckets * n : 0) {
+    TEAM_EACH(x, 0, center_span ? t->n_buckets * n : 0)
+    {
         const int i = x % n, length = learn_stretch(t, x / n, center_span);
         t->stretch[x] = learn_unit((double)length * t->pairs[i].frequency);
         t->own[x] = learn_times(t->mean[i], learn_first_turn(t, i, t->stretch[x], length));
@@ -197,13 +208,21 @@ TEAM_FN void learn_put_products(const learn_moments *m, kvant_cuda_rope_pair x,
     learn_put(m, x.second, y.second, (k.minus.re - k.plus.re) / 2, (q.minus.re - q.plus.re) / 2);
     learn_put(m, x.second, y.first, (k.plus.im + k.minus.im) / 2, (q.plus.im + q.minus.im) / 2);
     if (x.first != y.first)
-        learn_put(m, x.first, y.second, (k.plus.im - k.minus.im) / 2,
-                  (q.plus.im - q.minus.im) / 2);
+        learn_put(m, x.first, y.second, (k.plus.im - k.minus.im) / 2, (q.plus.im - q.minus.im) / 2);
 }
 
-TEAM_FN double learn_sum_at(const float *sums, int n, int i, int j, double inverse)
+TEAM_FN double learn_sum_slices(const float *sums, size_t stride, int n_slices)
 {
-    return (double)sums[i > j ? i * n + j : j * n + i] * inverse;
+    double sum = 0;
+    for (int k = 0; k < n_slices; k++)
+        sum += (double)sums[(size_t)k * stride];
+    return sum;
+}
+
+TEAM_FN double learn_sum_at(const float *sums, int n_slices, int n, int i, int j)
+{
+    return learn_sum_slices(sums + (i > j ? i * n + j : j * n + i), (size_t)n * (size_t)n,
+                            n_slices);
 }
 
 /* What the moments of keys and queries are made of. */
@@ -215,7 +234,15 @@ typedef struct learn_source {
 
 TEAM_FN double learn_key_at(const learn_source *s, int n, int i, int j)
 {
-    return learn_sum_at(s->sums.keys, n, i, j, s->key_inverse) - s->about[i] * s->about[j];
+    return learn_sum_at(s->sums.keys, s->sums.key_slices, n, i, j) * s->key_inverse -
+           s->about[i] * s->about[j];
+}
+
+TEAM_FN double learn_query_at(const learn_source *s, int n, int i, int j)
+{
+    if (s->sums.n_queries == 0)
+        return i == j;
+    return learn_sum_at(s->sums.queries, s->sums.query_slices, n, i, j) * s->query_inverse;
 }
 
 /* The moments of pairs x and y. */
@@ -228,12 +255,11 @@ TEAM_FN void learn_pair(const learn_source *s, const learn_turns *t, uint32_t ce
     for (int i = 0; i < 4; i++) {
         const int r = a[i / 2], c = b[i % 2];
         k[i] = learn_key_at(s, m->n, r, c) + s->mean[r] * s->mean[c];
-        q[i] = learn_sum_at(s->sums.queries, m->n, r, c, s->query_inverse);
+        q[i] = learn_query_at(s, m->n, r, c);
     }
     const learn_complex minus = learn_mean_turn(t, x, y, true, 0, t->n_buckets, t->one, 1),
                         plus = learn_mean_turn(t, x, y, false, 0, t->n_buckets, t->one, 1);
-    learn_products keys =
-        learn_rotated(learn_products_of(k[0], k[1], k[2], k[3]), minus, plus);
+    learn_products keys = learn_rotated(learn_products_of(k[0], k[1], k[2], k[3]), minus, plus);
     for (int i = 0; center_span && i < t->n_buckets; i++) {
         const learn_complex zx = t->own[i * t->n + x], zy = t->own[i * t->n + y],
                             *step = t->stretch + i * t->n;
@@ -245,34 +271,45 @@ TEAM_FN void learn_pair(const learn_source *s, const learn_turns *t, uint32_t ce
                                    learn_mean_turn(t, x, y, false, i, i + 1, step, length)));
     }
     if (!center_span) {
-        const learn_complex
-            zx = learn_times(t->mean[x],
-                             learn_mean_turn(t, x, -1, false, 0, t->n_buckets, t->one, 1)),
-            zy = learn_times(t->mean[y],
-                             learn_mean_turn(t, y, -1, false, 0, t->n_buckets, t->one, 1));
+        const learn_complex zx = learn_times(t->mean[x], learn_mean_turn(t, x, -1, false, 0,
+                                                                         t->n_buckets, t->one, 1)),
+                            zy = learn_times(t->mean[y], learn_mean_turn(t, y, -1, false, 0,
+                                                                         t->n_buckets, t->one, 1));
         learn_subtract(&keys, 1, learn_times(zx, learn_conjugate(zy)), learn_times(zx, zy));
     }
     learn_put_products(m, px, py, keys,
                        learn_rotated(learn_products_of(q[0], q[1], q[2], q[3]), minus, plus));
 }
 
+/* How many of n vectors count. `part`: room. */
+TEAM_FN double learn_count(const uint8_t *counts, int n, double *part)
+{
+    TEAM_EACH (i, 0, LEARN_MOST) {
+        int counted = 0;
+        for (int k = i; k < n; k += LEARN_MOST)
+            counted += counts[k];
+        part[i] = counted;
+    }
+    TEAM_SYNC();
+    const double sum = line_sum(part, 0, LEARN_MOST);
+    TEAM_SYNC();
+    return sum;
+}
+
 /* Scales a matrix to trace n and adds to its diagonal. `diagonal`: room. Returns the former trace;
  * 0: it is not above 0, or not finite. */
 TEAM_FN double learn_regularise(int n, double *m, double *diagonal)
 {
-    TEAM_EACH (i, 0, n)
-        diagonal[i] = m[i * n + i];
+    TEAM_EACH(i, 0, n)
+    diagonal[i] = m[i * n + i];
     TEAM_SYNC();
-    double trace = 0;
-    for (int i = 0; i < n; i++)
-        trace += diagonal[i];
-    const double factor = n / trace;
+    const double trace = line_sum(diagonal, 0, n), factor = n / trace;
     TEAM_SYNC();
     if (!(trace > 0) || !(factor < INFINITY))
         return 0;
-    TEAM_LINES (i, 0, n)
-        TEAM_LANES (j, 0, n)
-            m[i * n + j] = m[i * n + j] * factor + (i == j ? LEARN_FLOOR : 0);
+    TEAM_LINES(i, 0, n)
+    TEAM_LANES(j, 0, n)
+    m[i * n + j] = m[i * n + j] * factor + (i == j ? LEARN_FLOOR : 0);
     TEAM_SYNC();
     return trace;
 }
@@ -280,33 +317,35 @@ TEAM_FN double learn_regularise(int n, double *m, double *diagonal)
 /* Computes the moments, and the centre of keys and of a block at position 0 by channel of the part.
  * Room: s->v, s->w and s->third. */
 TEAM_APART void learn_find_moments(const learn_sums *sums, learn_turns *t, uint32_t center_span,
-                                   uint32_t head_dim, const learn_space *s, int n, float *center,
-                                   float *start)
+                                   uint32_t head_dim, const learn_space *s, int n, double n_keys,
+                                   double n_queries, float *center, float *start)
 {
-    const double n_keys = sums->counts[0], n_queries = sums->counts[1];
-    const learn_source source = { *sums, 1 / fmax(n_keys, 1.0), 1 / fmax(n_queries, 1.0), s->v, s->w };
+    const learn_source source = { *sums, 1 / fmax(n_keys, 1.0), 1 / fmax(n_queries, 1.0), s->v,
+                                  s->w };
     const learn_moments m = { s->fast, s->other, n,
                               n_keys / (n_keys + LEARN_KEYS_DAMPING * head_dim),
                               n_queries / (n_queries + LEARN_QUERIES_DAMPING * head_dim) };
-    TEAM_EACH (i, 0, n) {
-        s->v[i] = sums->key[i] * source.key_inverse;
+    TEAM_EACH(i, 0, n)
+    {
+        s->v[i] = learn_sum_slices(sums->key + i, (size_t)n, sums->key_slices) *
+                  source.key_inverse;
         s->w[i] = s->v[i] + sums->origin[i];
     }
     TEAM_SYNC();
     learn_make_turns(t, center_span, s->w, (learn_complex *)(void *)s->third);
-    TEAM_EACH (i, 0, t->n) {
-        const learn_complex
-            all = learn_times(t->mean[i],
-                              learn_mean_turn(t, i, -1, false, 0, t->n_buckets, t->one, 1)),
-            first = learn_times(t->mean[i],
-                                learn_first_turn(t, i, t->block[i], KVANT_PAGE_TOKENS));
+    TEAM_EACH(i, 0, t->n)
+    {
+        const learn_complex all = learn_times(t->mean[i], learn_mean_turn(t, i, -1, false, 0,
+                                                                          t->n_buckets, t->one, 1)),
+                            first = learn_times(
+                                t->mean[i], learn_first_turn(t, i, t->block[i], KVANT_PAGE_TOKENS));
         center[t->pairs[i].first] = (float)all.re;
         center[t->pairs[i].second] = (float)all.im;
         start[t->pairs[i].first] = (float)first.re;
         start[t->pairs[i].second] = (float)first.im;
     }
-    TEAM_LINES (x, 0, t->n)
-        TEAM_LANES (y, 0, x + 1)
-            learn_pair(&source, t, center_span, &m, x, y);
+    TEAM_LINES(x, 0, t->n)
+    TEAM_LANES(y, 0, x + 1)
+    learn_pair(&source, t, center_span, &m, x, y);
     TEAM_SYNC();
 }

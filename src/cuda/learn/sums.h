@@ -5,16 +5,19 @@
 #include "triangle.h"
 
 #define LEARN_SAMPLE 64
-#define LEARN_MOST_LENGTH 16.0f       /* times the median squared length of the sample */
+#define LEARN_MOST_LENGTH 16.0f          /* times the median squared length of the sample */
 #define LEARN_SMALLEST_SCALE 0.00390625f /* of the largest scale */
 #define LEARN_TOO_LARGE 9.2e18f
+#define LEARN_SLICE 128 /* vectors whose products are added apart */
 
 /* What a sub-head's code reads and fills. Arrays are in GPU memory. */
 typedef struct learn_input {
     const kvant_cuda_learn_args *args;
     uint32_t kv_head, part;
     const float *phases; /* of keys, then of queries: by pair a cosine and a sine */
-    uint8_t *counts;     /* of keys, then of queries: whether a vector counts */
+    /* of keys, then of queries: whether a vector counts, and the vector as it is added */
+    uint8_t *counts;
+    float *vectors;
 } learn_input;
 
 /* The channel of a head that is channel i of a part, as kvant_part_channel. */
@@ -44,9 +47,9 @@ TEAM_FN float learn_query(const learn_input *in, int query, uint32_t channel)
     const kvant_cuda_learn_args *args = in->args;
     const uint32_t token = (uint32_t)query / args->group,
                    head = in->kv_head * args->group + (uint32_t)query % args->group;
-    return args->queries[token / args->batch_tokens]
-                        [token % args->batch_tokens * args->query_stride +
-                         (size_t)head * args->head_dim + channel];
+    return args
+        ->queries[token / args->batch_tokens][token % args->batch_tokens * args->query_stride +
+                                              (size_t)head * args->head_dim + channel];
 }
 
 TEAM_FN kvant_cuda_rope_pair learn_pair_at(const learn_input *in, int i)
@@ -74,19 +77,18 @@ TEAM_FN learn_two learn_load(const learn_input *in, bool is_key, int vector, int
     return z;
 }
 
-/* Whether a vector has a position, and numbers whose squares are finite. */
-TEAM_FN bool learn_is_usable(const learn_input *in, bool is_key, int vector)
+/* Whether a vector has a position. */
+TEAM_FN bool learn_is_placed(const learn_input *in, bool is_key, int vector)
 {
     const kvant_cuda_learn_args *args = in->args;
     const int32_t *positions = is_key ? args->positions : args->query_positions;
-    const int at = is_key ? vector : (int)((uint32_t)vector / args->group);
-    bool usable = !positions || positions[at] >= 0;
-    for (uint32_t i = 0; i < args->part; i++) {
-        const uint32_t channel = learn_channel(args, in->part, i);
-        const float x = is_key ? learn_key(in, vector, channel) : learn_query(in, vector, channel);
-        usable = usable && fabsf(x) < LEARN_TOO_LARGE;
-    }
-    return usable;
+    return !positions || positions[is_key ? vector : (int)((uint32_t)vector / args->group)] >= 0;
+}
+
+/* Whether the squares of both numbers are finite. */
+TEAM_FN bool learn_is_small(learn_two z)
+{
+    return fabsf(z.first) < LEARN_TOO_LARGE && fabsf(z.second) < LEARN_TOO_LARGE;
 }
 
 /* Cosine and sine of an entry's position times a pair's frequency. */
@@ -95,159 +97,175 @@ TEAM_FN void learn_phase(const kvant_cuda_learn_args *args, int entry, int pair,
     const bool is_key = entry < (int)args->n_rows;
     const int32_t *positions = is_key ? args->positions : args->query_positions;
     const int32_t position = positions ? positions[is_key ? entry : entry - (int)args->n_rows] : 0;
-    const learn_complex z = learn_unit(position > 0 ? (double)position * args->pairs[pair].frequency
-                                                    : 0);
+    const learn_complex z =
+        learn_unit(position > 0 ? (double)position * args->pairs[pair].frequency : 0);
     phase[0] = (float)z.re;
     phase[1] = (float)z.im;
 }
 
-/* Working memory of the choice: `vectors` n numbers each. */
-typedef struct learn_choice_space {
-    float origin[LEARN_MOST], scale[LEARN_MOST], lengths[LEARN_SAMPLE], most;
-    uint32_t counted[LEARN_SAMPLE];
-} learn_choice_space;
+/* The sample of a sub-head's keys. */
+typedef struct learn_sample {
+    float rows[LEARN_SAMPLE][LEARN_MOST + 1], scale[LEARN_MOST], lengths[LEARN_SAMPLE];
+} learn_sample;
 
-/* The row of the sample's i-th key. */
-TEAM_FN int learn_sampled(const kvant_cuda_learn_args *args, int i)
-{
-    const uint32_t n = args->n_rows;
-    return n < LEARN_SAMPLE ? i : (int)((uint32_t)i * n / LEARN_SAMPLE);
-}
+/* What is known of keys from their sample: vectors of n numbers. A key that is far longer than the
+ * sample says nothing about other keys. */
+typedef struct learn_rule {
+    float *origin, *inverse; /* the mean of the sample; 1 / the scale of each channel */
+    float *most;             /* the largest squared length of a key, in scales */
+} learn_rule;
 
 TEAM_FN int learn_n_sampled(const kvant_cuda_learn_args *args)
 {
     return args->n_rows < LEARN_SAMPLE ? (int)args->n_rows : LEARN_SAMPLE;
 }
 
-/* The mean of the sample, and a scale of each channel: the root of the largest distance from the
- * mean. */
-TEAM_FN void learn_find_scales(const learn_input *in, learn_choice_space *s)
+/* The mean of a channel of the sample, and the root of the largest distance from it. */
+TEAM_FN void learn_find_scale(learn_sample *s, int n, int channel, float *origin)
 {
-    const kvant_cuda_learn_args *args = in->args;
-    const int n = learn_n_sampled(args);
-    TEAM_EACH (i, 0, (int)args->part / 2) {
-        const kvant_cuda_rope_pair p = learn_pair_at(in, i);
-        float first = 0, second = 0, most_first = 0, most_second = 0, all = 0;
-        for (int k = 0; k < n; k++) {
-            const int row = learn_sampled(args, k);
-            const learn_two z = learn_load(in, true, row, i);
-            const bool usable = in->counts[row];
-            first += usable ? z.first : 0;
-            second += usable ? z.second : 0;
-            all += usable ? 1.0f : 0;
-        }
-        first = all > 0 ? first / all : 0;
-        second = all > 0 ? second / all : 0;
-        for (int k = 0; k < n; k++) {
-            const int row = learn_sampled(args, k);
-            const learn_two z = learn_load(in, true, row, i);
-            if (!in->counts[row])
-                continue;
-            most_first = fmaxf(most_first, fabsf(z.first - first));
-            most_second = fmaxf(most_second, fabsf(z.second - second));
-        }
-        s->origin[p.first] = first;
-        s->origin[p.second] = second;
-        s->scale[p.first] = sqrtf(most_first);
-        s->scale[p.second] = sqrtf(most_second);
+    float sum = 0, most = 0, used = 0;
+    for (int i = 0; i < n; i++) {
+        sum += s->lengths[i] < 0 ? 0 : s->rows[i][channel];
+        used += s->lengths[i] < 0 ? 0 : 1.0f;
     }
+    const float mean = used > 0 ? sum / used : 0;
+    for (int i = 0; i < n; i++)
+        most = fmaxf(most, s->lengths[i] < 0 ? 0 : fabsf(s->rows[i][channel] - mean));
+    *origin = mean;
+    s->scale[channel] = sqrtf(most);
 }
 
-/* The squared length of a key about the origin, in scales. */
-TEAM_FN float learn_length(const learn_input *in, const learn_choice_space *s, int row, float least)
+/* Whether a length of the sample is the median; below 0 is none. */
+TEAM_FN bool learn_is_median(const float *lengths, int n, int at)
 {
-    const kvant_cuda_learn_args *args = in->args;
+    int below = 0, used = 0;
+    for (int i = 0; i < n; i++) {
+        used += lengths[i] >= 0;
+        below += lengths[i] >= 0 &&
+                 (lengths[i] < lengths[at] || (lengths[i] == lengths[at] && i < at));
+    }
+    return lengths[at] >= 0 && below == used / 2;
+}
+
+TEAM_FN float learn_distance(const float *x, const float *origin, const float *inverse, int n)
+{
     float sum = 0;
-    for (int i = 0; i < (int)args->part / 2; i++) {
-        const kvant_cuda_rope_pair p = learn_pair_at(in, i);
-        const learn_two z = learn_load(in, true, row, i);
-        const float x = (z.first - s->origin[p.first]) / fmaxf(s->scale[p.first], least),
-                    y = (z.second - s->origin[p.second]) / fmaxf(s->scale[p.second], least);
-        sum += x * x + y * y;
+    for (int i = 0; i < n; i++) {
+        const float z = (x[i] - origin[i]) * inverse[i];
+        sum += z * z;
     }
     return sum;
 }
 
-/* The largest squared length of a key that counts, from those of the sample; below 0 is no key of
- * the sample. */
-TEAM_FN float learn_limit(float *lengths, int n)
+TEAM_APART void learn_make_rule(const learn_input *in, learn_sample *s, learn_rule rule)
 {
-    int used = 0;
-    for (int i = 0; i < n; i++) {
-        const float x = lengths[i];
-        int j = used;
-        if (!(x >= 0))
-            continue;
-        for (; j > 0 && x < lengths[j - 1]; j--)
-            lengths[j] = lengths[j - 1];
-        lengths[j] = x;
-        used++;
+    const int n = (int)in->args->part, pairs = n / 2, n_rows = learn_n_sampled(in->args);
+    float largest = 0;
+    TEAM_EACH (x, 0, n_rows * pairs) {
+        const int row = (int)((uint32_t)(x / pairs) * in->args->n_rows / (uint32_t)n_rows);
+        const kvant_cuda_rope_pair p = learn_pair_at(in, x % pairs);
+        const learn_two z = learn_load(in, true, row, x % pairs);
+        s->rows[x / pairs][p.first] = z.first;
+        s->rows[x / pairs][p.second] = z.second;
+        if (x % pairs == 0)
+            s->lengths[x / pairs] = learn_is_placed(in, true, row) ? 0.0f : -1.0f;
     }
-    return used ? LEARN_MOST_LENGTH * lengths[used / 2] : -1;
-}
-
-TEAM_FN void learn_count(const uint8_t *flags, int n, learn_choice_space *s, uint32_t *count)
-{
-    TEAM_EACH (i, 0, LEARN_SAMPLE) {
-        uint32_t counted = 0;
-        for (int k = i; k < n; k += LEARN_SAMPLE)
-            counted += flags[k];
-        s->counted[i] = counted;
-    }
-    TEAM_SYNC();
-    if (TEAM_IS_FIRST) {
-        *count = 0;
-        for (int i = 0; i < LEARN_SAMPLE; i++)
-            *count += s->counted[i];
-    }
-    TEAM_SYNC();
-}
-
-/* Finds the origin of a sub-head, and which keys and queries count; counts: how many these are.
- * A key far longer than the sample says nothing about other keys. */
-TEAM_APART void learn_choose(const learn_input *in, learn_choice_space *s, float *origin,
-                             uint32_t *counts)
-{
-    const kvant_cuda_learn_args *args = in->args;
-    const int n_rows = (int)args->n_rows, n_queries = learn_n_queries(args),
-              n_sampled = learn_n_sampled(args);
-    float least = 0;
-    TEAM_EACH (i, 0, n_rows + n_queries)
-        in->counts[i] = learn_is_usable(in, i < n_rows, i < n_rows ? i : i - n_rows);
-    TEAM_SYNC();
-    learn_find_scales(in, s);
-    TEAM_SYNC();
-    for (int i = 0; i < (int)args->part; i++)
-        least = fmaxf(least, s->scale[i]);
-    least = least > 0 ? least * LEARN_SMALLEST_SCALE : 1;
-    TEAM_EACH (i, 0, n_sampled) {
-        const int row = learn_sampled(args, i);
-        s->lengths[i] = in->counts[row] ? learn_length(in, s, row, least) : -1;
-    }
-    TEAM_EACH (i, 0, (int)args->part)
-        origin[i] = s->origin[i];
-    TEAM_SYNC();
-    if (TEAM_IS_FIRST)
-        s->most = learn_limit(s->lengths, n_sampled);
     TEAM_SYNC();
     TEAM_EACH (i, 0, n_rows)
-        in->counts[i] = in->counts[i] && learn_length(in, s, i, least) <= s->most;
+        for (int j = 0; j < n; j++)
+            if (!(fabsf(s->rows[i][j]) < LEARN_TOO_LARGE))
+                s->lengths[i] = -1;
     TEAM_SYNC();
-    learn_count(in->counts, n_rows, s, &counts[0]);
-    learn_count(in->counts + n_rows, n_queries, s, &counts[1]);
+    TEAM_EACH (i, 0, n)
+        learn_find_scale(s, n_rows, i, &rule.origin[i]);
+    if (TEAM_IS_FIRST)
+        *rule.most = -1; /* no key of the sample has numbers */
+    TEAM_SYNC();
+    for (int i = 0; i < n; i++)
+        largest = fmaxf(largest, s->scale[i]);
+    TEAM_EACH (i, 0, n)
+        rule.inverse[i] = 1 / fmaxf(s->scale[i], largest > 0 ? largest * LEARN_SMALLEST_SCALE : 1);
+    TEAM_SYNC();
+    TEAM_EACH (i, 0, n_rows)
+        if (s->lengths[i] >= 0)
+            s->lengths[i] = learn_distance(s->rows[i], rule.origin, rule.inverse, n);
+    TEAM_SYNC();
+    TEAM_EACH (i, 0, n_rows)
+        if (learn_is_median(s->lengths, n_rows, i))
+            *rule.most = LEARN_MOST_LENGTH * s->lengths[i];
+    TEAM_SYNC();
 }
 
-/* A pair of a vector as it is added: a key about the origin; zeros if it does not count. */
-TEAM_FN learn_two learn_addend(const learn_input *in, bool is_key, int vector, int pair,
-                               const float *origin)
+/* A lane's part of a vector: at most LEARN_MOST / 2 / TEAM_WIDTH pairs. */
+typedef struct learn_lane {
+    learn_two z[LEARN_MOST / 2 / TEAM_WIDTH];
+    float length; /* squared, in scales */
+    bool small;
+} learn_lane;
+
+TEAM_FN learn_lane learn_read_lane(const learn_input *in, bool is_key, int vector, int lane,
+                                   learn_rule rule)
 {
-    const kvant_cuda_learn_args *args = in->args;
-    const kvant_cuda_rope_pair p = learn_pair_at(in, pair);
-    learn_two z = { 0, 0 };
-    if (in->counts[is_key ? vector : (int)args->n_rows + vector]) {
-        z = learn_load(in, is_key, vector, pair);
-        z.first -= is_key ? origin[p.first] : 0;
-        z.second -= is_key ? origin[p.second] : 0;
+    learn_lane l = { { { 0, 0 } }, 0, true };
+    for (int k = 0; k < LEARN_MOST / 2 / TEAM_WIDTH; k++) {
+        const int pair = lane + k * TEAM_WIDTH;
+        if (pair >= (int)in->args->part / 2)
+            continue;
+        const kvant_cuda_rope_pair p = learn_pair_at(in, pair);
+        l.z[k] = learn_load(in, is_key, vector, pair);
+        l.small = l.small && learn_is_small(l.z[k]);
+        l.z[k].first -= is_key ? rule.origin[p.first] : 0;
+        l.z[k].second -= is_key ? rule.origin[p.second] : 0;
+        const float x = l.z[k].first * rule.inverse[p.first],
+                    y = l.z[k].second * rule.inverse[p.second];
+        l.length += x * x + y * y;
     }
-    return z;
+    return l;
+}
+
+/* Stores a vector as it is added: a key about the origin, or zeros if it does not count. */
+TEAM_FN void learn_store_lane(const learn_input *in, float *to, int lane, const learn_lane *l,
+                              bool counts)
+{
+    for (int k = 0; k < LEARN_MOST / 2 / TEAM_WIDTH; k++) {
+        const int pair = lane + k * TEAM_WIDTH;
+        if (pair >= (int)in->args->part / 2)
+            continue;
+        const kvant_cuda_rope_pair p = learn_pair_at(in, pair);
+        to[p.first] = counts ? l->z[k].first : 0;
+        to[p.second] = counts ? l->z[k].second : 0;
+    }
+}
+
+/* Makes the i-th vector, of keys and then queries. Of a line. */
+TEAM_FN void learn_make_vector(const learn_input *in, int i, learn_rule rule)
+{
+    const bool is_key = i < (int)in->args->n_rows;
+    const int vector = is_key ? i : i - (int)in->args->n_rows;
+    float *to = in->vectors + (size_t)i * in->args->part;
+    bool counts = learn_is_placed(in, is_key, vector);
+#ifdef __CUDACC__
+    const int lane = (int)threadIdx.x % TEAM_WIDTH;
+    learn_lane l = learn_read_lane(in, is_key, vector, lane, rule);
+    counts = __all_sync(0xffffffffu, l.small) && counts;
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        l.length += __shfl_xor_sync(0xffffffffu, l.length, width);
+    counts = counts && (!is_key || l.length <= *rule.most);
+    learn_store_lane(in, to, lane, &l, counts);
+    if (lane == 0)
+        in->counts[i] = counts;
+#else
+    learn_lane l[TEAM_WIDTH];
+    for (int lane = 0; lane < TEAM_WIDTH; lane++) {
+        l[lane] = learn_read_lane(in, is_key, vector, lane, rule);
+        counts = counts && l[lane].small;
+    }
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++)
+            l[lane].length += l[lane + width].length;
+    counts = counts && (!is_key || l[0].length <= *rule.most);
+    for (int lane = 0; lane < TEAM_WIDTH; lane++)
+        learn_store_lane(in, to, lane, &l[lane], counts);
+    in->counts[i] = counts;
+#endif
 }

@@ -34,8 +34,8 @@
 #define TEAM_FN static inline
 #define TEAM_APART static inline
 #define TEAM_EACH(i, first, end) for (int i = (first); i < (end); i++)
-#define TEAM_LINES(i, first, end) TEAM_EACH (i, first, end)
-#define TEAM_LANES(i, first, end) TEAM_EACH (i, first, end)
+#define TEAM_LINES(i, first, end) TEAM_EACH(i, first, end)
+#define TEAM_LANES(i, first, end) TEAM_EACH(i, first, end)
 #define TEAM_LANE_STEP 1
 #define TEAM_IS_FIRST_LINE 1
 #define TEAM_IS_FIRST 1
@@ -49,8 +49,8 @@ TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
 {
 #ifdef __CUDACC__
     double sum = 0;
-    TEAM_LANES (i, first, end)
-        sum = fma(a[i], b[i], sum);
+    TEAM_LANES(i, first, end)
+    sum = fma(a[i], b[i], sum);
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, width);
     return sum;
@@ -65,12 +65,33 @@ TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
 #endif
 }
 
+/* The sum of a[i], likewise. */
+TEAM_FN double line_sum(const double *a, int first, int end)
+{
+#ifdef __CUDACC__
+    double sum = 0;
+    TEAM_LANES (i, first, end)
+        sum += a[i];
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, width);
+    return sum;
+#else
+    double sum[TEAM_WIDTH] = { 0 };
+    for (int i = first; i < end; i++)
+        sum[(i - first) % TEAM_WIDTH] += a[i];
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            sum[i] += sum[i + width];
+    return sum[0];
+#endif
+}
+
 /* The largest magnitude of a line's numbers factor a[i * stride], rounded to binary32. */
 TEAM_FN float line_largest(const double *a, size_t stride, int end, double factor)
 {
     float most = 0;
-    TEAM_LANES (i, 0, end)
-        most = fmaxf(most, fabsf((float)(factor * a[(size_t)i * stride])));
+    TEAM_LANES(i, 0, end)
+    most = fmaxf(most, fabsf((float)(factor * a[(size_t)i * stride])));
 #ifdef __CUDACC__
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, width));

@@ -1,4 +1,4 @@
-/* test_learn.c - learning of key transforms on a GPU: results have the bits of the same code on the
+/* test_cuda_learn.c - learning of key transforms on a GPU: results have the bits of the same code on the
  * CPU, and agree with the CPU's learning as far as sums in another order can. Triangles are always
  * valid, and their matrices have the CPU's bits. */
 #include <math.h>
@@ -64,8 +64,8 @@ static void fill_row(const learn_case *c, uint32_t i, uint32_t head, float *x)
         x[j] = c->kind == ZEROS ? 0 : random_normal() * size;
     }
     for (uint32_t j = 1; j < d && c->kind != ZEROS; j++)
-        x[j] = c->kind == FEW_DIRECTIONS && j >= 7 ? x[j % 7] * 0.5f
-                                                   : 0.7f * x[j] + 0.5f * x[j - 1];
+        x[j] =
+            c->kind == FEW_DIRECTIONS && j >= 7 ? x[j % 7] * 0.5f : 0.7f * x[j] + 0.5f * x[j - 1];
     for (uint32_t j = 0; j < d && c->kind != ZEROS; j += 5)
         x[j] += 2 * (float)(head + 1);
     if (c->kind == WITH_NAN && i % 9 == 4)
@@ -125,9 +125,8 @@ static void problem_new(problem *p, const learn_case *c)
                                        .token_stride = p->width,
                                        .head_stride = c->head_dim,
                                        .query_stride = c->group * p->width };
-    assert_int_equal(kvant_cuda_learn_plan(c->knows_rope ? &p->rope : NULL, &p->args,
-                                           &p->knows_rope),
-                     KVANT_OK);
+    assert_int_equal(
+        kvant_cuda_learn_plan(c->knows_rope ? &p->rope : NULL, &p->args, &p->knows_rope), KVANT_OK);
     assert_int_equal(p->knows_rope, c->knows_rope);
     if (c->knows_rope) {
         assert_int_equal(kvant_cuda_learn_span_add(&p->args, 2048, 8191), KVANT_OK);
@@ -258,16 +257,15 @@ static void results_have_the_bits_of_a_cpu(void **unused)
 {
     (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        print_message("head_dim %u, %u keys, %u query tokens\n", cases[i].head_dim,
-                      cases[i].n_rows, cases[i].n_tokens);
+        print_message("head_dim %u, %u keys, %u query tokens\n", cases[i].head_dim, cases[i].n_rows,
+                      cases[i].n_tokens);
         check_bits(&cases[i]);
     }
 }
 
 /* Transforms as a CPU learns them */
 
-static void open_tensor(const problem *p, kvant_codec **codec, void **memory,
-                        kvant_tensor **tensor)
+static void open_tensor(const problem *p, kvant_codec **codec, void **memory, kvant_tensor **tensor)
 {
     const kvant_codec *codecs[KV];
     size_t bytes;
@@ -276,11 +274,9 @@ static void open_tensor(const problem *p, kvant_codec **codec, void **memory,
                      KVANT_OK);
     for (uint32_t head = 0; head < KV; head++)
         codecs[head] = *codec;
-    const kvant_tensor_params params = { .size = sizeof params,
-                                         .codecs = codecs,
-                                         .n_kv_heads = KV,
-                                         .n_sequences = 1,
-                                         .n_blocks = 4 };
+    const kvant_tensor_params params = {
+        .size = sizeof params, .codecs = codecs, .n_kv_heads = KV, .n_sequences = 1, .n_blocks = 4
+    };
     assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
     *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     memset(*memory, 0, bytes);
@@ -313,8 +309,8 @@ static void compare(const uint16_t *got, const uint16_t *want, uint32_t n)
 static void transforms_are_those_of_a_cpu(void **unused)
 {
     (void)unused;
-    static const learn_case c = { 64,   3,     128,  64,   64, KVANT_CUDA_F32, false,
-                                  true, true, false, PLAIN_ROWS };
+    static const learn_case c = { 64,    3,    128,  64,    64,        KVANT_CUDA_F32,
+                                  false, true, true, false, PLAIN_ROWS };
     problem p;
     kvant_codec *codec;
     void *memory;
@@ -342,8 +338,8 @@ static void transforms_are_those_of_a_cpu(void **unused)
     assert_int_equal(kvant_tensor_learn(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
     char *bytes = malloc(kvant_tensor_transform_size(tensor));
     assert_int_equal(kvant_tensor_get_transform(tensor, 1, bytes, &used), KVANT_OK);
-    const uint16_t *triangles =
-        (const uint16_t *)(const void *)(bytes + KVANT_TRANSFORM_HEAD + 2 * p.width * sizeof(float));
+    const uint16_t *triangles = (const uint16_t *)(const void *)(bytes + KVANT_TRANSFORM_HEAD +
+                                                                 2 * p.width * sizeof(float));
     const float *center = (const float *)(const void *)(bytes + KVANT_TRANSFORM_HEAD);
     for (uint32_t head = 0; head < KV; head++)
         compare(r.triangles + head * p.halves / KV, triangles + head * p.halves / KV, c.head_dim);
@@ -471,7 +467,8 @@ static void factors_of_means_are_those_of_kernels(void **unused)
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         const double span = i % 2 ? 1e5 : 10;
         const int n = dims[i], room = n * (n > 72 ? n : 72);
-        double *a = malloc((size_t)n * (size_t)n * sizeof *a), *b = malloc((size_t)n * (size_t)n * sizeof *b),
+        double *a = malloc((size_t)n * (size_t)n * sizeof *a),
+               *b = malloc((size_t)n * (size_t)n * sizeof *b),
                *work = malloc((size_t)(4 * room) * sizeof *work), small[LEARN_SMALL],
                *kernel_room = malloc(KVANT_MEAN_ROOM((size_t)n) * sizeof *kernel_room);
         learn_space s = {
@@ -485,8 +482,8 @@ static void factors_of_means_are_those_of_kernels(void **unused)
             s.other[k] = b[k];
         }
         const double trace = learn_mean_factor(n, &s),
-                     want = kvant_kernels_get(KVANT_CPU_AUTO)->mean_factor((size_t)n, a, b,
-                                                                           kernel_room);
+                     want = kvant_kernels_get(KVANT_CPU_AUTO)
+                                ->mean_factor((size_t)n, a, b, kernel_room);
         print_message("n %d: trace %g, W %g\n", n, fabs(trace / want - 1),
                       difference(n, s.fast, b));
         assert_true(fabs(trace / want - 1) < 1e-10);
