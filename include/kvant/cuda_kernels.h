@@ -48,7 +48,7 @@ typedef struct kvant_cuda_compact_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_compact_args) */
     uint32_t head_dim, n_kv_heads;
     const uint16_t *triangles; /* device: of all kv heads, as records hold them */
-    void *compact; /* device: kvant_cuda_compact_bytes, aligned to 16 bytes */
+    void *compact;             /* device: kvant_cuda_compact_bytes, aligned to 16 bytes */
 } kvant_cuda_compact_args;
 
 /* Makes the compact form from triangles without a zero on their diagonals. Kernels may read it
@@ -58,7 +58,7 @@ KVANT_API kvant_status kvant_cuda_compact(const kvant_cuda_compact_args *args,
                                           kvant_cuda_stream stream);
 
 typedef struct kvant_cuda_expand_args {
-    size_t size; /* set by the caller to sizeof(kvant_cuda_expand_args) */
+    size_t size;                   /* set by the caller to sizeof(kvant_cuda_expand_args) */
     const kvant_cuda_codec *codec; /* its rotation counts */
     uint32_t n_kv_heads;
     const void *compact; /* device */

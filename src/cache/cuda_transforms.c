@@ -125,9 +125,8 @@ static kvant_status upload_compact(const cuda_part *part, uint32_t transform_id)
 static size_t matrix_bytes(const cuda_part *part)
 {
     const kvant_tensor *tensor = part->tensor;
-    return is_compact(part)
-               ? kvant_cuda_compact_bytes(tensor->head_dim, tensor->n_kv_heads)
-               : 2 * kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float);
+    return is_compact(part) ? kvant_cuda_compact_bytes(tensor->head_dim, tensor->n_kv_heads)
+                            : 2 * kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float);
 }
 
 static void free_full(cuda_part *part)

@@ -213,8 +213,8 @@ bool valid_queries(const kvant_cuda_kernel_query_args &args)
     if (args.n_further >= KVANT_CUDA_MOST_MATRICES ||
         std::any_of(args.further, args.further + args.n_further,
                     [](const float *matrix) { return !matrix; }) ||
-        (args.compact && (args.compact >> args.n_further >> 1 ||
-                          !args.k_codec || args.k_codec->has_dense_rotation)))
+        (args.compact && (args.compact >> args.n_further >> 1 || !args.k_codec ||
+                          args.k_codec->has_dense_rotation)))
         return false;
     return args.k_codec && args.q && args.out && args.inverse_key_transform &&
            valid_type(args.type) && args.n_kv_heads > 0 && args.n_heads > 0 &&
@@ -270,7 +270,8 @@ bool valid_centers(const kvant_cuda_kernel_append_args &args)
 bool valid_compact(const kvant_cuda_kernel_append_args &args)
 {
     return !args.k_compact ||
-           (args.k.codec && args.k_matrix && !args.transformed && !args.k.codec->has_dense_rotation &&
+           (args.k.codec && args.k_matrix && !args.transformed &&
+            !args.k.codec->has_dense_rotation &&
             args.k.codec->params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL);
 }
 
@@ -353,7 +354,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *given,
     const kvant_cuda_kernel_append_args *const args = &with_matrix;
     if (given->k_compact)
         with_matrix.k.key_transform = given->k_matrix;
-    if ( args->size != sizeof *args || !args->slots || !valid_type(args->type) ||
+    if (args->size != sizeof *args || !args->slots || !valid_type(args->type) ||
         args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y ||
         !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
         !valid_rows(args->v, args->n_kv_heads, args->transformed) || !valid_queries_of(*args) ||

@@ -51,8 +51,8 @@ struct InversePart {
     KVANT_INLINE float number(uint32_t r, uint32_t column) const
     {
         const uint32_t group = column / KVANT_COMPACT_COLUMNS;
-        return half_bits(reinterpret_cast<const uint16_t *>(
-            row(r, group))[column % KVANT_COMPACT_COLUMNS]);
+        return half_bits(
+            reinterpret_cast<const uint16_t *>(row(r, group))[column % KVANT_COMPACT_COLUMNS]);
     }
 };
 
@@ -118,7 +118,8 @@ struct KeyPart {
         const uint8_t *at = static_cast<const uint8_t *>(compact) +
                             (kv_head * (d / n) + part) * kvant_compact_keys_part(n);
         halves = reinterpret_cast<const uint16_t *>(at);
-        codes = reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
+        codes =
+            reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
     }
 
     /* W^T in this row and column, which is not above the row. */
@@ -127,9 +128,10 @@ struct KeyPart {
         constexpr uint32_t ROWS = KVANT_COMPACT_ROWS;
         if (column == row)
             return half_bits(halves[n + row]);
-        const uint32_t *words = reinterpret_cast<const uint32_t *>(
-            codes + kvant_compact_columns(row / ROWS) + column);
-        return __fmul_rn(half_bits(halves[row]), code_number(words[row % ROWS / 8] >> 4 * (row % 8)));
+        const uint32_t *words =
+            reinterpret_cast<const uint32_t *>(codes + kvant_compact_columns(row / ROWS) + column);
+        return __fmul_rn(half_bits(halves[row]),
+                         code_number(words[row % ROWS / 8] >> 4 * (row % 8)));
     }
 };
 

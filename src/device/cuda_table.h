@@ -89,8 +89,8 @@ extern "C" {
                sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
                sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_learn_args) +                 \
                sizeof(kvant_cuda_values) + sizeof(kvant_cuda_note_args) +                          \
-               sizeof(kvant_cuda_rotate_rows_args) +                                               \
-               sizeof(kvant_cuda_index_args) + sizeof(kvant_cuda_find_args))
+               sizeof(kvant_cuda_rotate_rows_args) + sizeof(kvant_cuda_index_args) +               \
+               sizeof(kvant_cuda_find_args))
 
 typedef struct kvant_cuda_table {
     uint32_t version; /* KVANT_CUDA_TABLE_VERSION */

@@ -16,12 +16,12 @@ typedef struct problem {
     uint32_t d, n; /* n: channels of a part */
     kvant_codec *codec;
     kvant_cuda_codec *gpu, *open;
-    uint16_t *triangles;                 /* of all kv heads */
-    double *w, *inverse;                 /* W and W^-T by kv head: row i is the image of channel i */
-    float *matrices;                     /* R W of all kv heads, then R W^-T */
-    float *gpu_matrices;                 /* the same */
-    void *compact;                       /* on the device */
-    float *room;                         /* on the device: for matrices */
+    uint16_t *triangles; /* of all kv heads */
+    double *w, *inverse; /* W and W^-T by kv head: row i is the image of channel i */
+    float *matrices;     /* R W of all kv heads, then R W^-T */
+    float *gpu_matrices; /* the same */
+    void *compact;       /* on the device */
+    float *room;         /* on the device: for matrices */
 } problem;
 
 static double number_of(const uint16_t *triangle, uint32_t n, uint32_t i, uint32_t j)
@@ -50,8 +50,7 @@ static void fill_triangles(problem *p)
 static void read_part(const problem *p, uint32_t head, uint32_t part)
 {
     const uint32_t d = p->d, n = p->n;
-    const uint16_t *triangle =
-        p->triangles + (head * (d / n) + part) * kvant_triangle_size(n);
+    const uint16_t *triangle = p->triangles + (head * (d / n) + part) * kvant_triangle_size(n);
     for (uint32_t j = 0; j < n; j++) {
         double z[MOST_DIM];
         const size_t row = ((size_t)head * d + kvant_part_channel(d, n, part, j)) * d;
@@ -163,8 +162,7 @@ static void compare_matrices(const problem *p)
         const float *matrix = p->matrices + i / p->d * p->d * p->d + i % p->d;
         double sum = 0, size = 0;
         for (size_t j = 0; j < p->d; j++) {
-            const double product =
-                (double)matrix[j * p->d] * (double)center[i / p->d * p->d + j];
+            const double product = (double)matrix[j * p->d] * (double)center[i / p->d * p->d + j];
             sum += product;
             size += fabs(product);
         }
@@ -311,18 +309,17 @@ static kvant_cuda_kernel_append_args append_of(const problem *p, const rows *r, 
 {
     kvant_codec_info info = { .size = sizeof info };
     assert_int_equal(kvant_cuda_codec_get_info(open ? p->open : p->gpu, &info), KVANT_OK);
-    return (kvant_cuda_kernel_append_args){
-        .size = sizeof(kvant_cuda_kernel_append_args),
-        .k = { .codec = open ? p->open : p->gpu,
-               .pages = { pages, KV_HEADS * info.page_bytes, info.page_bytes },
-               .rows = r->gpu,
-               .token_stride = KV_HEADS * p->d,
-               .head_stride = p->d },
-        .type = KVANT_CUDA_F32,
-        .n_tokens = n,
-        .n_kv_heads = KV_HEADS,
-        .slots = r->slots
-    };
+    return (kvant_cuda_kernel_append_args){ .size = sizeof(kvant_cuda_kernel_append_args),
+                                            .k = { .codec = open ? p->open : p->gpu,
+                                                   .pages = { pages, KV_HEADS * info.page_bytes,
+                                                              info.page_bytes },
+                                                   .rows = r->gpu,
+                                                   .token_stride = KV_HEADS * p->d,
+                                                   .head_stride = p->d },
+                                            .type = KVANT_CUDA_F32,
+                                            .n_tokens = n,
+                                            .n_kv_heads = KV_HEADS,
+                                            .slots = r->slots };
 }
 
 /* Appends rows with the matrix in binary32, or in its compact form, and reads the pages. */
@@ -470,10 +467,9 @@ static void refused_arguments(void **state)
     compact.compact = p.room;
     compact.head_dim = 60;
     assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_ERR_ARGUMENT);
-    kvant_cuda_expand_args expand = { .size = sizeof expand,
-                                      .codec = p.gpu,
-                                      .n_kv_heads = 0,
-                                      .compact = p.compact };
+    kvant_cuda_expand_args expand = {
+        .size = sizeof expand, .codec = p.gpu, .n_kv_heads = 0, .compact = p.compact
+    };
     assert_int_equal(kvant_cuda_expand(&expand, NULL), KVANT_ERR_ARGUMENT);
     problem_close(&p);
 }
@@ -481,10 +477,8 @@ static void refused_arguments(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_head_dims),
-        cmocka_unit_test(trellis),
-        cmocka_unit_test(no_rotation),
-        cmocka_unit_test(functions_of_both_sides),
+        cmocka_unit_test(all_head_dims),     cmocka_unit_test(trellis),
+        cmocka_unit_test(no_rotation),       cmocka_unit_test(functions_of_both_sides),
         cmocka_unit_test(refused_arguments),
     };
     return begin_tests(argc, argv) ? cmocka_run_group_tests(tests, NULL, NULL) : 77;

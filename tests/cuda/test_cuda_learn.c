@@ -390,8 +390,7 @@ static void check_matrices(const learn_case *c, const char *spec)
                                           .codec = on_gpu,
                                           .n_kv_heads = KV,
                                           .compact = compact.compact,
-                                          .key_transform =
-                                              device_new(size * sizeof(float), 0xff) };
+                                          .key_transform = device_new(size * sizeof(float), 0xff) };
     assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_OK);
     assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
     float *got = malloc(size * sizeof *got);
@@ -399,8 +398,7 @@ static void check_matrices(const learn_case *c, const char *spec)
     for (uint32_t head = 0; head < KV; head++) {
         kvant_cuda_tables tables = { .size = sizeof tables };
         kvant_cuda_codec_tables(made[head], &tables);
-        assert_memory_equal(got + head * size / KV, tables.key_transform,
-                            size / KV * sizeof *got);
+        assert_memory_equal(got + head * size / KV, tables.key_transform, size / KV * sizeof *got);
     }
     free(got);
     device_free(compact.triangles);

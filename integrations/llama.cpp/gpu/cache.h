@@ -153,7 +153,7 @@ typedef struct kvp_gpu_cells {
     /* Bytes of the matrices of a position bucket: learned ones are compact (kvant_cuda_compact).
      * Others are weights and inverse weights, as those of KVP_PLAIN and of moved keys are. */
     size_t matrix_bytes;
-    kvp_gpu_memory numbers; /* matrices, centre, scale, query scale */
+    kvp_gpu_memory numbers;                       /* matrices, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_BUCKETS - 1]; /* matrices of later position buckets */
     /* the first position bucket's centre in the form that attention takes (k_center) */
     kvp_gpu_memory key_center;
@@ -175,10 +175,10 @@ typedef struct kvp_gpu_cells {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     /* the number of its cache's shifts in which its keys took part */
     uint32_t n_shifts;
-    size_t n_mixed; /* blocks of the next one whose keys moved already */
+    size_t n_mixed;                      /* blocks of the next one whose keys moved already */
     float *center, *scale, *query_scale; /* NULL: none */
-    bool learns, learned; /* centre or scale are learned from the first rows */
-    bool uncentred;       /* attention has a softcap, so keys have no centre */
+    bool learns, learned;                /* centre or scale are learned from the first rows */
+    bool uncentred;                      /* attention has a softcap, so keys have no centre */
     /* there is room behind the outputs of attention nodes */
     bool has_room;
     kvp_gpu_cache *cache;
@@ -260,13 +260,16 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
 
 /* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
- * KVP_PLAIN, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
+ * KVP_PLAIN, kvp_gpu_matrix_room counts the matrices of one layer (kvp_gpu_expand), for which
+ * kvp_gpu_expanded_bytes has the bytes, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
  * comes in force. All tensors share the largest of their rooms. They also share the staging pages
  * of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose codec has groups of several
  * tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such codec. */
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads);
+size_t kvp_gpu_matrix_room(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads);
 size_t kvp_gpu_expanded_bytes(uint32_t n_kv_heads, uint32_t head_dim);
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);

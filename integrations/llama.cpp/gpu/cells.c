@@ -192,10 +192,10 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
                                      .n_kv_heads = cells->n_kv_heads,
                                      .triangles = triangles };
     kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
-                                               .codec = cells->codecs[0],
-                                               .n_kv_heads = cells->n_kv_heads,
-                                               .center = center,
-                                               .key_center = cells->key_center.at };
+                                         .codec = cells->codecs[0],
+                                         .n_kv_heads = cells->n_kv_heads,
+                                         .center = center,
+                                         .key_center = cells->key_center.at };
     kvant_status status;
 
     if (!have_matrices(cells, bucket))
@@ -243,9 +243,8 @@ bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *co
 {
     const size_t width = kvp_gpu_width(cells);
     float *host = calloc(4 * width, sizeof(*host));
-    bool ok = host != NULL && (cells->learns_key_transform
-                                   ? have_matrices(cells, 0)
-                                   : bring_weights(cells, codecs, stream));
+    bool ok = host != NULL && (cells->learns_key_transform ? have_matrices(cells, 0)
+                                                           : bring_weights(cells, codecs, stream));
 
     if (ok && cells->learns_key_transform &&
         kvp_gpu_tables(codecs[0]).key_transform_size > cells->head_dim)
@@ -301,8 +300,7 @@ bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float
         ok = read_plain(cells, head, scale, host);
     if (ok && center != NULL)
         memcpy(mean, center, width * sizeof(*mean));
-    ok = ok &&
-         kvp_gpu_grow(cells->gpu, &cells->further[KVP_PLAIN - 1], n * sizeof(*host), false) &&
+    ok = ok && kvp_gpu_grow(cells->gpu, &cells->further[KVP_PLAIN - 1], n * sizeof(*host), false) &&
          copy_in(cells->further[KVP_PLAIN - 1].at, host, n, cells->gpu->stream) &&
          bring_centers(cells, KVP_PLAIN, mean, mean, cells->gpu->stream);
     cells->further_made |= (uint32_t)ok << KVP_PLAIN;
@@ -353,14 +351,12 @@ kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
         return weights_at(cells, moved->numbers.at);
     while (bucket > 0 && !(cells->further_made >> bucket & 1))
         bucket--;
-    if (bucket == KVP_PLAIN || (bucket == 0 && !cells->learns_key_transform &&
-                                cells->key_transform_size > 0))
+    if (bucket == KVP_PLAIN ||
+        (bucket == 0 && !cells->learns_key_transform && cells->key_transform_size > 0))
         return weights_at(cells, matrices_at(cells, bucket));
-    return (kvp_gpu_matrix){
-        .compact = bucket == 0 && cells->key_transform_size == 0
-                       ? NULL
-                       : matrices_at(cells, bucket)
-    };
+    return (kvp_gpu_matrix){ .compact = bucket == 0 && cells->key_transform_size == 0
+                                            ? NULL
+                                            : matrices_at(cells, bucket) };
 }
 
 kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matrix *matrix)

@@ -32,9 +32,9 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 
     kvant_codec_get_info(codecs[0], &info);
     learns = info.learns_transform && shape->role == KVANT_ROLE_K;
-    matrices = learns ? kvant_cuda_compact_bytes(info.head_dim, n_kv_heads)
-                      : 2 * n_kv_heads * kvp_gpu_tables(codecs[0]).key_transform_size *
-                            sizeof(float);
+    matrices = learns
+                   ? kvant_cuda_compact_bytes(info.head_dim, n_kv_heads)
+                   : 2 * n_kv_heads * kvp_gpu_tables(codecs[0]).key_transform_size * sizeof(float);
     /* numbers and key_center of kvp_gpu_cells */
     bytes = matrices + 4 * (size_t)shape->row * sizeof(float);
     if (learns) /* starts, further and results of kvp_gpu_cells */
@@ -51,17 +51,23 @@ size_t kvp_gpu_expanded_bytes(uint32_t n_kv_heads, uint32_t head_dim)
     return 2 * (size_t)n_kv_heads * head_dim * head_dim * sizeof(float);
 }
 
-/* KVP_PLAIN is counted separately, because few caches need it. A cache that needs it has its matrix
- * from its first key transform on. */
-size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+size_t kvp_gpu_matrix_room(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads)
 {
     kvant_codec_info info = { .size = sizeof(info) };
 
     kvant_codec_get_info(codecs[0], &info);
-    if (!info.learns_transform || shape->role != KVANT_ROLE_K)
-        return 0;
-    return kvp_gpu_expanded_bytes(n_kv_heads, info.head_dim);
+    return info.learns_transform && shape->role == KVANT_ROLE_K
+               ? kvp_gpu_expanded_bytes(n_kv_heads, info.head_dim)
+               : 0;
+}
+
+/* KVP_PLAIN is counted separately, because few caches need it. A cache that needs it has its matrix
+ * from its first key transform on. */
+size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads)
+{
+    return kvp_gpu_matrix_room(shape, codecs, n_kv_heads); /* as many numbers */
 }
 
 size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape)

@@ -282,8 +282,7 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
     bool finite = true;
     Row<D> y = raw.numbers(args.type);
     if (through_matrix && role.compact) {
-        y = short_row_through_triangle<D>(role, args.type, center, column, row_at, kv_head,
-                                          finite);
+        y = short_row_through_triangle<D>(role, args.type, center, column, row_at, kv_head, finite);
         if (first_warp)
             rotate(y, known.rotation, lane);
     } else if (through_matrix)

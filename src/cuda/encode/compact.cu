@@ -155,9 +155,8 @@ __global__ void invert_kernel(const void *compact, uint32_t d, float *matrix)
         float *row = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, j)) * d;
         for (uint32_t channel = threadIdx.x; channel < d; channel += blockDim.x) {
             const uint32_t own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
-            row[channel] = channel % (d / 2) / (n / 2) == part && own >= j
-                               ? (float)inverse.at(own, j)
-                               : 0.0f;
+            row[channel] =
+                channel % (d / 2) / (n / 2) == part && own >= j ? (float)inverse.at(own, j) : 0.0f;
         }
     }
 }
@@ -171,8 +170,8 @@ __global__ void __launch_bounds__(256)
 {
     const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, half = d / 2,
                    n = kvant_compact_part(d),
-                   position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, part = position / n,
-                   own = position % n;
+                   position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32,
+                   part = position / n, own = position % n;
     if (position >= d)
         return;
     float *to = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, own)) * d;
@@ -192,9 +191,8 @@ __global__ void __launch_bounds__(256)
 
 /* R W c of a kv head, a channel a thread. */
 __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
-    center_kernel(const void *compact,
-                  const __grid_constant__ kvant_cuda_wide_rotation rotation, const float *center,
-                  float *key_center)
+    center_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
+                  const float *center, float *key_center)
 {
     __shared__ float row[KVANT_CUDA_MOST_DIM];
     const uint32_t d = blockDim.x, half = d / 2, channel = threadIdx.x, kv_head = blockIdx.x,
@@ -228,8 +226,8 @@ static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_codec &co
     const uint32_t d = codec.params.head_dim;
     return with_room(d, [&](auto p) {
         constexpr int P = decltype(p)::value;
-        expand_kernel<P><<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(
-            compact, codec.rotation, d, matrix);
+        expand_kernel<P>
+            <<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(compact, codec.rotation, d, matrix);
         return cudaGetLastError();
     });
 }
@@ -276,7 +274,8 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
         error = launch_parts(invert_kernel, codec.params.head_dim, args->n_kv_heads, on,
                              args->compact, codec.params.head_dim, args->inverse_key_transform);
         if (error == cudaSuccess)
-            error = rotate_matrix(nullptr, codec, args->n_kv_heads, args->inverse_key_transform, on);
+            error =
+                rotate_matrix(nullptr, codec, args->n_kv_heads, args->inverse_key_transform, on);
     }
     if (error == cudaSuccess && args->center) {
         center_kernel<<<args->n_kv_heads, codec.params.head_dim, 0, on>>>(

@@ -66,7 +66,7 @@ KVANT_INLINE void compact_queries(QuerySpace<D> &space, const QueryArgs &args, u
     load_queries(space, args, blockIdx.z - matrix * args.batch, first_head, n_heads);
     __syncthreads();
     float sum[QUERY_HEADS] = {};
-    row.each_group([&](const float (&m)[KVANT_COMPACT_COLUMNS], int channel) {
+    row.each_group([&](const float(&m)[KVANT_COMPACT_COLUMNS], int channel) {
         unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
             unrolled_for (int i = 0; i < (int)KVANT_COMPACT_COLUMNS; i++)
                 sum[h] = fmaf(m[i], space.q[h][channel + i], sum[h]);
@@ -162,8 +162,8 @@ KVANT_INLINE void rotate_rows(Row<D> (&rows)[N], const kvant_cuda_wide_rotation 
         const float sign = lane & distance ? -1.0f : 1.0f;
         unrolled_for (int n = 0; n < N; n++)
             unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-                rows[n].x[j] = fmaf(rows[n].x[j], sign,
-                                    __shfl_xor_sync(FULL, rows[n].x[j], distance));
+                rows[n].x[j] =
+                    fmaf(rows[n].x[j], sign, __shfl_xor_sync(FULL, rows[n].x[j], distance));
     }
     unrolled_for (int n = 0; n < N; n++)
         hadamard_of_lane(rows[n], rotation);
@@ -201,8 +201,7 @@ KVANT_INLINE void load_compact(RowSpace<D> &space, float (&key_transform)[D / 2]
             }
         rotate_rows(some, args.rotation, lane);
         unrolled_for (int n = 0; n < AT_ONCE; n++)
-            some[n].each(lane,
-                         [&](float x, int channel) { rows[(first + n) * D + channel] = x; });
+            some[n].each(lane, [&](float x, int channel) { rows[(first + n) * D + channel] = x; });
     }
     __syncthreads();
     load_matrix<D, D / 2>(key_transform, rows + threadIdx.x % D, threadIdx.x / D * (D / 2));

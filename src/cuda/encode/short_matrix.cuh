@@ -148,7 +148,7 @@ template <int D> struct ShortInverse {
     }
     KVANT_INLINE void multiply(const float4 (&q)[D], bool, float (&sum)[4])
     {
-        row.each_group([&](const float (&m)[KVANT_COMPACT_COLUMNS], int channel) {
+        row.each_group([&](const float(&m)[KVANT_COMPACT_COLUMNS], int channel) {
             unrolled_for (int i = 0; i < (int)KVANT_COMPACT_COLUMNS; i++)
                 ShortMatrix<D>::add_products(m[i], q[channel + i], sum);
         });

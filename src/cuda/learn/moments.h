@@ -284,7 +284,8 @@ TEAM_FN void learn_pair(const learn_source *s, const learn_turns *t, uint32_t ce
 /* How many of n vectors count. `part`: room. */
 TEAM_FN double learn_count(const uint8_t *counts, int n, double *part)
 {
-    TEAM_EACH (i, 0, LEARN_MOST) {
+    TEAM_EACH(i, 0, LEARN_MOST)
+    {
         int counted = 0;
         for (int k = i; k < n; k += LEARN_MOST)
             counted += counts[k];
@@ -327,8 +328,7 @@ TEAM_APART void learn_find_moments(const learn_sums *sums, learn_turns *t, uint3
                               n_queries / (n_queries + LEARN_QUERIES_DAMPING * head_dim) };
     TEAM_EACH(i, 0, n)
     {
-        s->v[i] = learn_sum_slices(sums->key + i, (size_t)n, sums->key_slices) *
-                  source.key_inverse;
+        s->v[i] = learn_sum_slices(sums->key + i, (size_t)n, sums->key_slices) * source.key_inverse;
         s->w[i] = s->v[i] + sums->origin[i];
     }
     TEAM_SYNC();

@@ -70,8 +70,8 @@ TEAM_FN double line_sum(const double *a, int first, int end)
 {
 #ifdef __CUDACC__
     double sum = 0;
-    TEAM_LANES (i, first, end)
-        sum += a[i];
+    TEAM_LANES(i, first, end)
+    sum += a[i];
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, width);
     return sum;

@@ -145,9 +145,9 @@ TEAM_APART void learn_solve(const learn_sums *sums, learn_turns *t, uint32_t cen
                             float *center, float *start, double *balance)
 {
     const double n_keys = learn_count(sums->counts, sums->n_keys, s->part),
-                 n_queries = sums->n_queries
-                                 ? learn_count(sums->counts + sums->n_keys, sums->n_queries, s->part)
-                                 : KVANT_CUDA_LEARN_LEAST;
+                 n_queries = sums->n_queries ? learn_count(sums->counts + sums->n_keys,
+                                                           sums->n_queries, s->part)
+                                             : KVANT_CUDA_LEARN_LEAST;
     double gain = 1, keys, queries;
     bool good = n_keys >= KVANT_CUDA_LEARN_LEAST && n_queries >= KVANT_CUDA_LEARN_LEAST;
     learn_find_moments(sums, t, center_span, head_dim, s, n, n_keys, n_queries, center, start);

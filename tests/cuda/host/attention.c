@@ -492,8 +492,7 @@ void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
         const float *matrix = i < rows ? args->inverse_key_transform : args->further[i / rows - 1],
                     *m = matrix + kv * d * d;
         if (args->compact >> i / rows & 1) {
-            const kvant_transform t =
-                host_compact_transform(args->k_codec, matrix, (uint32_t)kv);
+            const kvant_transform t = host_compact_transform(args->k_codec, matrix, (uint32_t)kv);
             float q[MOST];
             for (size_t k = 0; k < d; k++)
                 q[k] = number(args->q, at + k, args->type);
@@ -512,9 +511,9 @@ void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
 kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
                                     kvant_cuda_stream stream)
 {
+    ANSWER(transform_queries, args, stream);
     if (args->compact && args->compact >> args->n_further >> 1)
         return KVANT_ERR_ARGUMENT;
-    ANSWER(transform_queries, args, stream);
     host_rotate_queries(args);
     return KVANT_OK;
 }

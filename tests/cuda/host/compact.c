@@ -23,10 +23,10 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
 
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
+    ANSWER(compact, args, stream);
     if (!args->triangles || !args->compact || args->compact == args->triangles ||
         args->head_dim % 8)
         return KVANT_ERR_ARGUMENT;
-    ANSWER(compact, args, stream);
     memcpy(args->compact, args->triangles,
            args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
     return KVANT_OK;
@@ -49,9 +49,9 @@ void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, cons
 
 kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
 {
+    ANSWER(expand, args, stream);
     if (!args->codec || !args->compact || !args->n_kv_heads)
         return KVANT_ERR_ARGUMENT;
-    ANSWER(expand, args, stream);
     if (args->key_transform)
         host_expand_matrix(args->codec, args->n_kv_heads, args->compact, false,
                            args->key_transform);

@@ -16,4 +16,3 @@ kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream str
     learn_reference(args);
     return KVANT_OK;
 }
-
