@@ -28,8 +28,8 @@ typedef struct cuda_part {
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
     kvant_cuda_codec *full, *full_open;   /* the same with matrices; NULL: not needed so far */
     kvant_codec *made; /* the source of full and full_open; NULL: another layer owns them */
-    /* device: for each transform with W: its compact form (kvant_cuda_compact). With a dense R: R W,
-     * then R W^-T, of each kv head. NULL: not made yet. */
+    /* device: for each transform with W: its compact form (kvant_cuda_compact). With a dense R: R
+     * W, then R W^-T, of each kv head. NULL: not made yet. */
     void *matrices[KVANT_MAX_TRANSFORMS];
     float
         *queries[KVANT_MAX_TRANSFORMS]; /* device: matrices for queries, of transforms without W */
@@ -233,8 +233,8 @@ typedef struct cuda_transform {
 /* Returns a transform, after copying its coefficients to the device if they have changed. */
 cuda_transform kvant_cuda_transform(cuda_part *part, uint32_t transform_id);
 
-/* R W of a transform, or R W^-T. It is made for the call at hand if the transform is compact; another
- * call then overwrites it. NULL: none, or an error was recorded. */
+/* R W of a transform, or R W^-T. It is made for the call at hand if the transform is compact;
+ * another call then overwrites it. NULL: none, or an error was recorded. */
 const float *kvant_cuda_matrix(cuda_part *part, const cuda_transform *transform, bool inverse);
 
 /* The centres of all transforms, each for all kv heads. rotated: R W (c / s), for queries that went

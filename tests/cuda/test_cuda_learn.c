@@ -1,6 +1,6 @@
-/* test_cuda_learn.c - learning of key transforms on a GPU: results have the bits of the same code on the
- * CPU, and agree with the CPU's learning as far as sums in another order can. Triangles are always
- * valid, and their matrices have the CPU's bits. */
+/* test_cuda_learn.c - learning of key transforms on a GPU: results have the bits of the same code
+ * on the CPU, and agree with the CPU's learning as far as sums in another order can. Triangles are
+ * always valid, and their matrices have the CPU's bits. */
 #include <math.h>
 
 #include "../../src/base/half.h"
@@ -456,8 +456,8 @@ static void make_matrix(int n, double span, double *m)
 }
 
 /* Both use the same approximation of a square root, so they differ by roundings. Eigenvalues of a
- * and of b span `span` each, and roundings of the root of a matrix whose eigenvalues span span^2 are
- * enlarged by its condition: span^2 2^-53 in all, and n sums. */
+ * and of b span `span` each, and roundings of the root of a matrix whose eigenvalues span span^2
+ * are enlarged by its condition: span^2 2^-53 in all, and n sums. */
 static void factors_of_means_are_those_of_kernels(void **unused)
 {
     (void)unused;

@@ -38,7 +38,8 @@ static bool may_request(const kvp_gpu_cache *cache, uint32_t id)
            kvant_lesson_may_request(&cache->buckets.lessons, id);
 }
 
-/* Requests the transform of a bucket, unless first transforms come in force in the graph at hand. */
+/* Requests the transform of a bucket, unless first transforms come in force in the graph at
+ * hand. */
 static void request(kvp_gpu_cache *cache, uint32_t id)
 {
     const kvant_lesson_bucket bucket = kvant_lesson_bucket_at(id);

@@ -163,8 +163,8 @@ typedef struct kvp_gpu_cells {
     /* rows are stored minus these centres, rotated to their blocks' positions */
     bool has_block_centers;
     uint32_t further_made; /* a bit for each position bucket that has `further` matrices */
-    /* Rounded triangles and centres of n_learned position buckets (learner.c), and a bit for each of
-     * these transforms that is in force. */
+    /* Rounded triangles and centres of n_learned position buckets (learner.c), and a bit for each
+     * of these transforms that is in force. */
     kvp_gpu_memory results;
     uint32_t n_learned, learned_ids;
     struct kvp_gpu_moved { /* by id: the matrices of keys that moved; of.by 0: none */
@@ -261,10 +261,11 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
 /* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
  * KVP_PLAIN, kvp_gpu_matrix_room counts the matrices of one layer (kvp_gpu_expand), for which
- * kvp_gpu_expanded_bytes has the bytes, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
- * comes in force. All tensors share the largest of their rooms. They also share the staging pages
- * of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose codec has groups of several
- * tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such codec. */
+ * kvp_gpu_expanded_bytes has the bytes, and kvp_gpu_learning_room counts the room that one layer
+ * needs when its key transform comes in force. All tensors share the largest of their rooms. They
+ * also share the staging pages of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose
+ * codec has groups of several tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such
+ * codec. */
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,

@@ -132,8 +132,9 @@ static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to
             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
 }
 
-/* Brings the numbers of a transform to the cells' arrays. made: a restored one; NULL: the learner's.
- * Also brings the centre and the scale that sealed keys have, which these numbers replace. */
+/* Brings the numbers of a transform to the cells' arrays. made: a restored one; NULL: the
+ * learner's. Also brings the centre and the scale that sealed keys have, which these numbers
+ * replace. */
 static bool bring(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
 {
     const size_t width = kvp_gpu_width(cells);

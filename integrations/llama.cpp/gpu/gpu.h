@@ -20,6 +20,7 @@
  * Cache tensors:
  *
  *   cells.c        cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   matrices.c     their transforms in GPU memory
  *   rows.c         rows of these tensors, read and written without a graph
  *   marks.c        cells whose rows were refused
  *   fetch.c        copies in the computer's memory

@@ -9,9 +9,9 @@
  */
 #include "gpu.h"
 
-/* The number of further position buckets below n_positions for which a cache of this shape learns key transforms. A
- * cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first key transform
- * (first_matrix.c). */
+/* The number of further position buckets below n_positions for which a cache of this shape learns
+ * key transforms. A cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first
+ * key transform (first_matrix.c). */
 static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
@@ -82,7 +82,8 @@ size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *setti
 }
 
 /* The exact pages of one layer as fp32 rows with their slots, while their rows get another
- * transform, and the working memory of learning: of heads of 128 channels, which need most of it. */
+ * transform, and the working memory of learning: of heads of 128 channels, which need most of
+ * it. */
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const size_t row = shape->row * sizeof(float) + sizeof(int64_t);

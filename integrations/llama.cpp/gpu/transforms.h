@@ -184,8 +184,8 @@ bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
 size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 
-/* cells.c. The matrices of a transform, of which one form is there: the compact one, or weights and
- * inverse weights. If its position bucket has none, the last bucket before it that has matrices
+/* matrices.c. The matrices of a transform, of which one form is there: the compact one, or weights
+ * and inverse weights. If its position bucket has none, the last bucket before it that has matrices
  * counts. `kvp_gpu_expand` makes the inverse weights (rows: both) of a compact form, in memory that
  * is the stream's until the next call, or an append, of any layer. */
 typedef struct kvp_gpu_matrix {
@@ -259,8 +259,8 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
  * `last` are stored. It puts a requested key transform in force, and requests that of the next
  * position bucket. `kvp_gpu_buckets_begin_late` requests one after a graph in which first
  * transforms came in force. `kvp_gpu_buckets_begin_layer` does so for a layer within such a graph,
- * once the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have all
- * become unused. */
+ * once the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have
+ * all become unused. */
 void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_begin_layer(const kvp_kv *kv);
@@ -290,15 +290,15 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
                                  size_t n);
 
-/* cells.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
+/* matrices.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
  * first position bucket's and makes it the cells' transform; it waits for the stream (NULL: a
  * stream that orders nothing). kept: the learned transform as records hold it, or NULL.
  * `kvp_gpu_upload_bucket` brings matrices and centres of a later bucket. `kvp_gpu_upload_plain`
  * brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the computer's memory.
  *
- * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and key_center
- * from the centre (NULL: it is set otherwise), by work in the stream. Other streams may use them after
- * that work. */
+ * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and
+ * key_center from the centre (NULL: it is set otherwise), by work in the stream. Other streams may
+ * use them after that work. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                               const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,

@@ -2,8 +2,8 @@
  * (team.h).
  *
  * The formulas are those of src/cache/solve.c and rope.c: sums become means about a centre, RoPE
- * takes them to a run of position buckets, the centres of stretches of positions are subtracted, and
- * moments off the diagonal are damped. */
+ * takes them to a run of position buckets, the centres of stretches of positions are subtracted,
+ * and moments off the diagonal are damped. */
 #pragma once
 
 #include <kvant/cuda_kernels.h>
@@ -66,8 +66,8 @@ typedef struct learn_turns {
     const kvant_cuda_rope_pair *pairs; /* of the part */
     int n, n_buckets;
     const int32_t *edge; /* n_buckets + 1 positions */
-    /* at the edges; by one position; by a stretch of each bucket; by a block; and the mean of keys in
-     * the first stretch of each bucket */
+    /* at the edges; by one position; by a stretch of each bucket; by a block; and the mean of keys
+     * in the first stretch of each bucket */
     learn_complex *at, *one, *stretch, *block, *own;
     learn_complex *mean; /* of keys, at position 0 */
 } learn_turns;
@@ -81,8 +81,8 @@ TEAM_FN int learn_stretch(const learn_turns *t, int bucket, uint32_t center_span
 }
 
 /* The mean of z over positions from the first-th edge to the end-th, where every bucket counts the
- * same. i, k: z turns by the frequency of pair i plus (minus: less) that of pair k; k < 0: of pair i
- * alone. step: the turn of a step. */
+ * same. i, k: z turns by the frequency of pair i plus (minus: less) that of pair k; k < 0: of pair
+ * i alone. step: the turn of a step. */
 TEAM_FN learn_complex learn_turn(const learn_turns *t, int i, int k, bool minus, int at)
 {
     const learn_complex a = t->at[at * t->n + i], one = { 1, 0 },
