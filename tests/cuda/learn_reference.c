@@ -27,8 +27,8 @@ static learn_input input_of(const call *c, uint32_t sub)
                           .part = sub % c->parts,
                           .phases = room_at(c, c->room.phases),
                           .counts = (uint8_t *)room_at(c, c->room.flags) + sub * vectors,
-                          .vectors = (float *)room_at(c, c->room.work) +
-                                     sub * vectors * c->args->part };
+                          .vectors =
+                              (float *)room_at(c, c->room.work) + sub * vectors * c->args->part };
 }
 
 static learn_rule rule_of(const call *c, uint32_t sub)

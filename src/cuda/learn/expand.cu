@@ -48,12 +48,11 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     for (uint32_t part = 0; part < d / n; part++) {
         const uint16_t *from =
             call.args.triangles + ((size_t)head * (d / n) + part) * LEARN_TRIANGLE(n);
-        TEAM_EACH(i, 0, (int)LEARN_TRIANGLE(n))
-        triangle[i] = from[i];
+        TEAM_EACH (i, 0, (int)LEARN_TRIANGLE(n))
+            triangle[i] = from[i];
         __syncthreads();
         learn_invert(triangle, (int)n, inverse, stride, reciprocals);
-        TEAM_LINES(i, 0, (int)n)
-        {
+        TEAM_LINES (i, 0, (int)n) {
             const uint32_t half = n / 2, row = (uint32_t)i < half ? part * half + i
                                                                   : d / 2 + part * half + i - half;
             Row<D> x, y;
@@ -74,8 +73,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
         }
         __syncthreads();
     }
-    TEAM_EACH(j, 0, (int)(call.args.center ? d : 0))
-    {
+    TEAM_EACH (j, 0, (int)(call.args.center ? d : 0)) {
         double sum = 0;
         for (uint32_t i = 0; i < d; i++)
             sum += (double)forward[(size_t)i * d + j] * call.args.center[head * d + i];

@@ -46,8 +46,8 @@ __device__ static learn_input input_of(const LearnCall &call, uint32_t sub)
     in.part = sub % parts_of(call);
     in.phases = reinterpret_cast<const float *>(room_at(call, call.room.phases));
     in.counts = reinterpret_cast<uint8_t *>(room_at(call, call.room.flags)) + sub * vectors;
-    in.vectors = reinterpret_cast<float *>(room_at(call, call.room.work)) +
-                 sub * vectors * call.args.part;
+    in.vectors =
+        reinterpret_cast<float *>(room_at(call, call.room.work)) + sub * vectors * call.args.part;
     return in;
 }
 
@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant_
               left = all - own * LEARN_SLICE, n_vectors = left < LEARN_SLICE ? left : LEARN_SLICE;
     const float *vectors =
         in.vectors + ((is_key ? 0 : call.args.n_rows) + (size_t)own * LEARN_SLICE) * n;
-    float *const sums = sums_of(call, blockIdx.z),
-                 *const out = sums + (size_t)key_slices * n + (size_t)slice * n * n;
+    float *const sums = sums_of(call, blockIdx.z), *const out = sums + (size_t)key_slices * n +
+                                                                (size_t)slice * n * n;
     float sum[4][4] = {}, total = 0;
     for (int i = (int)threadIdx.x; i < SUM_VECTORS * (LEARN_MOST + 4); i += SUM_THREADS)
         z[i / (LEARN_MOST + 4)][i % (LEARN_MOST + 4)] = 0;
@@ -172,8 +172,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     learn_solve(&sums, &turns, args.center_span, args.head_dim, &space, (int)n,
                 args.triangles + at * LEARN_TRIANGLE(n), center, start,
                 reinterpret_cast<double *>(room_at(call, call.room.balance)) + 2 * at);
-    TEAM_EACH(i, 0, (int)n)
-    {
+    TEAM_EACH (i, 0, (int)n) {
         const size_t channel =
             in.kv_head * args.head_dim + learn_channel(&args, in.part, (uint32_t)i);
         args.centers[(size_t)transform * args.n_kv_heads * args.head_dim + channel] = center[i];

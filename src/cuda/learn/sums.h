@@ -141,8 +141,8 @@ TEAM_FN bool learn_is_median(const float *lengths, int n, int at)
     int below = 0, used = 0;
     for (int i = 0; i < n; i++) {
         used += lengths[i] >= 0;
-        below += lengths[i] >= 0 &&
-                 (lengths[i] < lengths[at] || (lengths[i] == lengths[at] && i < at));
+        below +=
+            lengths[i] >= 0 && (lengths[i] < lengths[at] || (lengths[i] == lengths[at] && i < at));
     }
     return lengths[at] >= 0 && below == used / 2;
 }
