@@ -36,6 +36,43 @@ typedef struct kvant_cuda_block_centers {
     const uint8_t *transform_ids;
 } kvant_cuda_block_centers;
 
+/* ---- the compact form of matrices ---- */
+
+/* The matrices W of a learned transform take head_dim^2 floats per kv head as R W, and as many as
+ * R W^-T. Their compact form takes a fifth of that or less: the numbers of the triangles, in which a
+ * cache and its records keep W, and W^-T as a triangle of 16 bits. It serves codecs whose rotation is
+ * a Hadamard matrix or none. */
+KVANT_API size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads);
+
+typedef struct kvant_cuda_compact_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_compact_args) */
+    uint32_t head_dim, n_kv_heads;
+    const uint16_t *triangles; /* device: of all kv heads, as records hold them */
+    void *compact;             /* device: kvant_cuda_compact_bytes, aligned to 16 bytes */
+} kvant_cuda_compact_args;
+
+/* Makes the compact form from triangles without a zero on their diagonals. Kernels may read it
+ * before the preceding kernel in the stream has ended. So the next calls that use it come in
+ * another stream, after an event, or when this stream has been waited for. */
+KVANT_API kvant_status kvant_cuda_compact(const kvant_cuda_compact_args *args,
+                                          kvant_cuda_stream stream);
+
+typedef struct kvant_cuda_expand_args {
+    size_t size;                   /* set by the caller to sizeof(kvant_cuda_expand_args) */
+    const kvant_cuda_codec *codec; /* its rotation counts */
+    uint32_t n_kv_heads;
+    const void *compact; /* device */
+    /* device, or NULL: R W, and R W^-T, n_kv_heads x head_dim^2 each */
+    float *key_transform, *inverse_key_transform;
+    /* device: R W c of the kv heads' centres c, n_kv_heads x head_dim each. NULL: not wanted */
+    const float *center;
+    float *key_center;
+} kvant_cuda_expand_args;
+
+/* Makes matrices from triangles. R W has the bits of the matrix that the computer makes. */
+KVANT_API kvant_status kvant_cuda_expand(const kvant_cuda_expand_args *args,
+                                         kvant_cuda_stream stream);
+
 /* ---- queries ---- */
 
 /* Begins as kvant_cuda_query_args does, up to `out`. */
@@ -55,6 +92,8 @@ typedef struct kvant_cuda_kernel_query_args {
     /* not 0: no call of this library that may still run in the stream writes q, or reads what out
      * holds. Then the call may begin while those calls run. It does not end before they do */
     uint32_t ready;
+    /* a bit for each matrix, bit 0 for inverse_key_transform: the pointer is to a compact form */
+    uint32_t compact;
 } kvant_cuda_kernel_query_args;
 
 /* As kvant_cuda_transform_queries. */
@@ -94,6 +133,11 @@ typedef struct kvant_cuda_kernel_append_args {
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
     /* not 0: an open page gets zeros in place of a row that is refused */
     uint32_t clear_refused;
+    /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. Few rows are
+     * multiplied with the triangles and then rotated. For more rows the call makes R W in k_matrix,
+     * device room for n_kv_heads x head_dim^2 floats that calls in one stream can share */
+    const void *k_compact;
+    float *k_matrix;
 } kvant_cuda_kernel_append_args;
 
 /* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the
@@ -444,22 +488,6 @@ KVANT_API size_t kvant_cuda_triangle_halves(uint32_t head_dim, uint32_t n_kv_hea
 
 KVANT_API kvant_status kvant_cuda_learn(const kvant_cuda_learn_args *args,
                                         kvant_cuda_stream stream);
-
-/* The matrices of triangles: R W and R W^-T, as kvant_cuda_tables has them. */
-typedef struct kvant_cuda_expand_args {
-    size_t size;                   /* set by the caller to sizeof(kvant_cuda_expand_args) */
-    const kvant_cuda_codec *codec; /* its rotation is R; it has no matrix itself */
-    uint32_t n_kv_heads;
-    const uint16_t *triangles;                    /* device: of one transform */
-    float *key_transform, *inverse_key_transform; /* device: n_kv_heads x head_dim x head_dim */
-    const float *center;                          /* device: n_kv_heads x head_dim; NULL: none */
-    float *key_center;                            /* R W center, likewise */
-    void *
-        workspace; /* device: of kvant_cuda_learn, or as large as n_kv_heads matrices of binary64 */
-} kvant_cuda_expand_args;
-
-KVANT_API kvant_status kvant_cuda_expand(const kvant_cuda_expand_args *args,
-                                         kvant_cuda_stream stream);
 
 /* ---- tests ---- */
 

@@ -402,7 +402,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     }
     void *device[] = { memory->pages,      memory->arguments,  memory->workspace,
                        memory->tables.at,  memory->queries.at, memory->gathered.at,
-                       memory->rotated.at, memory->scratch.at };
+                       memory->rotated.at, memory->scratch.at, memory->matrix.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_host_free(memory->refused);

@@ -12,6 +12,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
+#include "../device/compact.h"
 #include "../math/sums.h"
 
 /* The largest condition of a part's W: the Frobenius norm of W times the Frobenius norm of W^-1. */
@@ -179,8 +180,17 @@ static bool wants_centers(const kvant_tensor *tensor)
     return tensor->learning && tensor->learning->rope && tensor->learning->rope->block_centers;
 }
 
+/* A device keeps the compact form of W of each kv head. With a dense rotation it keeps R W and
+ * R W^-T. */
+static size_t device_bytes(const kvant_tensor *tensor)
+{
+    return tensor->codecs[0]->transform.rotate == KVANT_ROTATE_DENSE
+               ? 2 * square_bytes(tensor)
+               : kvant_compact_size(tensor->head_dim, tensor->n_kv_heads);
+}
+
 /* Bytes of a transform: its triangles, matrices, centre, scale and, if it has them, centres of
- * blocks. A device also keeps R W and R W^-T of each kv head. */
+ * blocks. */
 static size_t transform_bytes(const kvant_tensor *tensor, bool has_centers)
 {
     const size_t halves = kvant_key_transform_halves(tensor) + KVANT_TRIANGLE_PADDING;
@@ -188,7 +198,7 @@ static size_t transform_bytes(const kvant_tensor *tensor, bool has_centers)
     size_t bytes = sizeof(kvant_key_transform) + tensor->n_kv_heads * sizeof(kvant_transform);
     bytes += halves * sizeof(uint16_t) + center_and_scale;
     bytes += has_centers ? kvant_centers_bytes(tensor) : 0;
-    return bytes + (tensor->device ? 2 * square_bytes(tensor) : 0);
+    return bytes + (tensor->device ? device_bytes(tensor) : 0);
 }
 
 size_t kvant_key_transform_bytes(const kvant_tensor *tensor)

@@ -47,6 +47,7 @@ extern "C" {
       (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                               \
     X(kvant_status, transform_queries,                                                             \
       (const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream))                        \
+    X(kvant_status, compact, (const kvant_cuda_compact_args *args, kvant_cuda_stream stream))      \
     X(kvant_status, center_rows,                                                                   \
       (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))                         \
     X(kvant_status, page_offsets,                                                                  \
@@ -84,11 +85,12 @@ extern "C" {
                sizeof(kvant_cuda_kernel_attention_args) + sizeof(kvant_cuda_marked_args) +         \
                sizeof(kvant_cuda_block_args) + sizeof(kvant_cuda_kernel_query_args) +              \
                sizeof(kvant_cuda_center_rows_args) + sizeof(kvant_cuda_page_offsets_args) +        \
+               sizeof(kvant_cuda_compact_args) + sizeof(kvant_cuda_expand_args) +                  \
                sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
                sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_learn_args) +                 \
-               sizeof(kvant_cuda_expand_args) + sizeof(kvant_cuda_values) +                        \
-               sizeof(kvant_cuda_note_args) + sizeof(kvant_cuda_rotate_rows_args) +                \
-               sizeof(kvant_cuda_index_args) + sizeof(kvant_cuda_find_args))
+               sizeof(kvant_cuda_values) + sizeof(kvant_cuda_note_args) +                          \
+               sizeof(kvant_cuda_rotate_rows_args) + sizeof(kvant_cuda_index_args) +               \
+               sizeof(kvant_cuda_find_args))
 
 typedef struct kvant_cuda_table {
     uint32_t version; /* KVANT_CUDA_TABLE_VERSION */

@@ -379,36 +379,31 @@ static void check_matrices(const learn_case *c, const char *spec)
     likes[0] = likes[1] = like;
     assert_int_equal(kvant_tensor_mean_codecs(tensor, 0, likes, 1, made), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_from(like, &on_gpu, NULL, 0), KVANT_OK);
-    kvant_cuda_expand_args args = { .size = sizeof args,
-                                    .codec = on_gpu,
-                                    .n_kv_heads = KV,
-                                    .triangles =
-                                        device_copy(r.triangles, p.halves * sizeof(uint16_t)),
-                                    .key_transform = device_new(size * sizeof(float), 0xff),
-                                    .inverse_key_transform = device_new(size * sizeof(float), 0xff),
-                                    .center = device_copy(r.centers, p.width * sizeof(float)),
-                                    .key_center = device_new(p.width * sizeof(float), 0xff),
-                                    .workspace = device_new(2 * size * sizeof(double) + 4096, 0) };
+    const kvant_cuda_compact_args compact = {
+        .size = sizeof compact,
+        .head_dim = c->head_dim,
+        .n_kv_heads = KV,
+        .triangles = device_copy(r.triangles, p.halves * sizeof(uint16_t)),
+        .compact = device_new(kvant_cuda_compact_bytes(c->head_dim, KV), 0xff)
+    };
+    const kvant_cuda_expand_args args = { .size = sizeof args,
+                                          .codec = on_gpu,
+                                          .n_kv_heads = KV,
+                                          .compact = compact.compact,
+                                          .key_transform = device_new(size * sizeof(float), 0xff) };
+    assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_OK);
     assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
     float *got = malloc(size * sizeof *got);
-    for (int inverse = 0; inverse < 2; inverse++) {
-        device_read(got, inverse ? args.inverse_key_transform : args.key_transform,
-                    size * sizeof *got);
-        for (uint32_t head = 0; head < KV; head++) {
-            kvant_cuda_tables tables = { .size = sizeof tables };
-            kvant_cuda_codec_tables(made[head], &tables);
-            assert_memory_equal(got + head * size / KV,
-                                inverse ? tables.inverse_key_transform : tables.key_transform,
-                                size / KV * sizeof *got);
-        }
+    device_read(got, args.key_transform, size * sizeof *got);
+    for (uint32_t head = 0; head < KV; head++) {
+        kvant_cuda_tables tables = { .size = sizeof tables };
+        kvant_cuda_codec_tables(made[head], &tables);
+        assert_memory_equal(got + head * size / KV, tables.key_transform, size / KV * sizeof *got);
     }
     free(got);
-    device_free(args.triangles);
+    device_free(compact.triangles);
+    device_free(compact.compact);
     device_free(args.key_transform);
-    device_free(args.inverse_key_transform);
-    device_free(args.center);
-    device_free(args.key_center);
-    device_free(args.workspace);
     kvant_cuda_codec_free(&on_gpu);
     for (uint32_t head = 0; head < KV; head++)
         kvant_codec_free(&made[head]);

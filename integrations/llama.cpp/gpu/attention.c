@@ -110,7 +110,6 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
 static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                                const kvant_cuda_kernel_attention_args *args)
 {
-    const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
     kvant_cuda_kernel_query_args queries = { .size = sizeof(kvant_cuda_kernel_query_args),
                                              .k_codec = k->codec,
                                              .batch = args->batch * args->query_tokens,
@@ -120,13 +119,15 @@ static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const k
                                              .q = args->q,
                                              .q_batch_stride = args->q_token_stride,
                                              .q_head_stride = args->q_head_stride,
-                                             .inverse_key_transform = first.inverse_key_transform,
                                              .out = b->queries.at,
                                              .n_further = kvp_gpu_matrices(k) - 1 };
 
-    for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] =
-            kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i + 1)).inverse_key_transform;
+    for (uint32_t i = 0; i <= queries.n_further; i++) {
+        const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i));
+        const float **at = i == 0 ? &queries.inverse_key_transform : &queries.further[i - 1];
+        *at = matrix.compact != NULL ? matrix.compact : matrix.inverse_key_transform;
+        queries.compact |= (uint32_t)(matrix.compact != NULL) << i;
+    }
     return queries;
 }
 
@@ -183,6 +184,7 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
     one.n_further = 0;
     for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
         one.inverse_key_transform = i == 0 ? all.inverse_key_transform : all.further[i - 1];
+        one.compact = all.compact >> i & 1;
         one.out = all.out + (size_t)i * all.batch * all.n_heads * k->head_dim;
         status = kvant_cuda_kernel_transform_queries(&one, b->gpu->stream);
     }

@@ -122,30 +122,16 @@ static void read_key_center(kvant_cuda_tables tables, const float *center, size_
     }
 }
 
-static void read_key_transform(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables,
-                               float *host)
+/* Fills the arrays of a transform after its matrices, each kv head after kv head. host is zeroed on
+ * entry. */
+static void read_affine(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
 {
-    const size_t room = cells->n_kv_heads * cells->most_key_transform_size;
-
-    if (tables.key_transform_size == 0)
-        return;
-    memcpy(host + head * tables.key_transform_size, tables.key_transform,
-           tables.key_transform_size * sizeof(*host));
-    memcpy(host + room + head * tables.key_transform_size, tables.inverse_key_transform,
-           tables.key_transform_size * sizeof(*host));
-}
-
-/* Fills the arrays of a transform, each kv head after kv head. host is zeroed on entry. */
-static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
-{
-    const size_t width = kvp_gpu_width(cells), d = cells->head_dim,
-                 room = cells->n_kv_heads * cells->most_key_transform_size;
+    const size_t width = kvp_gpu_width(cells), d = cells->head_dim;
 
     for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        read_key_transform(cells, head, tables, host);
         for (size_t j = 0; j < d; j++) {
-            float *numbers = host + 2 * room + head * d + j;
+            float *numbers = host + head * d + j;
             const float s = tables.scale != NULL ? tables.scale[j] : 1;
             numbers[0] = tables.center != NULL ? tables.center[j] : 0;
             numbers[width] = s;
@@ -153,7 +139,7 @@ static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *c
                 s * (tables.key_transform_size == d ? tables.inverse_key_transform[j] : 1);
         }
         if (tables.center != NULL)
-            read_key_center(tables, tables.center, d, host + 2 * room + 3 * width + head * d);
+            read_key_center(tables, tables.center, d, host + 3 * width + head * d);
     }
 }
 
@@ -163,38 +149,112 @@ static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
                      "copying");
 }
 
-/* Copies n numbers to the GPU, and a position bucket's centres: of a block at position 0, and of a
- * block whose position is not known (NULL: none). */
-static bool upload(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
-                   uint32_t bucket, const float *start, const float *mean, cu_stream stream)
+/* Copies a position bucket's centres: of a block at position 0, and of a block whose position is
+ * not known (start NULL: none). Waits for the stream. */
+static bool bring_centers(kvp_gpu_cells *cells, uint32_t bucket, const float *start,
+                          const float *mean, cu_stream stream)
 {
     const size_t width = kvp_gpu_width(cells);
-    bool ok =
-        kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) && copy_in(to->at, host, n, stream);
+    bool ok = true;
 
-    if (ok && start != NULL)
+    if (start != NULL)
         ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(*start),
                           false) &&
              copy_in((float *)cells->starts.at + bucket * width, start, width, stream) &&
              copy_in((float *)cells->starts.at + (KVP_MOST_BUCKETS + bucket) * width, mean, width,
                      stream);
-    return ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+    return kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && ok;
+}
+
+/* The memory of a position bucket's matrices. */
+static kvp_gpu_memory *memory_of(kvp_gpu_cells *cells, uint32_t bucket)
+{
+    return bucket == 0 ? &cells->numbers : &cells->further[bucket - 1];
+}
+
+static bool have_matrices(kvp_gpu_cells *cells, uint32_t bucket)
+{
+    const size_t affine = bucket == 0 ? 3 * kvp_gpu_width(cells) * sizeof(float) : 0;
+
+    return kvp_gpu_grow(cells->gpu, memory_of(cells, bucket), cells->matrix_bytes + affine, false);
+}
+
+static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
+{
+    return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
+}
+
+bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
+                             const float *center, cu_stream stream)
+{
+    kvant_cuda_compact_args args = { .size = sizeof(args),
+                                     .head_dim = cells->head_dim,
+                                     .n_kv_heads = cells->n_kv_heads,
+                                     .triangles = triangles };
+    kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
+                                         .codec = cells->codecs[0],
+                                         .n_kv_heads = cells->n_kv_heads,
+                                         .center = center,
+                                         .key_center = cells->key_center.at };
+    kvant_status status;
+
+    if (!have_matrices(cells, bucket))
+        return false;
+    args.compact = memory_of(cells, bucket)->at;
+    of_center.compact = args.compact;
+    status = kvant_cuda_compact(&args, stream);
+    if (status == KVANT_OK && bucket == 0 && center != NULL)
+        status = kvant_cuda_expand(&of_center, stream);
+    return status == KVANT_OK;
+}
+
+/* Brings the triangles of a transform as records hold it, where they follow centre and scale. Their
+ * bytes are padded there. */
+static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, cu_stream stream)
+{
+    const size_t halves = kvant_cuda_triangle_halves(cells->head_dim, cells->n_kv_heads);
+    const float *triangles =
+        kept != NULL ? (const float *)(const void *)((const char *)kept + KVANT_TRANSFORM_HEAD) +
+                           2 * kvp_gpu_width(cells)
+                     : NULL;
+    void *room = cells->cache->expanded.at;
+
+    return triangles != NULL && copy_in(room, triangles, (halves + 1) / 2, stream) &&
+           kvp_gpu_bring_triangles(cells, bucket, room, NULL, stream);
+}
+
+/* Brings the matrices of codecs that have them from a calibration. */
+static bool bring_weights(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
+{
+    const size_t n = cells->key_transform_size;
+    bool ok = have_matrices(cells, 0);
+
+    for (uint32_t head = 0; head < cells->n_kv_heads && ok && n > 0; head++) {
+        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
+        float *at = (float *)cells->numbers.at + head * n;
+        ok = copy_in(at, tables.key_transform, n, stream) &&
+             copy_in(at + cells->n_kv_heads * n, tables.inverse_key_transform, n, stream);
+    }
+    return ok;
 }
 
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
-                              const float *start, cu_stream stream)
+                              const void *kept, const float *start, cu_stream stream)
 {
-    const size_t width = kvp_gpu_width(cells),
-                 room = 2 * cells->n_kv_heads * cells->most_key_transform_size,
-                 n = room + 3 * width;
-    float *host = calloc(n + width, sizeof(*host));
-    bool ok = host != NULL;
+    const size_t width = kvp_gpu_width(cells);
+    float *host = calloc(4 * width, sizeof(*host));
+    bool ok = host != NULL && (cells->learns_key_transform ? have_matrices(cells, 0)
+                                                           : bring_weights(cells, codecs, stream));
 
+    if (ok && cells->learns_key_transform &&
+        kvp_gpu_tables(codecs[0]).key_transform_size > cells->head_dim)
+        ok = bring_kept(cells, 0, kept, stream);
     if (ok)
-        read_numbers(cells, codecs, host);
+        read_affine(cells, codecs, host);
     ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
-         copy_in(cells->key_center.at, host + n, width, stream) &&
-         upload(cells, &cells->numbers, host, n, 0, start, host + room, stream);
+         copy_in(cells->key_center.at, host + 3 * width, width, stream) &&
+         copy_in(kvp_gpu_affine(cells, &cells->numbers), host, 3 * width, stream) &&
+         bring_centers(cells, 0, start, host, stream);
     free(host);
     return ok;
 }
@@ -202,47 +262,8 @@ bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *co
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean)
 {
-    const size_t n = 2 * cells->n_kv_heads * cells->most_key_transform_size;
-    float *host = calloc(n, sizeof(*host));
-    bool ok = host != NULL;
-
-    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
-        read_key_transform(cells, head, kvp_gpu_tables(learned->codecs[head]), host);
-    ok = ok && upload(cells, &cells->further[bucket - 1], host, n, bucket, learned->start, mean,
-                      cells->gpu->stream);
-    free(host);
-    return ok;
-}
-
-bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             const float *center, cu_stream stream)
-{
-    const size_t width = kvp_gpu_width(cells),
-                 room = cells->n_kv_heads * cells->most_key_transform_size,
-                 n = 2 * room + (bucket == 0 ? 3 * width : 0);
-    kvp_gpu_memory *to = bucket == 0 ? &cells->numbers : &cells->further[bucket - 1],
-                   *working = &cells->gpu->learning_room;
-    kvant_cuda_expand_args args = { .size = sizeof(args),
-                                    .codec = cells->codecs[0],
-                                    .n_kv_heads = cells->n_kv_heads,
-                                    .triangles = triangles,
-                                    .center = bucket == 0 ? center : NULL,
-                                    .key_center = cells->key_center.at };
-    kvant_status status;
-
-    if (!kvp_gpu_grow(cells->gpu, to, n * sizeof(float), false))
-        return false;
-    args.key_transform = to->at;
-    args.inverse_key_transform = (float *)to->at + room;
-    args.workspace = working->at;
-    status = kvant_cuda_expand(&args, stream);
-    if (status == KVANT_ERR_UNSUPPORTED &&
-        args.workspace == NULL && /* shared memory is too small */
-        kvp_gpu_grow(cells->gpu, working, (room + width) * sizeof(double), false)) {
-        args.workspace = working->at;
-        status = kvant_cuda_expand(&args, stream);
-    }
-    return status == KVANT_OK;
+    return bring_kept(cells, bucket, learned->kept, cells->gpu->stream) &&
+           bring_centers(cells, bucket, learned->start, mean, cells->gpu->stream);
 }
 
 /* The matrices of KVP_PLAIN: the codec's rotation times the diagonal of the scale. */
@@ -279,8 +300,9 @@ bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float
         ok = read_plain(cells, head, scale, host);
     if (ok && center != NULL)
         memcpy(mean, center, width * sizeof(*mean));
-    ok = ok && upload(cells, &cells->further[KVP_PLAIN - 1], host, n, KVP_PLAIN, mean, mean,
-                      cells->gpu->stream);
+    ok = ok && kvp_gpu_grow(cells->gpu, &cells->further[KVP_PLAIN - 1], n * sizeof(*host), false) &&
+         copy_in(cells->further[KVP_PLAIN - 1].at, host, n, cells->gpu->stream) &&
+         bring_centers(cells, KVP_PLAIN, mean, mean, cells->gpu->stream);
     cells->further_made |= (uint32_t)ok << KVP_PLAIN;
     if (ok)
         kvp_gpu_keep_affine(cells, KVP_PLAIN, center, scale);
@@ -290,8 +312,7 @@ bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float
 
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
 {
-    const size_t width = kvp_gpu_width(cells),
-                 room = cells->n_kv_heads * cells->most_key_transform_size;
+    const size_t width = kvp_gpu_width(cells);
     float *at = kvp_gpu_affine(cells, &cells->numbers);
     bool key_transform = false, center = false, scale = false;
 
@@ -304,19 +325,17 @@ void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codec
     for (uint32_t i = 0; i < KVP_MOST_MOVED; i++)
         cells->moved[i].of = (kvp_gpu_lineage){ 0 }; /* these were made from the former matrices */
     cells->key_transform_size = key_transform ? kvp_gpu_tables(codecs[0]).key_transform_size : 0;
-    cells->key_transform = key_transform ? cells->numbers.at : NULL;
-    cells->inverse_key_transform = key_transform ? (float *)cells->numbers.at + room : NULL;
     cells->center = center && !cells->uncentred ? at : NULL;
     cells->scale = scale ? at + width : NULL;
     cells->query_scale =
         scale || cells->key_transform_size == cells->head_dim ? at + 2 * width : NULL;
 }
 
-static kvp_gpu_matrix matrix_at(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
+static kvp_gpu_matrix weights_at(const kvp_gpu_cells *cells, const void *numbers)
 {
-    const float *at = numbers->at;
+    const float *at = numbers;
 
-    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_key_transform_size };
+    return (kvp_gpu_matrix){ NULL, at, at + cells->n_kv_heads * cells->most_key_transform_size };
 }
 
 /* Keys of a layer without RoPE do not change when keys of other layers move, so they keep their
@@ -329,12 +348,39 @@ kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
     uint32_t bucket = lineage.bucket;
 
     if (lineage.by != 0 && moved->of.by == lineage.by && moved->of.bucket == lineage.bucket)
-        return matrix_at(cells, &moved->numbers);
+        return weights_at(cells, moved->numbers.at);
     while (bucket > 0 && !(cells->further_made >> bucket & 1))
         bucket--;
-    if (bucket == 0)
-        return (kvp_gpu_matrix){ cells->key_transform, cells->inverse_key_transform };
-    return matrix_at(cells, &cells->further[bucket - 1]);
+    if (bucket == KVP_PLAIN ||
+        (bucket == 0 && !cells->learns_key_transform && cells->key_transform_size > 0))
+        return weights_at(cells, matrices_at(cells, bucket));
+    return (kvp_gpu_matrix){ .compact = bucket == 0 && cells->key_transform_size == 0
+                                            ? NULL
+                                            : matrices_at(cells, bucket) };
+}
+
+kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matrix *matrix)
+{
+    float *const room = cells->cache->expanded.at;
+    float *const inverse = room + kvp_gpu_width(cells) * cells->head_dim;
+    const kvant_cuda_expand_args args = { .size = sizeof(args),
+                                          .codec = cells->codec,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .compact = matrix->compact,
+                                          .key_transform = rows ? room : NULL,
+                                          .inverse_key_transform = inverse };
+
+    if (matrix->compact == NULL)
+        return KVANT_OK;
+    *matrix = (kvp_gpu_matrix){ NULL, rows ? room : NULL, inverse };
+    return kvant_cuda_expand(&args, cells->gpu->stream);
+}
+
+void kvp_gpu_use_compact(const kvp_gpu_cells *keys, kvp_gpu_run run,
+                         kvant_cuda_kernel_append_args *args)
+{
+    args->k_compact = kvp_gpu_matrix_of(keys, run.transform).compact;
+    args->k_matrix = args->k_compact != NULL ? keys->cache->expanded.at : NULL;
 }
 
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
@@ -429,12 +475,19 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_key_transform_size = cells->learns_key_transform
                                          ? (size_t)cells->head_dim * cells->head_dim
                                          : kvp_gpu_tables(cells->sources[0]).key_transform_size;
+    cells->matrix_bytes =
+        cells->learns_key_transform
+            ? kvant_cuda_compact_bytes(cells->head_dim, cells->n_kv_heads)
+            : 2 * cells->n_kv_heads * cells->most_key_transform_size * sizeof(float);
     snprintf(err, errlen, "out of GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
     ok = n_blocks * cells->pages.block_stride <=
              kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) &&
-         kvp_gpu_upload_transform(cells, cells->sources, NULL, cells->gpu->stream) &&
+         kvp_gpu_upload_transform(cells, cells->sources, NULL, NULL, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) && kvp_gpu_cache_join(kv, &info);
+    if (ok && cells->learns_key_transform)
+        ok = kvp_gpu_grow(cells->gpu, &cells->cache->expanded,
+                          kvp_gpu_expanded_bytes(cells->n_kv_heads, cells->head_dim), false);
     if (ok)
         kvp_gpu_use_transform(cells, cells->sources);
     if (ok && cells->learns_key_transform)
@@ -509,7 +562,8 @@ void kvp_gpu_batch_done(kvp_gpu *gpu)
 
 static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
 {
-    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.transform);
+    kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.transform);
+    kvant_status status = kvp_gpu_expand(cells, false, &matrix);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,
@@ -523,8 +577,9 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .center = cells->has_block_centers ? NULL : cells->center,
                                           .scale = cells->scale,
                                           .inverse_key_transform = matrix.inverse_key_transform };
-    const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
+    if (status == KVANT_OK)
+        status = kvant_cuda_decode(&args, cells->gpu->stream);
     return status != KVANT_OK ? status
                               : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
 }
@@ -560,12 +615,12 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
                             const kvant_cuda_pages *open, const float *rows, kvp_gpu_run run,
                             const int64_t *slots, atomic_uint *refused)
 {
-    kvant_cuda_append_args args = { .size = sizeof(args),
-                                    .type = KVANT_CUDA_F32,
-                                    .n_tokens = (uint32_t)run.n,
-                                    .n_kv_heads = cells->n_kv_heads,
-                                    .slots = slots + run.first,
-                                    .refused = kvp_gpu_word(refused) };
+    kvant_cuda_kernel_append_args args = { .size = sizeof(args),
+                                           .type = KVANT_CUDA_F32,
+                                           .n_tokens = (uint32_t)run.n,
+                                           .n_kv_heads = cells->n_kv_heads,
+                                           .slots = slots + run.first,
+                                           .refused = kvp_gpu_word(refused) };
 
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 
@@ -574,7 +629,9 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
         at->codec = cells->open_codec;
         at->pages = *open;
     }
-    return kvant_cuda_append(&args, cells->gpu->stream);
+    if (role == KVANT_ROLE_K)
+        kvp_gpu_use_compact(cells, run, &args);
+    return kvant_cuda_kernel_append(&args, cells->gpu->stream);
 }
 
 void kvp_gpu_unlearn(kvp_gpu_cells *cells)
@@ -586,7 +643,6 @@ void kvp_gpu_unlearn(kvp_gpu_cells *cells)
         if (cells->learns_key_transform) {
             cells->further_made = 0;
             cells->has_block_centers = false;
-            cells->key_transform = cells->inverse_key_transform = NULL;
             cells->key_transform_size = 0;
             cells->codec = cells->codecs[0];
             cells->open_codec = cells->open_codecs[0];

@@ -143,7 +143,7 @@ static bool bring(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
         former != NULL && copy_affine(cells, cells->center, former) &&
         copy_affine(cells, cells->scale, former + width) &&
         (made != NULL ? kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs,
-                                                 made->start, cells->gpu->stream)
+                                                 made->kept, made->start, cells->gpu->stream)
                       : kvp_gpu_learner_bring(cells, 0)) &&
         (!cells->cache->buckets.plain ||
          kvp_gpu_upload_plain(cells, center ? former : NULL, scale ? former + width : NULL));

@@ -86,7 +86,15 @@ static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
                                            .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
                                            .q_head_stride = l->k->head_dim,
                                            .inverse_key_transform = l->any,
-                                           .out = l->any };
+                                           .out = l->any,
+                                           .compact = l->has_block_centers };
+}
+
+/* Learned matrices are compact. */
+static void use_compact(const layer *l, kvant_cuda_kernel_append_args *args)
+{
+    args->k_compact = l->has_block_centers ? l->any : NULL;
+    args->k_matrix = l->has_block_centers ? (float *)l->any : NULL;
 }
 
 /* Rows of a step: to exact pages alone, or encoded at once. */
@@ -96,6 +104,7 @@ static void append_step(const layer *l, uint32_t n, bool open)
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
+    use_compact(l, &args);
     if (l->has_block_centers) {
         args.k_block_centers = block_centers_of(l);
         args.center_slots = l->any;
@@ -113,6 +122,7 @@ static void append_held(const layer *l, bool open)
                                   values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
 
     keys.k = keys_of(l, open);
+    use_compact(l, &keys);
     values.v = values_of(l, open);
     kvant_cuda_kernel_append(&keys, l->stream);
     kvant_cuda_kernel_append(&values, l->stream);
@@ -282,20 +292,23 @@ static void learn(const layer *l)
                                    .centers = l->any,
                                    .start = l->any,
                                    .workspace = l->any };
+    const kvant_cuda_compact_args compact = { .size = sizeof(compact),
+                                              .head_dim = l->k->head_dim,
+                                              .n_kv_heads = l->k->n_kv_heads,
+                                              .triangles = l->any,
+                                              .compact = (char *)l->any + 16 };
     const kvant_cuda_expand_args expand = { .size = sizeof(expand),
                                             .codec = l->k->codecs[0],
                                             .n_kv_heads = l->k->n_kv_heads,
-                                            .triangles = l->any,
-                                            .key_transform = l->any,
-                                            .inverse_key_transform = l->any,
+                                            .compact = l->any,
                                             .center = l->any,
-                                            .key_center = l->any,
-                                            .workspace = l->any };
+                                            .key_center = l->any };
     uint32_t knows_rope;
 
     if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) == KVANT_OK) {
         args.workspace_bytes = kvant_cuda_learn_bytes(&args);
         kvant_cuda_learn(&args, l->stream);
+        kvant_cuda_compact(&compact, l->stream);
         kvant_cuda_expand(&expand, l->stream);
     }
 }

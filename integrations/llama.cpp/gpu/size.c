@@ -28,21 +28,38 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 {
     kvant_codec_info info = { .size = sizeof(info) };
     bool learns;
-    size_t key_transform, numbers;
+    size_t matrices, bytes;
 
     kvant_codec_get_info(codecs[0], &info);
     learns = info.learns_transform && shape->role == KVANT_ROLE_K;
-    key_transform = learns ? (size_t)info.head_dim * info.head_dim
-                           : kvp_gpu_tables(codecs[0]).key_transform_size;
+    matrices = learns
+                   ? kvant_cuda_compact_bytes(info.head_dim, n_kv_heads)
+                   : 2 * n_kv_heads * kvp_gpu_tables(codecs[0]).key_transform_size * sizeof(float);
     /* numbers and key_center of kvp_gpu_cells */
-    numbers = 2 * n_kv_heads * key_transform + 4 * (size_t)shape->row;
+    bytes = matrices + 4 * (size_t)shape->row * sizeof(float);
     if (learns) /* starts, further and results of kvp_gpu_cells */
-        numbers += 2 * KVP_MOST_BUCKETS * (size_t)shape->row +
-                   further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform +
-                   kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
-                                         1 + (uint32_t)further_buckets(shape, n_positions)) /
-                       sizeof(float);
-    return numbers * sizeof(float);
+        bytes += 2 * KVP_MOST_BUCKETS * (size_t)shape->row * sizeof(float) +
+                 further_buckets(shape, n_positions) * matrices +
+                 kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
+                                       (uint32_t)further_buckets(shape, n_positions) + 1);
+    return bytes;
+}
+
+/* The matrices of a layer that append and decode, or the two of KVP_PLAIN. */
+size_t kvp_gpu_expanded_bytes(uint32_t n_kv_heads, uint32_t head_dim)
+{
+    return 2 * (size_t)n_kv_heads * head_dim * head_dim * sizeof(float);
+}
+
+size_t kvp_gpu_matrix_room(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+
+    kvant_codec_get_info(codecs[0], &info);
+    return info.learns_transform && shape->role == KVANT_ROLE_K
+               ? kvp_gpu_expanded_bytes(n_kv_heads, info.head_dim)
+               : 0;
 }
 
 /* KVP_PLAIN is counted separately, because few caches need it. A cache that needs it has its matrix
@@ -50,12 +67,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads)
 {
-    kvant_codec_info info = { .size = sizeof(info) };
-
-    kvant_codec_get_info(codecs[0], &info);
-    if (!info.learns_transform || shape->role != KVANT_ROLE_K)
-        return 0;
-    return 2 * (size_t)n_kv_heads * info.head_dim * info.head_dim * sizeof(float);
+    return kvp_gpu_matrix_room(shape, codecs, n_kv_heads); /* as many numbers */
 }
 
 size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape)

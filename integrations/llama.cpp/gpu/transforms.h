@@ -184,12 +184,16 @@ bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
 size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 
-/* cells.c. The matrices of a transform. If its position bucket has none, the last bucket before it
- * that has matrices counts. */
+/* cells.c. The matrices of a transform, of which one form is there: the compact one, or weights and
+ * inverse weights. If its position bucket has none, the last bucket before it that has matrices
+ * counts. `kvp_gpu_expand` makes the inverse weights (rows: both) of a compact form, in memory that
+ * is the stream's until the next call, or an append, of any layer. */
 typedef struct kvp_gpu_matrix {
+    const void *compact;
     const float *key_transform, *inverse_key_transform;
 } kvp_gpu_matrix;
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
+kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matrix *matrix);
 
 /* centers.c. The lock is held for all of these functions.
  *
@@ -288,17 +292,18 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
 
 /* cells.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
  * first position bucket's and makes it the cells' transform; it waits for the stream (NULL: a
- * stream that orders nothing). `kvp_gpu_upload_bucket` brings matrices and centres of a later
- * bucket. `kvp_gpu_upload_plain` brings the transform KVP_PLAIN: a centre and a scale (NULL: none)
- * in the computer's memory. */
+ * stream that orders nothing). kept: the learned transform as records hold it, or NULL.
+ * `kvp_gpu_upload_bucket` brings matrices and centres of a later bucket. `kvp_gpu_upload_plain`
+ * brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the computer's memory.
+ *
+ * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and key_center
+ * from the centre (NULL: it is set otherwise), by work in the stream. Other streams may use them after
+ * that work. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
-                              const float *start, cu_stream stream);
+                              const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean);
 bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
-
-/* cells.c. Makes a bucket's matrices from triangles in GPU memory, by work that is enqueued in a
- * stream: the one of the working memory of learning. */
 bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
                              const float *center, cu_stream stream);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);

@@ -195,7 +195,9 @@ TEAM_FN void learn_reflect(int n, int k, double *row, const learn_space *s)
     learn_read_row(n, k, row, s);
     const double diagonal = s->next[k], first = k + 1 < n ? s->next[k + 1] : 0,
                  rest = line_dot(s->next, s->next, k + 2, n), length = sqrt(first * first + rest),
-                 kept = rest == 0 ? first : first > 0 ? -length : length,
+                 kept = rest == 0   ? first
+                        : first > 0 ? -length
+                                    : length,
                  lead = rest == 0 ? first : first - kept;
     TEAM_LINE_SYNC();
     if (TEAM_IS_FIRST_LANE) {
@@ -350,8 +352,8 @@ TEAM_FN void learn_root_column(int n, int j, int quarter, double weight, const d
     double x[4][LEARN_QUARTER] = { { 0 } }, sum[4];
     for (int i = quarter == 0 && j < n ? n - 1 : -1; i >= 0; i--) {
         for (int q = 0; q < 4; q++)
-            sum[q] = learn_walk(i, j, ratios + q * LEARN_QUARTER, diagonals + q * LEARN_QUARTER,
-                                x[q]);
+            sum[q] =
+                learn_walk(i, j, ratios + q * LEARN_QUARTER, diagonals + q * LEARN_QUARTER, x[q]);
         const double all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
         if (i <= j)
             root[i * n + j] = root[j * n + i] = i == j ? weight - all : -all;

@@ -489,8 +489,16 @@ void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
         const size_t at =
             i % rows / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
-        const float *m =
-            (i < rows ? args->inverse_key_transform : args->further[i / rows - 1]) + kv * d * d;
+        const float *matrix = i < rows ? args->inverse_key_transform : args->further[i / rows - 1],
+                    *m = matrix + kv * d * d;
+        if (args->compact >> i / rows & 1) {
+            const kvant_transform t = host_compact_transform(args->k_codec, matrix, (uint32_t)kv);
+            float q[MOST];
+            for (size_t k = 0; k < d; k++)
+                q[k] = number(args->q, at + k, args->type);
+            kvant_transform_dual(&t, host_kernels(), 1, q, args->out + i * d);
+            continue;
+        }
         for (size_t j = 0; j < d; j++) {
             double sum = 0;
             for (size_t k = 0; k < d; k++)
@@ -504,6 +512,8 @@ kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
                                     kvant_cuda_stream stream)
 {
     ANSWER(transform_queries, args, stream);
+    if (args->compact && args->compact >> args->n_further >> 1)
+        return KVANT_ERR_ARGUMENT;
     host_rotate_queries(args);
     return KVANT_OK;
 }
