@@ -172,8 +172,7 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     learn_solve(&sums, &turns, args.center_span, args.head_dim, &space, (int)n,
                 args.triangles + at * LEARN_TRIANGLE(n), center, start,
                 reinterpret_cast<double *>(room_at(call, call.room.balance)) + 2 * at);
-    TEAM_EACH(i, 0, (int)n)
-    {
+    TEAM_EACH (i, 0, (int)n) {
         const size_t channel =
             in.kv_head * args.head_dim + learn_channel(&args, in.part, (uint32_t)i);
         args.centers[(size_t)transform * args.n_kv_heads * args.head_dim + channel] = center[i];

@@ -140,18 +140,16 @@ TEAM_APART void learn_make_turns(learn_turns *t, uint32_t center_span, const dou
     t->mean = t->block + n;
     t->stretch = t->mean + n;
     t->own = t->stretch + t->n_buckets * n;
-    TEAM_EACH(x, 0, edges * n)
-    t->at[x] = learn_unit((double)t->edge[x / n] * t->pairs[x % n].frequency);
-    TEAM_EACH(i, 0, n)
-    {
+    TEAM_EACH (x, 0, edges * n)
+        t->at[x] = learn_unit((double)t->edge[x / n] * t->pairs[x % n].frequency);
+    TEAM_EACH (i, 0, n) {
         const learn_complex z = { mean[t->pairs[i].first], mean[t->pairs[i].second] };
         t->one[i] = learn_unit(t->pairs[i].frequency);
         t->block[i] = learn_unit((double)KVANT_PAGE_TOKENS * t->pairs[i].frequency);
         t->mean[i] = z;
     }
     TEAM_SYNC();
-    TEAM_EACH(x, 0, center_span ? t->n_buckets * n : 0)
-    {
+    TEAM_EACH (x, 0, center_span ? t->n_buckets * n : 0) {
         const int i = x % n, length = learn_stretch(t, x / n, center_span);
         t->stretch[x] = learn_unit((double)length * t->pairs[i].frequency);
         t->own[x] = learn_times(t->mean[i], learn_first_turn(t, i, t->stretch[x], length));
@@ -284,8 +282,7 @@ TEAM_FN void learn_pair(const learn_source *s, const learn_turns *t, uint32_t ce
 /* How many of n vectors count. `part`: room. */
 TEAM_FN double learn_count(const uint8_t *counts, int n, double *part)
 {
-    TEAM_EACH(i, 0, LEARN_MOST)
-    {
+    TEAM_EACH (i, 0, LEARN_MOST) {
         int counted = 0;
         for (int k = i; k < n; k += LEARN_MOST)
             counted += counts[k];
@@ -301,16 +298,16 @@ TEAM_FN double learn_count(const uint8_t *counts, int n, double *part)
  * 0: it is not above 0, or not finite. */
 TEAM_FN double learn_regularise(int n, double *m, double *diagonal)
 {
-    TEAM_EACH(i, 0, n)
-    diagonal[i] = m[i * n + i];
+    TEAM_EACH (i, 0, n)
+        diagonal[i] = m[i * n + i];
     TEAM_SYNC();
     const double trace = line_sum(diagonal, 0, n), factor = n / trace;
     TEAM_SYNC();
     if (!(trace > 0) || !(factor < INFINITY))
         return 0;
-    TEAM_LINES(i, 0, n)
-    TEAM_LANES(j, 0, n)
-    m[i * n + j] = m[i * n + j] * factor + (i == j ? LEARN_FLOOR : 0);
+    TEAM_LINES (i, 0, n)
+        TEAM_LANES (j, 0, n)
+            m[i * n + j] = m[i * n + j] * factor + (i == j ? LEARN_FLOOR : 0);
     TEAM_SYNC();
     return trace;
 }
@@ -326,15 +323,13 @@ TEAM_APART void learn_find_moments(const learn_sums *sums, learn_turns *t, uint3
     const learn_moments m = { s->fast, s->other, n,
                               n_keys / (n_keys + LEARN_KEYS_DAMPING * head_dim),
                               n_queries / (n_queries + LEARN_QUERIES_DAMPING * head_dim) };
-    TEAM_EACH(i, 0, n)
-    {
+    TEAM_EACH (i, 0, n) {
         s->v[i] = learn_sum_slices(sums->key + i, (size_t)n, sums->key_slices) * source.key_inverse;
         s->w[i] = s->v[i] + sums->origin[i];
     }
     TEAM_SYNC();
     learn_make_turns(t, center_span, s->w, (learn_complex *)(void *)s->third);
-    TEAM_EACH(i, 0, t->n)
-    {
+    TEAM_EACH (i, 0, t->n) {
         const learn_complex all = learn_times(t->mean[i], learn_mean_turn(t, i, -1, false, 0,
                                                                           t->n_buckets, t->one, 1)),
                             first = learn_times(
@@ -344,8 +339,8 @@ TEAM_APART void learn_find_moments(const learn_sums *sums, learn_turns *t, uint3
         start[t->pairs[i].first] = (float)first.re;
         start[t->pairs[i].second] = (float)first.im;
     }
-    TEAM_LINES(x, 0, t->n)
-    TEAM_LANES(y, 0, x + 1)
-    learn_pair(&source, t, center_span, &m, x, y);
+    TEAM_LINES (x, 0, t->n)
+        TEAM_LANES (y, 0, x + 1)
+            learn_pair(&source, t, center_span, &m, x, y);
     TEAM_SYNC();
 }

@@ -161,8 +161,7 @@ TEAM_APART void learn_make_rule(const learn_input *in, learn_sample *s, learn_ru
 {
     const int n = (int)in->args->part, pairs = n / 2, n_rows = learn_n_sampled(in->args);
     float largest = 0;
-    TEAM_EACH(x, 0, n_rows * pairs)
-    {
+    TEAM_EACH (x, 0, n_rows * pairs) {
         const int row = (int)((uint32_t)(x / pairs) * in->args->n_rows / (uint32_t)n_rows);
         const kvant_cuda_rope_pair p = learn_pair_at(in, x % pairs);
         const learn_two z = learn_load(in, true, row, x % pairs);
@@ -172,28 +171,28 @@ TEAM_APART void learn_make_rule(const learn_input *in, learn_sample *s, learn_ru
             s->lengths[x / pairs] = learn_is_placed(in, true, row) ? 0.0f : -1.0f;
     }
     TEAM_SYNC();
-    TEAM_EACH(i, 0, n_rows)
-    for (int j = 0; j < n; j++)
-        if (!(fabsf(s->rows[i][j]) < LEARN_TOO_LARGE))
-            s->lengths[i] = -1;
+    TEAM_EACH (i, 0, n_rows)
+        for (int j = 0; j < n; j++)
+            if (!(fabsf(s->rows[i][j]) < LEARN_TOO_LARGE))
+                s->lengths[i] = -1;
     TEAM_SYNC();
-    TEAM_EACH(i, 0, n)
-    learn_find_scale(s, n_rows, i, &rule.origin[i]);
+    TEAM_EACH (i, 0, n)
+        learn_find_scale(s, n_rows, i, &rule.origin[i]);
     if (TEAM_IS_FIRST)
         *rule.most = -1; /* no key of the sample has numbers */
     TEAM_SYNC();
     for (int i = 0; i < n; i++)
         largest = fmaxf(largest, s->scale[i]);
-    TEAM_EACH(i, 0, n)
-    rule.inverse[i] = 1 / fmaxf(s->scale[i], largest > 0 ? largest * LEARN_SMALLEST_SCALE : 1);
+    TEAM_EACH (i, 0, n)
+        rule.inverse[i] = 1 / fmaxf(s->scale[i], largest > 0 ? largest * LEARN_SMALLEST_SCALE : 1);
     TEAM_SYNC();
-    TEAM_EACH(i, 0, n_rows)
-    if (s->lengths[i] >= 0)
-        s->lengths[i] = learn_distance(s->rows[i], rule.origin, rule.inverse, n);
+    TEAM_EACH (i, 0, n_rows)
+        if (s->lengths[i] >= 0)
+            s->lengths[i] = learn_distance(s->rows[i], rule.origin, rule.inverse, n);
     TEAM_SYNC();
-    TEAM_EACH(i, 0, n_rows)
-    if (learn_is_median(s->lengths, n_rows, i))
-        *rule.most = LEARN_MOST_LENGTH * s->lengths[i];
+    TEAM_EACH (i, 0, n_rows)
+        if (learn_is_median(s->lengths, n_rows, i))
+            *rule.most = LEARN_MOST_LENGTH * s->lengths[i];
     TEAM_SYNC();
 }
 

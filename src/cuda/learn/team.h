@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #define TEAM_THREADS 512
+#define TEAM_CHUNK 4  /* numbers of a lane, or rows of a line, that are loaded together */
 #define TEAM_WIDTH 32 /* lanes of a line, whose partial sums are added as a tree */
 
 #ifdef __CUDACC__
@@ -24,7 +25,10 @@
          i += TEAM_THREADS / TEAM_WIDTH)
 #define TEAM_LANES(i, first, end)                                                                  \
     for (int i = (first) + (int)(threadIdx.x % TEAM_WIDTH); i < (end); i += TEAM_WIDTH)
+#define TEAM_LANE ((int)(threadIdx.x % TEAM_WIDTH))
 #define TEAM_LANE_STEP TEAM_WIDTH
+#define TEAM_LINE ((int)(threadIdx.x / TEAM_WIDTH))
+#define TEAM_LINE_STEP (TEAM_THREADS / TEAM_WIDTH)
 #define TEAM_IS_FIRST_LINE (threadIdx.x < TEAM_WIDTH)
 #define TEAM_IS_FIRST (threadIdx.x == 0)
 #define TEAM_IS_FIRST_LANE (threadIdx.x % TEAM_WIDTH == 0)
@@ -34,9 +38,12 @@
 #define TEAM_FN static inline
 #define TEAM_APART static inline
 #define TEAM_EACH(i, first, end) for (int i = (first); i < (end); i++)
-#define TEAM_LINES(i, first, end) TEAM_EACH(i, first, end)
-#define TEAM_LANES(i, first, end) TEAM_EACH(i, first, end)
+#define TEAM_LINES(i, first, end) TEAM_EACH (i, first, end)
+#define TEAM_LANES(i, first, end) TEAM_EACH (i, first, end)
+#define TEAM_LANE 0
 #define TEAM_LANE_STEP 1
+#define TEAM_LINE 0
+#define TEAM_LINE_STEP 1
 #define TEAM_IS_FIRST_LINE 1
 #define TEAM_IS_FIRST 1
 #define TEAM_IS_FIRST_LANE 1
@@ -48,9 +55,15 @@
 TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
 {
 #ifdef __CUDACC__
-    double sum = 0;
-    TEAM_LANES(i, first, end)
-    sum = fma(a[i], b[i], sum);
+    double sum = 0, x[TEAM_CHUNK], y[TEAM_CHUNK];
+    for (int i = first + TEAM_LANE; i < end; i += TEAM_CHUNK * TEAM_WIDTH) {
+        for (int c = 0; c < TEAM_CHUNK; c++) {
+            x[c] = i + c * TEAM_WIDTH < end ? a[i + c * TEAM_WIDTH] : 0;
+            y[c] = i + c * TEAM_WIDTH < end ? b[i + c * TEAM_WIDTH] : 0;
+        }
+        for (int c = 0; c < TEAM_CHUNK; c++)
+            sum = fma(x[c], y[c], sum);
+    }
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, width);
     return sum;
@@ -70,8 +83,8 @@ TEAM_FN double line_sum(const double *a, int first, int end)
 {
 #ifdef __CUDACC__
     double sum = 0;
-    TEAM_LANES(i, first, end)
-    sum += a[i];
+    TEAM_LANES (i, first, end)
+        sum += a[i];
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, width);
     return sum;
@@ -90,8 +103,8 @@ TEAM_FN double line_sum(const double *a, int first, int end)
 TEAM_FN float line_largest(const double *a, size_t stride, int end, double factor)
 {
     float most = 0;
-    TEAM_LANES(i, 0, end)
-    most = fmaxf(most, fabsf((float)(factor * a[(size_t)i * stride])));
+    TEAM_LANES (i, 0, end)
+        most = fmaxf(most, fabsf((float)(factor * a[(size_t)i * stride])));
 #ifdef __CUDACC__
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, width));

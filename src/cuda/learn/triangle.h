@@ -41,8 +41,7 @@ TEAM_FN int learn_code(float number, float step)
 /* Row i of the triangle is column i of the upper triangle w times a factor. */
 TEAM_APART void learn_round(int n, const double *w, double factor, uint16_t *triangle)
 {
-    TEAM_LINES(i, 0, n)
-    {
+    TEAM_LINES (i, 0, n) {
         uint8_t *codes = (uint8_t *)(triangle + 2 * n) + i * i / 4;
         const uint16_t half = learn_to_half(line_largest(w + i, (size_t)n, i, factor) / LEARN_CODE);
         const float step = learn_of_half(half);
@@ -52,8 +51,7 @@ TEAM_APART void learn_round(int n, const double *w, double factor, uint16_t *tri
             triangle[i] = half;
             triangle[n + i] = learn_to_half((float)(factor * w[i * n + i]));
         }
-        TEAM_LANES(j, 0, (i + 1) / 2)
-        {
+        TEAM_LANES (j, 0, (i + 1) / 2) {
             const int low = learn_code((float)(factor * w[2 * j * n + i]), step),
                       high = 2 * j + 1 < i
                                  ? learn_code((float)(factor * w[(2 * j + 1) * n + i]), step)
@@ -66,8 +64,8 @@ TEAM_APART void learn_round(int n, const double *w, double factor, uint16_t *tri
 
 TEAM_APART void learn_put_identity(int n, uint16_t *triangle)
 {
-    TEAM_EACH(i, 0, (int)LEARN_TRIANGLE(n))
-    triangle[i] = i >= n && i < 2 * n ? 0x3c00 : 0;
+    TEAM_EACH (i, 0, (int)LEARN_TRIANGLE(n))
+        triangle[i] = i >= n && i < 2 * n ? 0x3c00 : 0;
     TEAM_SYNC();
 }
 
@@ -84,20 +82,34 @@ TEAM_FN float learn_number(const uint16_t *triangle, int n, int i, int j)
 TEAM_APART void learn_invert(const uint16_t *triangle, int n, double *out, int stride,
                              double *inverse)
 {
-    TEAM_EACH(i, 0, n)
-    inverse[i] = 1 / (double)learn_of_half(triangle[n + i]);
+    TEAM_EACH (i, 0, n)
+        inverse[i] = 1 / (double)learn_of_half(triangle[n + i]);
     TEAM_SYNC();
-    TEAM_LINES(i, 0, n)
-    TEAM_LANES(j, 0, n)
-    out[i * stride + j] = i == j ? inverse[i] : 0;
+    TEAM_LINES (i, 0, n)
+        TEAM_LANES (j, 0, n)
+            out[i * stride + j] = i == j ? inverse[i] : 0;
     TEAM_SYNC();
     for (int k = 0; k + 1 < n; k++) {
-        TEAM_LINES(i, k + 1, n)
-        {
-            const double factor = -(double)learn_number(triangle, n, i, k) * inverse[i];
-            TEAM_LANES(j, 0, k + 1)
-            out[i * stride + j] += factor * out[k * stride + j];
-        }
+        const double *row = out + k * stride;
+        for (int i0 = k + 1 + TEAM_LINE; i0 < n; i0 += TEAM_CHUNK * TEAM_LINE_STEP)
+            for (int j0 = TEAM_LANE; j0 <= k; j0 += TEAM_CHUNK * TEAM_LANE_STEP) {
+                double x[TEAM_CHUNK][TEAM_CHUNK], y[TEAM_CHUNK], factor[TEAM_CHUNK];
+                for (int r = 0; r < TEAM_CHUNK; r++) {
+                    const int i = i0 + r * TEAM_LINE_STEP, j = j0 + r * TEAM_LANE_STEP;
+                    factor[r] = i < n ? -(double)learn_number(triangle, n, i, k) * inverse[i] : 0;
+                    y[r] = j <= k ? row[j] : 0;
+                    for (int c = 0; c < TEAM_CHUNK; c++)
+                        x[r][c] = i < n && j0 + c * TEAM_LANE_STEP <= k
+                                      ? out[i * stride + j0 + c * TEAM_LANE_STEP]
+                                      : 0;
+                }
+                for (int r = 0; r < TEAM_CHUNK; r++)
+                    for (int c = 0; c < TEAM_CHUNK; c++) {
+                        const int i = i0 + r * TEAM_LINE_STEP, j = j0 + c * TEAM_LANE_STEP;
+                        if (i < n && j <= k)
+                            out[i * stride + j] = x[r][c] + factor[r] * y[c];
+                    }
+            }
         TEAM_SYNC();
     }
 }
@@ -105,34 +117,26 @@ TEAM_APART void learn_invert(const uint16_t *triangle, int n, double *out, int s
 /* Whether the triangle has a good inverse. Room: s->fast, s->inverse, s->v, s->w. */
 TEAM_APART bool learn_is_good(const uint16_t *triangle, int n, const learn_space *s)
 {
-    double squares = 0, inverses = 0;
-    bool positive = true;
-    for (int i = 0; i < n; i++)
-        positive =
-            positive && triangle[n + i] > 0 && triangle[n + i] < 0x7c00 && triangle[i] < 0x7c00;
+    TEAM_EACH (i, 0, n)
+        s->v[i] = triangle[n + i] > 0 && triangle[n + i] < 0x7c00 && triangle[i] < 0x7c00;
+    TEAM_SYNC();
+    const bool positive = line_sum(s->v, 0, n) >= n;
     TEAM_SYNC();
     if (!positive)
         return false;
     learn_invert(triangle, n, s->fast, n, s->inverse);
-    TEAM_LINES(i, 0, n)
-    {
-        const float diagonal = learn_of_half(triangle[n + i]);
-        double sum = (double)diagonal * diagonal;
+    TEAM_LINES (i, 0, n) {
         const double of_inverse = line_dot(s->fast + i * n, s->fast + i * n, 0, i + 1);
-        for (int j = 0; j < i; j++) {
-            const double x = learn_number(triangle, n, i, j);
-            sum = fma(x, x, sum);
-        }
-        if (TEAM_IS_FIRST_LANE) {
-            s->v[i] = sum;
+        if (TEAM_IS_FIRST_LANE)
             s->w[i] = of_inverse;
-        }
+    }
+    TEAM_EACH (i, 0, n) { /* a number is at most LEARN_CODE steps */
+        const double diagonal = (double)learn_of_half(triangle[n + i]),
+                     most = LEARN_CODE * (double)learn_of_half(triangle[i]);
+        s->v[i] = diagonal * diagonal + i * most * most;
     }
     TEAM_SYNC();
-    for (int i = 0; i < n; i++) {
-        squares += s->v[i];
-        inverses += s->w[i];
-    }
+    const double squares = line_sum(s->v, 0, n), inverses = line_sum(s->w, 0, n);
     TEAM_SYNC();
     return squares * inverses <= LEARN_CONDITION * LEARN_CONDITION;
 }
@@ -182,8 +186,7 @@ TEAM_APART void learn_balance(int n, int n_parts, const double *balance, uint16_
         before += balance[2 * p];
         after += balance[2 * p] * balance[2 * p + 1];
     }
-    TEAM_EACH(i, 0, n_parts * 2 * n)
-    {
+    TEAM_EACH (i, 0, n_parts * 2 * n) {
         const int p = i / (2 * n);
         uint16_t *at = triangles + (size_t)p * LEARN_TRIANGLE(n) + i % (2 * n);
         if (after > 0 && balance[2 * p + 1] > 0)
