@@ -263,7 +263,8 @@ kvant_status check_attention(kvant_cuda_kernel_attention_args &args)
         (args.plain_queries.q && !valid_offsets(offsets_args(args))) ||
         (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
-    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
+    const size_t needed =
+        kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim, args.n_matrices);
     if (needed == 0)
         return KVANT_ERR_CUDA;
     const bool fits =
@@ -411,11 +412,11 @@ kvant_status launch_others(const kvant_cuda_kernel_attention_args &args, bool an
     none.blocks = 1;
     const AttentionArgs common = launch_args(args, none, device);
     const int multiprocessors = (int)grid_of(device);
-    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
+    const size_t scratch_at = tiles_at(args.k_codec->params.head_dim, most_blocks(device));
     const kvant_status status =
         any || prefers_any(args, columns_of(args))
             ? KVANT_ERR_UNSUPPORTED
-            : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
+            : launch_tiles(args, common, multiprocessors, device.shared_bytes, scratch_at, stream);
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
@@ -440,13 +441,14 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec,
     return KVANT_OK;
 }
 
-size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
+size_t kvant_cuda_table_attention_workspace(uint32_t head_dim, uint32_t n_matrices)
 {
     const uint32_t blocks = most_blocks(current_device());
-    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM)
+    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM ||
+        n_matrices > KVANT_CUDA_MOST_MATRICES)
         return 0;
     return tiles_at(head_dim, blocks) +
-           blocks * (KVANT_CUDA_MOST_MATRICES - 1) * query_tile_bytes(head_dim);
+           (size_t)blocks * (std::max(n_matrices, 1u) - 1) * query_tile_bytes(head_dim);
 }
 
 void kvant_cuda_table_limit_shared_memory(size_t bytes)
