@@ -252,12 +252,14 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
            !(kvp_gpu_lacks_key_transform(cells) && cells->cache->keeps);
 }
 
-/* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
+/* size.c. The most bytes that a cache tensor takes on a GPU next to its pages, and the number of its
+ * position buckets after the first.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
  * KVP_PLAIN, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
  * comes in force. All tensors share the largest of their rooms. They also share the staging pages
  * of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose codec has groups of several
  * tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such codec. */
+size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions);
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,

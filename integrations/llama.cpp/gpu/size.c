@@ -12,7 +12,7 @@
 /* The number of further position buckets for which a cache of this shape learns key transforms. A
  * cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first key transform
  * (first_matrix.c). */
-static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
+size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
 
@@ -38,7 +38,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     numbers = 2 * n_kv_heads * key_transform + 4 * (size_t)shape->row;
     if (learns) /* starts and further of kvp_gpu_cells */
         numbers += 2 * KVP_MOST_BUCKETS * (size_t)shape->row +
-                   further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform;
+                   kvp_gpu_further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform;
     return numbers * sizeof(float);
 }
 
