@@ -469,6 +469,12 @@ bool kvp_kv_is_refused(const kvp_kv *kv)
     return kv->layers->refused;
 }
 
+void kvp_kv_note_attention(kvp_kv *kv, size_t bytes)
+{
+    if (bytes > kv->layers->attention)
+        kv->layers->attention = bytes;
+}
+
 void kvp_kv_note_copies(kvp_kv *kv)
 {
     if (!kv->layers->copies)

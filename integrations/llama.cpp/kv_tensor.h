@@ -172,6 +172,10 @@ void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
 /* Whether the tensor's context was refused. */
 bool kvp_kv_is_refused(const kvp_kv *kv);
 
+/* Notes the bytes that attention on the tensor needs on a GPU next to the cache. All layers share
+ * them, so the most bytes count. */
+void kvp_kv_note_attention(kvp_kv *kv, size_t bytes);
+
 /* Says, once per context, that an operation other than attention reads the tensor. */
 void kvp_kv_note_copies(kvp_kv *kv);
 
