@@ -317,7 +317,7 @@ static size_t query_bytes(const abi_tensor *node, size_t n)
     return n * rows_of_queries(node->src[0]) * (size_t)node->src[0]->ne[0] * sizeof(float);
 }
 
-/* Whether the cache learns key transforms. A cache that is only planned (--fit) is not bound yet. */
+/* Whether the cache learns key transforms. A cache that is only planned (--fit) has no cells. */
 static bool learns(const kvp_gpu_cells *k)
 {
     const kvp_settings *settings = kvp_kv_current_settings();

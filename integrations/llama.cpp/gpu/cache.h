@@ -252,8 +252,8 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
            !(kvp_gpu_lacks_key_transform(cells) && cells->cache->keeps);
 }
 
-/* size.c. The most bytes that a cache tensor takes on a GPU next to its pages, and the number of its
- * position buckets after the first.
+/* size.c. The number of a cache's position buckets after the first, and the most bytes that a cache
+ * tensor takes on a GPU next to its pages.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
  * KVP_PLAIN, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
  * comes in force. All tensors share the largest of their rooms. They also share the staging pages
