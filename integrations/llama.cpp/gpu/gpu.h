@@ -140,7 +140,8 @@ struct kvp_gpu {
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as
      * fp16 */
     atomic_uint *unsealed;
-    /* a cache has memory that a hand-over needed, or rows of one that may have been refused */
+    /* a cache has memory that a hand-over or learning needed, or rows of a hand-over that may have
+     * been refused */
     atomic_bool hands_over;
     pthread_mutex_t list_lock;
 };

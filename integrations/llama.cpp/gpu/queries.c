@@ -101,8 +101,15 @@ void kvp_gpu_queries_forget(kvp_gpu_cache *cache)
     }
 }
 
+bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache)
+{
+    return cache->kept_queries.batches[0].at != NULL && !cache->lacks_key_transform &&
+           !cache->lesson.begun && !cache->late.any;
+}
+
 void kvp_gpu_queries_free(kvp_gpu_cache *cache)
 {
+    kvp_gpu_queries_forget(cache);
     for (uint32_t i = 0; i < KVP_KEPT_BATCHES; i++)
         kvp_gpu_release(&cache->kept_queries.batches[i]);
     kvp_gpu_release(&cache->kept_queries.keys);

@@ -162,10 +162,12 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
- * that were kept of a layer. */
+ * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries may be
+ * freed when no work is left on the GPU. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_learner_input *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
+bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
 /* Whether this many bytes are less than a quarter of the free memory. The rest is left to other
