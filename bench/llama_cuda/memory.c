@@ -5,8 +5,9 @@
  * PLUGIN "none": llama.cpp's own device and cache. Prints the MiB in use after each step that
  * changes them: the model, the context, each batch of 512 tokens of a prompt of PROMPT tokens, and
  * each of ALONE single tokens. With several SEQUENCES (llama-server's slots), slot i gets
- * (i + 1) / SEQUENCES of the prompt, and then all slots decode together. "8u" is 8 slots of one
- * unified cache. The last line is the most memory that was seen: a thread looks every millisecond.
+ * (i + 1) / SEQUENCES of the prompt, and then all slots decode together. Afterwards every second
+ * slot is emptied and gets another number of tokens. "8u" is 8 slots of one unified cache. The last
+ * line is the most memory that was seen: a thread looks every millisecond.
  * Nothing else may use the GPU meanwhile. */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -120,21 +121,32 @@ static struct llama_context *new_context(struct llama_model *model, int n_ctx, i
     return context;
 }
 
+/* Fills a slot with n tokens, batch by batch. */
+static void fill_slot(struct llama_context *context, int slot, int *positions, int n)
+{
+    for (int left = n; left > 0; left -= BATCH) {
+        decode(context, slot, slot + 1, positions, left < BATCH ? left : BATCH);
+        say("token of the prompt", positions[slot]);
+    }
+    printf("slot %d has %d tokens\n", slot, n);
+}
+
 static void fill(struct llama_context *context, int prompt, int alone, int n_sequences)
 {
     int positions[MOST_SEQUENCES] = { 0 };
 
-    for (int s = 0; s < n_sequences; s++) {
-        const int n = (int)((long)prompt * (s + 1) / n_sequences);
-        for (int left = n; left > 0; left -= BATCH) {
-            decode(context, s, s + 1, positions, left < BATCH ? left : BATCH);
-            say("token of the prompt", positions[s]);
-        }
-        printf("slot %d has %d tokens\n", s, n);
-    }
+    for (int s = 0; s < n_sequences; s++)
+        fill_slot(context, s, positions, (int)((long)prompt * (s + 1) / n_sequences));
     for (int i = 0; i < alone; i++) {
         decode(context, 0, n_sequences, positions, 1);
         say("single token", i);
+    }
+    for (int s = 1; s < n_sequences; s += 2) {
+        llama_memory_seq_rm(llama_get_memory(context), s, -1, -1);
+        positions[s] = 0;
+        fill_slot(context, s, positions, (int)((long)prompt * (n_sequences - s) / n_sequences));
+        decode(context, 0, n_sequences, positions, 1);
+        say("single token after slot", s);
     }
 }
 
