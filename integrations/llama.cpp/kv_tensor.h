@@ -176,6 +176,10 @@ bool kvp_kv_is_refused(const kvp_kv *kv);
  * them, so the most bytes count. */
 void kvp_kv_note_attention(kvp_kv *kv, size_t bytes);
 
+/* Prints the line about a cache on a GPU when the sizes of a graph's tensors are known: then
+ * attention's bytes were noted. */
+void kvp_kv_graph_is_sized(void);
+
 /* Says, once per context, that an operation other than attention reads the tensor. */
 void kvp_kv_note_copies(kvp_kv *kv);
 

@@ -358,42 +358,25 @@ static room room_of(const abi_tensor *node, const kvp_gpu_cells *k)
                    .queries = learns(k) || is_full(k) ? align(query_bytes(node, most)) : 0 };
 }
 
-static bool reads_cache(kvp_gpu *gpu, const abi_tensor *node)
-{
-    return node->op == kvp_api.op.flash_attn_ext && kvp_is_kv(node->src[1]) &&
-           kvp_is_kv(node->src[2]) && kvp_gpu_enter(gpu);
-}
-
-static size_t room_bytes(const abi_tensor *node, const kvp_gpu_cells *k)
-{
-    const room r = room_of(node, k);
-
-    return unpacked_bytes(node) > 0 ? ROOM_ALIGN + r.workspace + r.offsets + r.queries : 0;
-}
-
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
 {
     kvp_gpu_cells *k;
+    size_t bytes;
+    room r;
 
-    if (!reads_cache(gpu, node))
+    if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) ||
+        !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
         return 0;
     k = kvp_gpu_cells_of(node->src[1]);
-    if (k != NULL)
-        k->has_room = true;
-    return room_bytes(node, k);
-}
-
-void kvp_gpu_note_attention(kvp_gpu *gpu, const abi_tensor *node)
-{
-    const kvp_gpu_cells *k;
-    kvp_kv *kv = kvp_kv_of(node->src[1]);
-
-    if (kv == NULL || !reads_cache(gpu, node))
-        return;
-    k = kvp_gpu_cells_of(node->src[1]);
+    r = room_of(node, k);
+    bytes = unpacked_bytes(node) > 0 ? ROOM_ALIGN + r.workspace + r.offsets + r.queries : 0;
+    if (k == NULL)
+        return bytes;
+    k->has_room = true;
     kvp_kv_note_attention(
-        kv, room_bytes(node, k) +
-                kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k)));
+        kvp_kv_of(node->src[1]),
+        bytes + kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k)));
+    return bytes;
 }
 
 /* Grows the back end's workspace. Kernels leave its counters zero. A graph that is captured clears

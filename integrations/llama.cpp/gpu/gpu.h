@@ -358,9 +358,6 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
  * --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
-/* Notes these bytes and the back end's workspace, for the line at the start. */
-void kvp_gpu_note_attention(kvp_gpu *gpu, const abi_tensor *node);
-
 /* accel.c. llama.cpp keeps its own cache, and the plug-in computes the attention nodes over it for
  * which kvp_gpu_accelerates returns true. */
 void kvp_gpu_set_accel(bool on);

@@ -70,10 +70,8 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
         return gpu->inner->iface.supports_op(gpu->inner, node);
     if (node->op == kvp_api.op.set_rows)
         return kvp_set_rows_supported(node);
-    if (node->op == kvp_api.op.flash_attn_ext) {
-        kvp_gpu_note_attention(gpu, node);
+    if (node->op == kvp_api.op.flash_attn_ext)
         return kvp_attention_supported(node) && attention_supported(node);
-    }
     if (node->op == kvp_api.op.rope)
         return kvp_rope_supported(node);
     return kvp_is_cache_view(node) || kvp_is_unserved(node);
