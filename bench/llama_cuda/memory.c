@@ -65,6 +65,15 @@ static void say(const char *what, int number)
     last = mib;
 }
 
+/* llama.cpp's lines about the sizes of its buffers. */
+static void print_sizes(enum ggml_log_level level, const char *message, void *data)
+{
+    (void)level;
+    (void)data;
+    if (strstr(message, "buffer size") != NULL)
+        fprintf(stderr, "llama.cpp: %s", message);
+}
+
 /* The driver's functions, and the GPU's context that all of CUDA shares. */
 static void open_driver(void)
 {
@@ -170,6 +179,7 @@ int main(int argc, char **argv)
     pthread_create(&thread, NULL, look, NULL);
     model = load_model(argv[1], argv[2], argv[3]);
     say("the model", 0);
+    llama_log_set(print_sizes, NULL);
     context = new_context(model, x[2], x[3], strchr(argv[7], 'u') != NULL);
     say("the context", 0);
     fill(context, x[0], x[1], x[3]);
