@@ -9,7 +9,7 @@
 #define KVANT_EXACT_NEWEST 128u
 
 /* The rows of a step that are exact until the step is over: 64 to 512, because prompts come in
- * batches of at most 512. A cache writes at most so many rows together. */
+ * batches of at most 512. A cache writes at most 512 rows together. */
 #define KVANT_EXACT_LEAST_STEP 64u
 #define KVANT_EXACT_STEP 512u
 

@@ -1,6 +1,7 @@
-"""layouts.py - prints a C program that compares the Python package with the C headers: the size of
-every structure of kvant/structs.py, the offset and the size of every field, and every number that
-has the name of a C constant behind it. The program names each difference and then fails.
+"""layouts.py - prints a C program that compares the Python package with the C headers. It compares
+the size of every structure of kvant/structs.py, and the offset and the size of every field. It also
+compares every number that has the name of a C constant behind it. The program names each difference
+and then fails.
 
 CodecInfo is kvant_codec_info, CudaPages is kvant_cuda_pages; a field `from_` is C's `from`.
 """

@@ -1,6 +1,6 @@
 """Each allocation of libkvant fails once in the life of a kvant.Cache. A call raises kvant.Error,
-and the same call again goes on: no row that an earlier call stored is lost, and the final bits are
-the same. refused.c, which is preloaded, lets allocations fail.
+and the same call again succeeds. No row that an earlier call stored is lost, and the final bits are
+the same. The preloaded library of refused.c lets allocations fail.
 """
 
 import ctypes
