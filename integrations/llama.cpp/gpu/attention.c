@@ -402,7 +402,8 @@ static bool grow_workspace(kvp_gpu_backend *b, size_t bytes)
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
     const room r = room_of(node, k);
-    const size_t own = kvant_cuda_kernel_workspace(k->head_dim, kvp_gpu_matrices(k));
+    const bool moved = kvp_gpu_matrices(k) > most_matrices(node, k);
+    const size_t own = moved ? kvant_cuda_kernel_workspace(k->head_dim, kvp_gpu_matrices(k)) : 0;
     char *behind = (char *)(uintptr_t)align((uintptr_t)node->data + kvp_api.nbytes(node));
 
     if (unpacked_bytes(node) > 0 && k->has_room && own <= r.workspace &&
