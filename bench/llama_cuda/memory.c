@@ -1,8 +1,8 @@
 /* memory.c - the GPU memory that a context takes, step by step.
  *
- *     memory LIBRARIES PLUGIN MODEL PROMPT ALONE CONTEXT SEQUENCES
+ *     memory LIBRARIES PLUGIN MODEL PROMPT ALONE CONTEXT SEQUENCES [TYPE]
  *
- * PLUGIN "none": llama.cpp's own device and cache. Prints the MiB in use after each step that
+ * PLUGIN "none": llama.cpp's own device and cache, of TYPE (f16). Prints the MiB in use after each step that
  * changes them. The steps are the model, the context, batches of 512 tokens up to PROMPT tokens,
  * and ALONE single tokens. With several SEQUENCES (llama-server's slots), slot i gets
  * (i + 1) / SEQUENCES of the prompt, and then all slots decode together. Afterwards every second
@@ -16,6 +16,7 @@
 
 #include <dlfcn.h>
 
+#include "cache_type.h"
 #include "plugin_model.h"
 
 enum { MOST = 131072, KINDS = 30000, BATCH = 512, MOST_SEQUENCES = 64 };
@@ -114,7 +115,7 @@ static void decode(struct llama_context *context, int first, int end, int *posit
 }
 
 static struct llama_context *new_context(struct llama_model *model, int n_ctx, int n_sequences,
-                                         bool unified)
+                                         bool unified, const char *type)
 {
     struct llama_context_params params = llama_context_default_params();
     struct llama_context *context;
@@ -123,6 +124,7 @@ static struct llama_context *new_context(struct llama_model *model, int n_ctx, i
     params.n_batch = params.n_ubatch = BATCH;
     params.n_seq_max = (uint32_t)n_sequences;
     params.kv_unified = unified;
+    params.type_k = params.type_v = type_of(type);
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     context = llama_init_from_model(model, params);
     if (context == NULL)
@@ -166,7 +168,7 @@ int main(int argc, char **argv)
     pthread_t thread;
     int x[4];
 
-    if (argc != 8)
+    if (argc != 8 && argc != 9)
         return 2;
     for (int i = 0; i < 4; i++)
         x[i] = atoi(argv[4 + i]);
@@ -180,7 +182,8 @@ int main(int argc, char **argv)
     model = load_model(argv[1], argv[2], argv[3]);
     say("the model", 0);
     llama_log_set(print_sizes, NULL);
-    context = new_context(model, x[2], x[3], strchr(argv[7], 'u') != NULL);
+    context =
+        new_context(model, x[2], x[3], strchr(argv[7], 'u') != NULL, argc == 9 ? argv[8] : "f16");
     say("the context", 0);
     fill(context, x[0], x[1], x[3]);
     llama_free(context);
