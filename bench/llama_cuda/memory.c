@@ -2,9 +2,9 @@
  *
  *     memory LIBRARIES PLUGIN MODEL PROMPT ALONE CONTEXT SEQUENCES [TYPE]
  *
- * PLUGIN "none": llama.cpp's own device and cache, of TYPE (f16). Prints the MiB in use after each step that
- * changes them. The steps are the model, the context, batches of 512 tokens up to PROMPT tokens,
- * and ALONE single tokens. With several SEQUENCES (llama-server's slots), slot i gets
+ * PLUGIN "none": llama.cpp's own device and cache, of TYPE (f16). Prints the MiB in use after each
+ * step that changes them. The steps are the model, the context, batches of 512 tokens up to PROMPT
+ * tokens, and ALONE single tokens. With several SEQUENCES (llama-server's slots), slot i gets
  * (i + 1) / SEQUENCES of the prompt, and then all slots decode together. Afterwards every second
  * slot is emptied and gets another number of tokens. "8u" is 8 slots of one unified cache. The last
  * line is the most memory that was seen: a thread looks every millisecond.
