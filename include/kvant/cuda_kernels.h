@@ -232,6 +232,12 @@ typedef struct kvant_cuda_kernel_attention_args {
 KVANT_API kvant_status kvant_cuda_kernel_attention(const kvant_cuda_kernel_attention_args *args,
                                                    kvant_cuda_stream stream);
 
+/* The bytes of workspace that a call with this head_dim and n_matrices needs on the current device;
+ * 0 on an error. Unpacked pages (kvant/cuda.h) begin behind the bytes for one matrix. So a call
+ * that unpacks pages needs these bytes and its pages, or the bytes for n_matrices if they are
+ * more. */
+KVANT_API size_t kvant_cuda_kernel_workspace(uint32_t head_dim, uint32_t n_matrices);
+
 /* ---- marks ---- */
 
 /* The marks of a cache. Token i of a call has the number numbers[i] there. */

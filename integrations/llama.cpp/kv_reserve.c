@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../../src/store/rules.h"
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
@@ -34,7 +35,7 @@ kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *set
      * caches, would hold few of a batch's rows, and all others would be sealed before their own
      * attention. On a CPU all layers share the pages of a step. */
     if (shape->in_order) {
-        part.step = shape->n_cells < KVP_STEP_ROWS ? shape->n_cells : KVP_STEP_ROWS;
+        part.step = shape->n_cells < KVANT_EXACT_STEP ? shape->n_cells : KVANT_EXACT_STEP;
         return part;
     }
     /* The first tokens of a sequence leave a sliding window. Its newest tokens need whole blocks,

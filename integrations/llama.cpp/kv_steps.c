@@ -1,6 +1,7 @@
 /* kv_steps.c - see kv_steps.h. */
 #include "kv_steps.h"
 
+#include "../../src/store/rules.h"
 #include "host.h"
 
 kvant_step_pages *kvp_steps_none(void)
@@ -16,7 +17,7 @@ size_t kvp_steps_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
 
     if (shape->in_order || kvp_kv_exact(shape, settings, 1).step == 0)
         return 0;
-    return (rows < KVP_STEP_ROWS ? rows : KVP_STEP_ROWS) * shape->row * sizeof(uint16_t);
+    return (rows < KVANT_EXACT_STEP ? rows : KVANT_EXACT_STEP) * shape->row * sizeof(uint16_t);
 }
 
 void kvp_steps_join(kvp_steps *steps, kvp_kv *kv)

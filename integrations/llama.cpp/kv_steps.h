@@ -8,10 +8,6 @@
 
 #include "kv_tensor.h"
 
-/* The rows of llama.cpp's default batch. A longer batch seals all rows but the newest while it
- * stores them. */
-#define KVP_STEP_ROWS 512u
-
 typedef struct kvp_steps {
     kvant_step_pages pages; /* has no memory until a tensor is bound */
 } kvp_steps;

@@ -240,7 +240,13 @@ kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
 size_t kvant_cuda_attention_workspace(uint32_t head_dim)
 {
     const kvant_cuda_table *table = load_table(NULL);
-    return table ? table->attention_workspace(head_dim) : 0;
+    return table ? table->attention_workspace(head_dim, 1) : 0;
+}
+
+size_t kvant_cuda_kernel_workspace(uint32_t head_dim, uint32_t n_matrices)
+{
+    const kvant_cuda_table *table = load_table(NULL);
+    return table ? table->attention_workspace(head_dim, n_matrices) : 0;
 }
 
 size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads)

@@ -37,7 +37,7 @@ extern "C" {
     X(kvant_status, attention_check,                                                               \
       (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,                \
        size_t errlen))                                                                             \
-    X(size_t, attention_workspace, (uint32_t head_dim))                                            \
+    X(size_t, attention_workspace, (uint32_t head_dim, uint32_t n_matrices))                       \
     X(kvant_status, attention,                                                                     \
       (const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream))                    \
     X(kvant_status, fill_marked, (const kvant_cuda_marked_args *args, kvant_cuda_stream stream))   \

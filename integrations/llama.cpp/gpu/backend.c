@@ -435,6 +435,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
         return b->inner.graph_compute(backend, graph);
     }
     b->n_graphs++;
+    kvp_kv_context_check(b->layers);
     pthread_mutex_lock(&b->gpu->lock);
     status = kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
     pthread_mutex_unlock(&b->gpu->lock);

@@ -258,7 +258,8 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
            !(kvp_gpu_lacks_key_transform(cells) && cells->cache->keeps);
 }
 
-/* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
+/* size.c. The number of a cache's position buckets after the first, and the most bytes that a cache
+ * tensor takes on a GPU next to its pages.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
  * KVP_PLAIN, kvp_gpu_matrix_room counts the matrices of one layer (kvp_gpu_expand), for which
  * kvp_gpu_expanded_bytes has the bytes, and kvp_gpu_learning_room counts the room that one layer
@@ -266,6 +267,7 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
  * also share the staging pages of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose
  * codec has groups of several tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such
  * codec. */
+size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions);
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,

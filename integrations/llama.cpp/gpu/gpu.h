@@ -177,7 +177,9 @@ struct kvp_gpu_backend {
     struct kvp_gpu_scratch { /* for the current attention node */
         void *at;
         size_t bytes;
-        float *offsets;   /* products of queries and centres, for keys whose centres rotate */
+        float *offsets; /* products of queries and centres, for keys whose centres rotate */
+        float *queries; /* transformed queries */
+        size_t query_bytes;
         bool used_before; /* by other nodes, so its counters are not zero */
     } scratch;
     kvp_compute compute; /* for the operation that the CPU computes: the context shift */
@@ -345,9 +347,9 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending);
 
-/* attention.c. Bytes behind an attention node's output, for unpacked pages and for products with
- * centres when there are many query rows. They are part of the node's size, so --fit counts
- * them. */
+/* attention.c. Bytes behind an attention node's output, for unpacked pages, transformed queries and
+ * their products with centres when there are many query rows. They are part of the node's size, so
+ * --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c. llama.cpp keeps its own cache, and the plug-in computes the attention nodes over it for

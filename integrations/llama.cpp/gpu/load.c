@@ -228,7 +228,7 @@ static void attend(const layer *l, uint32_t n, bool further)
                                               .k_scale = l->k_scale,
                                               .workspace = l->any,
                                               .workspace_bytes =
-                                                  kvant_cuda_attention_workspace((uint32_t)d) +
+                                                  kvant_cuda_kernel_workspace((uint32_t)d, 2) +
                                                   (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
                                               .query_tokens = n,
                                               .causal = n > 1,

@@ -12,7 +12,7 @@
 /* The number of further position buckets below n_positions for which a cache of this shape learns
  * key transforms. A cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first
  * key transform (first_matrix.c). */
-static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
+size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
 
@@ -39,9 +39,9 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
     bytes = matrices + 4 * (size_t)shape->row * sizeof(float);
     if (learns) /* starts, further and results of kvp_gpu_cells */
         bytes += 2 * KVP_MOST_BUCKETS * (size_t)shape->row * sizeof(float) +
-                 further_buckets(shape, n_positions) * matrices +
+                 kvp_gpu_further_buckets(shape, n_positions) * matrices +
                  kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
-                                       (uint32_t)further_buckets(shape, n_positions) + 1);
+                                       (uint32_t)kvp_gpu_further_buckets(shape, n_positions) + 1);
     return bytes;
 }
 
@@ -92,5 +92,5 @@ size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *sett
         return 0;
     return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row +
            kvp_gpu_learning_bytes(128, (shape->row + 127) / 128,
-                                  1 + (uint32_t)further_buckets(shape, shape->n_cells));
+                                  1 + (uint32_t)kvp_gpu_further_buckets(shape, shape->n_cells));
 }

@@ -25,9 +25,9 @@ kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_co
     return KVANT_ERR_UNSUPPORTED;
 }
 
-size_t host_attention_workspace(uint32_t head_dim)
+size_t host_attention_workspace(uint32_t head_dim, uint32_t n_matrices)
 {
-    return (size_t)head_dim * 3;
+    return (size_t)head_dim * (2 + (n_matrices > 1 ? n_matrices : 1));
 }
 
 void host_limit_shared_memory(size_t bytes)
@@ -236,7 +236,8 @@ static void swap_channels(const kvant_cuda_kernel_attention_args *a)
 static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
 {
     const unsigned char *workspace = a->workspace;
-    return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) &&
+    return a->workspace_bytes >=
+               host_attention_workspace(a->k_codec->params.head_dim, a->n_matrices) &&
            (a->clear_counters || workspace[0] == 0);
 }
 
@@ -264,7 +265,7 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
         return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2,
                  out_width = args->out_type == KVANT_CUDA_F32 ? 4 : 2,
-                 used = host_attention_workspace(args->k_codec->params.head_dim);
+                 used = host_attention_workspace(args->k_codec->params.head_dim, 1);
     if (args->page_offsets && (args->k_center || args->logit_softcap > 0))
         return KVANT_ERR_ARGUMENT;
     if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES ||
