@@ -3,7 +3,11 @@
  * CUDA loads a kernel when it is launched first. The first token over compressed pages would wait
  * 12 ms for all of theirs (H200). So a thread captures such launches into a graph when a cache is
  * created, and never launches the graph. Making the executable graph loads its kernels. Nothing
- * reads or writes the memory that the launches name, so any memory of the GPU will do. */
+ * reads or writes the memory that the launches name, so any memory of the GPU will do.
+ *
+ * The first graph of a process that is launched takes longer than later graphs, because the driver
+ * makes room for its nodes. So the thread also launches a graph of kernels that do nothing, with
+ * about as many nodes as a token has. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -15,6 +19,7 @@
 
 #define MANY 512u      /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
+#define NODES 1024     /* of a graph that does nothing; a token of 32 layers has 650 to 850 */
 
 /* The codecs and the memory of a layer's launches. */
 typedef struct layer {
@@ -252,11 +257,12 @@ static void attend(const layer *l, uint32_t n, bool further)
     kvant_cuda_kernel_attention(&args, l->stream);
 }
 
-static void fill_marked(const layer *l)
+/* marks: of cells, in GPU memory. If no cell has a mark, the kernel does nothing. */
+static void fill_marked(const layer *l, void *marks)
 {
     const size_t width = (size_t)l->n_heads * l->k->head_dim;
     const kvant_cuda_marked_args args = { .size = sizeof(args),
-                                          .marks = l->any,
+                                          .marks = marks,
                                           .lengths = l->any,
                                           .batch = 1,
                                           .query_tokens = 1,
@@ -338,23 +344,47 @@ static void launch_all(const layer *l)
     }
     if (l->has_block_centers)
         learn(l);
-    fill_marked(l);
+    fill_marked(l, l->any);
 }
 
-/* Without the graph kernels are loaded later, as without this file. */
-static void capture(const layer *l)
+static void launch_none(const layer *l, void *no_marks)
+{
+    for (int i = 0; i < NODES; i++)
+        fill_marked(l, no_marks);
+}
+
+/* Makes a graph of all kernels; or of kernels that do nothing, if there are no_marks, and launches
+ * it. Without the graph kernels are loaded later, as without this file. */
+static void capture(const layer *l, void *no_marks)
 {
     cu_graph graph = NULL;
     cu_graph_exec exec = NULL;
 
     if (kvp_cu.capture_begin(l->stream, CU_CAPTURE_RELAXED) != 0)
         return;
-    launch_all(l);
+    if (no_marks != NULL)
+        launch_none(l, no_marks);
+    else
+        launch_all(l);
     if (kvp_cu.capture_end(l->stream, &graph) != 0 || graph == NULL)
         return;
-    if (kvp_cu.graph_make(&exec, graph, 0) == 0)
+    if (kvp_cu.graph_make(&exec, graph, 0) == 0) {
+        if (no_marks != NULL && kvp_cu.graph_launch(exec, l->stream) == 0)
+            kvp_cu.stream_finish(l->stream);
         kvp_cu.exec_free(exec);
+    }
     kvp_cu.graph_free(graph);
+}
+
+static void launch_first_graph(const layer *l)
+{
+    cu_address none;
+
+    if (kvp_cu.memory_new(&none, sizeof(uint32_t)) != 0)
+        return;
+    if (kvp_cu.fill(none, 0, sizeof(uint32_t), l->stream) == 0)
+        capture(l, (void *)(uintptr_t)none);
+    kvp_cu.memory_free(none);
 }
 
 /* The thread */
@@ -378,7 +408,8 @@ static void load(kvp_gpu_loader *loader)
         kvant_cuda_codec_create_open(l.sealed, &l.open) == KVANT_OK &&
         kvant_cuda_codec_create_open(l.v->codec, &l.v_open) == KVANT_OK &&
         kvp_cu.stream_new(&l.stream, CU_NON_BLOCKING) == 0) {
-        capture(&l);
+        capture(&l, NULL);
+        launch_first_graph(&l);
         kvp_cu.stream_free(l.stream);
     }
     kvant_cuda_codec_free(&l.v_open);
