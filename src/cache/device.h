@@ -11,6 +11,8 @@
 #include <kvant/cache.h>
 #include <kvant/tensor.h>
 
+#include "../store/rules.h"
+
 #define KVANT_NO_BLOCK (-1)
 
 typedef struct kvant_sequence {
@@ -47,7 +49,7 @@ enum {
     KVANT_PENDING_NEWEST /* for the rows that were appended last */
 };
 
-#define KVANT_CACHE_BATCH 512u /* at most this many rows are written together */
+#define KVANT_CACHE_BATCH KVANT_EXACT_STEP /* at most this many rows are written together */
 
 /* Returns the sequence, or NULL with a message. */
 kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence);

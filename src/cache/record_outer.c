@@ -86,6 +86,17 @@ size_t kvant_tensor_half_transform(const kvant_tensor *tensor, const float *cent
     return sizeof header + kvant_transform_bytes(tensor, header.kind);
 }
 
+size_t kvant_tensor_matrix_transform(const kvant_tensor *tensor,
+                                     const kvant_matrix_numbers *numbers, void *bytes)
+{
+    const kvant_record_transform header = { numbers->start ? KVANT_BYTES_CENTERS
+                                                           : KVANT_BYTES_MATRICES,
+                                            0 };
+    memcpy(bytes, &header, sizeof header);
+    kvant_transform_bytes_of(tensor, numbers, (uint8_t *)bytes + sizeof header);
+    return sizeof header + kvant_transform_bytes(tensor, header.kind);
+}
+
 /* Writing */
 
 static size_t transform_bytes(const kvant_tensor *tensor, const void *transform)

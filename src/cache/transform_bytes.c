@@ -101,13 +101,36 @@ void kvant_rope_export(const kvant_rope *rope, uint8_t *to)
     memcpy(to + sizeof header, rope->frequencies, rope->n_dims / 2 * sizeof(float));
 }
 
+/* The bytes behind the n_dims / 2 frequencies of the rope are zeros on entry. */
+static void write_centers(const kvant_tensor *tensor, const kvant_rope *rope, const float *start,
+                          uint8_t *to)
+{
+    kvant_rope_export(rope, to);
+    memcpy(to + kvant_rope_bytes(tensor), start, kvant_tensor_width(tensor) * sizeof(float));
+}
+
+void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_numbers *numbers,
+                              uint8_t *to)
+{
+    const size_t width = kvant_tensor_width(tensor),
+                 affine = affine_bytes(tensor, KVANT_BYTES_AFFINE);
+    const uint32_t kind = numbers->start ? KVANT_BYTES_CENTERS : KVANT_BYTES_MATRICES;
+    const float one = 1;
+    memset(to, 0, kvant_transform_bytes(tensor, kind));
+    for (size_t i = 0; i < width; i++)
+        memcpy(to + (width + i) * sizeof one, &one, sizeof one); /* with matrices nobody reads it */
+    if (numbers->center)
+        memcpy(to, numbers->center, width * sizeof(float));
+    memcpy(to + affine, numbers->triangles, key_transform_bytes(tensor));
+    if (numbers->start)
+        write_centers(tensor, numbers->rope, numbers->start, to + centers_at(tensor));
+}
+
 static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, uint8_t *to)
 {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     const kvant_rope rope = kvant_centers_rope(centers, frequencies);
-    kvant_rope_export(&rope, to);
-    memcpy(to + kvant_rope_bytes(tensor), centers->start,
-           kvant_tensor_width(tensor) * sizeof(float));
+    write_centers(tensor, &rope, centers->start, to);
 }
 
 void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, uint8_t *to)

@@ -2,6 +2,8 @@
  * hold them (format.md, "Records"). It owns neither pages nor slots. */
 #pragma once
 
+#include <kvant/tensor_hooks.h>
+
 #include "tensor.h"
 
 /* Kinds of the bytes of a transform. Up to KVANT_BYTES_CENTERS, each kind holds the numbers of the
@@ -36,6 +38,11 @@ size_t kvant_rope_bytes(const kvant_tensor *tensor);
 void kvant_rope_export(const kvant_rope *rope, uint8_t *to);
 kvant_status kvant_rope_import(const kvant_tensor *tensor, const uint8_t *data, kvant_rope *rope,
                                float *frequencies);
+
+/* Writes the numbers of a transform that no tensor has: its triangles are the parts' one after
+ * another. Its scales are ones. */
+void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_numbers *numbers,
+                              uint8_t *to);
 
 /* record_outer.c. The candidate with the head that it has in a record. */
 size_t kvant_candidate_export(const kvant_tensor *tensor, void *bytes);

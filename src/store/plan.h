@@ -23,11 +23,9 @@
 
 #include <kvant/codec.h>
 
-#define KVANT_PLAN_NO_PAGE (-1)
+#include "rules.h"
 
-/* A GPU encodes 8 blocks in hardly more time than one. With more, the step that seals them takes
- * longer than other steps. */
-#define KVANT_PLAN_RUN 8u
+#define KVANT_PLAN_NO_PAGE (-1)
 
 typedef struct kvant_plan_params {
     uint32_t n_blocks;      /* blocks of 64 slots */

@@ -134,6 +134,32 @@ static void memory_is_given_back(void **state)
     }
 }
 
+/* Queries of prompts are kept in GPU memory until the first key transforms are learned. A cleared
+ * cache learns again. */
+static void queries_are_given_back(void **state)
+{
+    struct llama_context *context;
+
+    (void)state;
+    if (!harness_has_mock())
+        skip();
+    context = new_context("", "0", 1);
+    for (int clear = 0; clear < 2; clear++) {
+        size_t most = 0, least = SIZE_MAX;
+        for (int i = 0; i < 4; i++) {
+            size_t now;
+            feed(context, 100 * i, 100, 100, 100 * i, 0, NULL);
+            now = bytes_on_gpus();
+            most = now > most ? now : most;
+            least = i > 0 && now < least ? now : least;
+        }
+        print_message("GPU memory: %zu to %zu bytes\n", least, most);
+        assert_true(least + 4 * 64 * 128 * sizeof(float) <= most);
+        llama_memory_clear(llama_get_memory(context), true);
+    }
+    llama_free(context);
+}
+
 /* While rows fit, the memory is not needed. The first token that does not fit is refused, and one
  * more try with memory is enough. */
 static void layers_wait_for_memory(void **state)
@@ -280,6 +306,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(other_contexts_keep_their_graphs),
         cmocka_unit_test(graphs_are_waited_for),
         cmocka_unit_test(memory_is_given_back),
+        cmocka_unit_test(queries_are_given_back),
         cmocka_unit_test(layers_wait_for_memory),
         cmocka_unit_test(all_allocations_may_fail),
         cmocka_unit_test(all_allocations_of_a_batch_may_fail),

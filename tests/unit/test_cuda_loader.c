@@ -309,6 +309,7 @@ static void calls_reach_the_table(void **state)
     REACHES(seal_rows, kvant_cuda_seal_rows(&listed, stream), listed);
     answer(KVANT_OK, NULL);
     assert_int_equal(kvant_cuda_attention_workspace(128), 384);
+    assert_int_equal(kvant_cuda_kernel_workspace(128, 5), 896);
     kvant_cuda_limit_shared_memory(99 << 10);
     assert_int_equal(host->shared_limit, 99 << 10);
     assert_int_equal(kvant_cuda_append(NULL, stream), KVANT_ERR_ARGUMENT);

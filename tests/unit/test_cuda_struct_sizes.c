@@ -32,6 +32,8 @@ static kvant_status reached(kvant_status status)
     X(kernel_append, kvant_cuda_kernel_append_args, centered)                                      \
     X(kernel_attention, kvant_cuda_kernel_attention_args, plain_queries)                           \
     X(kernel_transform_queries, kvant_cuda_kernel_query_args, further)                             \
+    X(compact, kvant_cuda_compact_args, compact)                                                   \
+    X(expand, kvant_cuda_expand_args, key_center)                                                  \
     X(fill_marked, kvant_cuda_marked_args, out_head_stride)                                        \
     X(block_attention, kvant_cuda_block_args, workspace_bytes)                                     \
     X(center_rows, kvant_cuda_center_rows_args, out)                                               \

@@ -3,7 +3,11 @@
  * CUDA loads a kernel when it is launched first. The first token over compressed pages would wait
  * 12 ms for all of theirs (H200). So a thread captures such launches into a graph when a cache is
  * created, and never launches the graph. Making the executable graph loads its kernels. Nothing
- * reads or writes the memory that the launches name, so any memory of the GPU will do. */
+ * reads or writes the memory that the launches name, so any memory of the GPU will do.
+ *
+ * The first graph of a process that is launched takes longer than later graphs, because the driver
+ * makes room for its nodes. So the thread also launches a graph of kernels that do nothing, with
+ * about as many nodes as a token has. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -13,9 +17,9 @@
 
 #include "../host.h"
 
-#define ROWS ((size_t)128) /* that a matrix is made from */
-#define MANY 512u          /* tokens of a prompt's batch */
+#define MANY 512u      /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
+#define NODES 1024     /* of a graph that does nothing; a token of 32 layers has 650 to 850 */
 
 /* The codecs and the memory of a layer's launches. */
 typedef struct layer {
@@ -87,7 +91,15 @@ static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
                                            .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
                                            .q_head_stride = l->k->head_dim,
                                            .inverse_key_transform = l->any,
-                                           .out = l->any };
+                                           .out = l->any,
+                                           .compact = l->has_block_centers };
+}
+
+/* Learned matrices are compact. */
+static void use_compact(const layer *l, kvant_cuda_kernel_append_args *args)
+{
+    args->k_compact = l->has_block_centers ? l->any : NULL;
+    args->k_matrix = l->has_block_centers ? (float *)l->any : NULL;
 }
 
 /* Rows of a step: to exact pages alone, or encoded at once. */
@@ -97,6 +109,7 @@ static void append_step(const layer *l, uint32_t n, bool open)
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
+    use_compact(l, &args);
     if (l->has_block_centers) {
         args.k_block_centers = block_centers_of(l);
         args.center_slots = l->any;
@@ -114,6 +127,7 @@ static void append_held(const layer *l, bool open)
                                   values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
 
     keys.k = keys_of(l, open);
+    use_compact(l, &keys);
     values.v = values_of(l, open);
     kvant_cuda_kernel_append(&keys, l->stream);
     kvant_cuda_kernel_append(&values, l->stream);
@@ -219,7 +233,7 @@ static void attend(const layer *l, uint32_t n, bool further)
                                               .k_scale = l->k_scale,
                                               .workspace = l->any,
                                               .workspace_bytes =
-                                                  kvant_cuda_attention_workspace((uint32_t)d) +
+                                                  kvant_cuda_kernel_workspace((uint32_t)d, 2) +
                                                   (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
                                               .query_tokens = n,
                                               .causal = n > 1,
@@ -243,11 +257,12 @@ static void attend(const layer *l, uint32_t n, bool further)
     kvant_cuda_kernel_attention(&args, l->stream);
 }
 
-static void fill_marked(const layer *l)
+/* marks: of cells, in GPU memory. If no cell has a mark, the kernel does nothing. */
+static void fill_marked(const layer *l, void *marks)
 {
     const size_t width = (size_t)l->n_heads * l->k->head_dim;
     const kvant_cuda_marked_args args = { .size = sizeof(args),
-                                          .marks = l->any,
+                                          .marks = marks,
                                           .lengths = l->any,
                                           .batch = 1,
                                           .query_tokens = 1,
@@ -263,6 +278,47 @@ static void fill_marked(const layer *l)
 }
 
 /* A launch that the library refuses is one that this layer never has. */
+/* Learns from numbers that are never computed. */
+static void learn(const layer *l)
+{
+    kvant_cuda_learn_args args = { .size = sizeof(args),
+                                   .head_dim = l->k->head_dim,
+                                   .n_kv_heads = l->k->n_kv_heads,
+                                   .group = 1,
+                                   .type = KVANT_CUDA_F16,
+                                   .n_rows = 1,
+                                   .n_tokens = 1,
+                                   .batch_tokens = 1,
+                                   .rows = l->any,
+                                   .token_stride = kvp_gpu_width(l->k),
+                                   .head_stride = l->k->head_dim,
+                                   .queries = { l->any },
+                                   .query_stride = kvp_gpu_width(l->k),
+                                   .triangles = l->any,
+                                   .centers = l->any,
+                                   .start = l->any,
+                                   .workspace = l->any };
+    const kvant_cuda_compact_args compact = { .size = sizeof(compact),
+                                              .head_dim = l->k->head_dim,
+                                              .n_kv_heads = l->k->n_kv_heads,
+                                              .triangles = l->any,
+                                              .compact = (char *)l->any + 16 };
+    const kvant_cuda_expand_args expand = { .size = sizeof(expand),
+                                            .codec = l->k->codecs[0],
+                                            .n_kv_heads = l->k->n_kv_heads,
+                                            .compact = l->any,
+                                            .center = l->any,
+                                            .key_center = l->any };
+    uint32_t knows_rope;
+
+    if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) == KVANT_OK) {
+        args.workspace_bytes = kvant_cuda_learn_bytes(&args);
+        kvant_cuda_learn(&args, l->stream);
+        kvant_cuda_compact(&compact, l->stream);
+        kvant_cuda_expand(&expand, l->stream);
+    }
+}
+
 static void launch_all(const layer *l)
 {
     const kvant_cuda_kernel_query_args queries = query_args(l, MANY);
@@ -286,81 +342,49 @@ static void launch_all(const layer *l)
         attend(l, 1, further);
         attend(l, MANY, further);
     }
-    fill_marked(l);
+    if (l->has_block_centers)
+        learn(l);
+    fill_marked(l, l->any);
 }
 
-/* Without the graph kernels are loaded later, as without this file. */
-static void capture(const layer *l)
+static void launch_none(const layer *l, void *no_marks)
+{
+    for (int i = 0; i < NODES; i++)
+        fill_marked(l, no_marks);
+}
+
+/* Makes a graph of all kernels; or of kernels that do nothing, if there are no_marks, and launches
+ * it. Without the graph kernels are loaded later, as without this file. */
+static void capture(const layer *l, void *no_marks)
 {
     cu_graph graph = NULL;
     cu_graph_exec exec = NULL;
 
     if (kvp_cu.capture_begin(l->stream, CU_CAPTURE_RELAXED) != 0)
         return;
-    launch_all(l);
+    if (no_marks != NULL)
+        launch_none(l, no_marks);
+    else
+        launch_all(l);
     if (kvp_cu.capture_end(l->stream, &graph) != 0 || graph == NULL)
         return;
-    if (kvp_cu.graph_make(&exec, graph, 0) == 0)
+    if (kvp_cu.graph_make(&exec, graph, 0) == 0) {
+        if (no_marks != NULL && kvp_cu.graph_launch(exec, l->stream) == 0)
+            kvp_cu.stream_finish(l->stream);
         kvp_cu.exec_free(exec);
+    }
     kvp_cu.graph_free(graph);
 }
 
-/* Keys with a matrix */
-
-static kvant_codec *learn_some(kvant_tensor *tensor, const kvant_codec *source, float *rows,
-                               uint32_t head_dim)
+static void launch_first_graph(const layer *l)
 {
-    const kvant_queries queries = { .size = sizeof(queries),
-                                    .q = rows,
-                                    .token_stride = head_dim,
-                                    .head_stride = head_dim,
-                                    .n_tokens = ROWS,
-                                    .n_heads = 1 };
-    kvant_codec *made = NULL;
-    int64_t slots[ROWS];
-    uint32_t random = 1;
+    cu_address none;
 
-    for (size_t i = 0; i < ROWS; i++)
-        slots[i] = (int64_t)i;
-    for (size_t i = 0; i < ROWS * head_dim; i++) {
-        random = 1664525 * random + 1013904223;
-        rows[i] = (float)(random >> 8) * 0x1p-23f - 1;
-    }
-    if (kvant_tensor_note_queries(tensor, &queries, 1) == KVANT_OK &&
-        kvant_tensor_learn(tensor, slots, ROWS, rows, head_dim, 1) == KVANT_OK)
-        kvant_tensor_make_codec(tensor, 0, 0, source, &made);
-    return made;
-}
-
-/* A codec with the matrix of some rows, which is as good as any. */
-static kvant_codec *make_codec(const kvant_codec *source, uint32_t head_dim)
-{
-    kvant_codec *learner = NULL, *made = NULL;
-    kvant_tensor *tensor = NULL;
-    const kvant_tensor_params params = { .size = sizeof(params),
-                                         .codecs = (const kvant_codec *const *)&learner,
-                                         .n_kv_heads = 1,
-                                         .n_sequences = 1,
-                                         .n_blocks = ROWS / KVANT_PAGE_TOKENS };
-    float *rows = malloc(ROWS * head_dim * sizeof(*rows));
-    void *memory = NULL;
-    size_t bytes = 0;
-
-    if (rows != NULL &&
-        kvant_codec_create("int-8:transform=first,rotate=none", head_dim, KVANT_ROLE_K, 0, &learner,
-                           NULL, 0) == KVANT_OK &&
-        kvant_tensor_size(&params, &bytes) == KVANT_OK)
-        memory = kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
-                                                      KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
-    if (memory != NULL)
-        memset(memory, 0, bytes);
-    if (memory != NULL && kvant_tensor_create(&params, memory, &tensor) == KVANT_OK)
-        made = learn_some(tensor, source, rows, head_dim);
-    kvant_tensor_free(&tensor);
-    kvant_codec_free(&learner);
-    kvant_os_free(memory);
-    free(rows);
-    return made;
+    if (kvp_cu.memory_new(&none, sizeof(uint32_t)) != 0)
+        return;
+    if (kvp_cu.fill(none, 0, sizeof(uint32_t), l->stream) == 0)
+        capture(l, (void *)(uintptr_t)none);
+    kvp_cu.memory_free(none);
 }
 
 /* The thread */
@@ -369,9 +393,12 @@ static void load(kvp_gpu_loader *loader)
 {
     layer l = { .k = loader->k, .v = loader->v, .n_heads = loader->n_heads };
     const kvant_codec *source = l.k->sources[0];
-    kvant_codec *made = l.k->learns_key_transform ? make_codec(source, l.k->head_dim) : NULL;
-    const kvant_cuda_tables tables = kvp_gpu_tables(made != NULL ? made : source);
+    kvant_codec *made = NULL;
+    kvant_cuda_tables tables;
 
+    if (l.k->learns_key_transform)
+        kvant_codec_unit_matrix(source, &made);
+    tables = kvp_gpu_tables(made != NULL ? made : source);
     l.any = l.k->numbers.at;
     l.k_scale = tables.scale != NULL ? l.any : NULL;
     l.k_weights = tables.key_transform_size > 0 ? l.any : NULL;
@@ -381,7 +408,8 @@ static void load(kvp_gpu_loader *loader)
         kvant_cuda_codec_create_open(l.sealed, &l.open) == KVANT_OK &&
         kvant_cuda_codec_create_open(l.v->codec, &l.v_open) == KVANT_OK &&
         kvp_cu.stream_new(&l.stream, CU_NON_BLOCKING) == 0) {
-        capture(&l);
+        capture(&l, NULL);
+        launch_first_graph(&l);
         kvp_cu.stream_free(l.stream);
     }
     kvant_cuda_codec_free(&l.v_open);

@@ -17,8 +17,9 @@ from .rope import Rope
 from .structs import CodecInfo, CudaQueryArgs, CudaTables
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # kvant_cuda_type
-_LEARNT_TOGETHER = 512  # rows, as a cache writes them
-SCRATCH_ROWS, SCRATCH_BYTES = 384, 129 << 20  # KVANT_CUDA_SCRATCH_ROWS, _BYTES
+_LEARNT_TOGETHER = 512  # KVANT_EXACT_STEP: rows, as a cache writes them
+SCRATCH_ROWS = 384  # KVANT_CUDA_SCRATCH_ROWS
+SCRATCH_BYTES = 129 << 20  # KVANT_CUDA_SCRATCH_BYTES
 
 
 def type_of(tensor: Tensor) -> int:

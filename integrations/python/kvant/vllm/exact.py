@@ -27,8 +27,9 @@ from .learn import LOG
 
 SHARE = 0.03  #: of the memory of the cache
 LEAST = 4  #: blocks of a kind, at least
-NEWEST = 2  #: of a sequence: the block that is being filled and the block before it
-GROUP = 8  #: blocks that are sealed at once, at most
+_NEWEST_TOKENS = 128  # KVANT_EXACT_NEWEST
+NEWEST = _NEWEST_TOKENS // PAGE_TOKENS  #: the block that is being filled, and the block before it
+GROUP = 8  # KVANT_PLAN_RUN: blocks that are sealed at once, at most
 MOST_STAGED = 256  #: tokens of a step whose rows pass through the pool
 _UNSUPPORTED = 30  #: KVANT_ERR_UNSUPPORTED
 # Methods of speculative decoding that have no layers: draft layers write rows between steps.
