@@ -284,11 +284,13 @@ static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node
 }
 
 /* Bytes of unpacked pages for many query rows: for the whole cache, or for as many pages as are
- * allowed. */
+ * allowed. llama.cpp plans a graph whose tokens are spread over all streams, but a prompt may be in
+ * one stream. */
 static size_t unpacked_bytes(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
-    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
+    const size_t tokens = (size_t)(q->ne[1] > 1 ? q->ne[1] * q->ne[3] : q->ne[1]),
+                 rows = tokens * (size_t)(q->ne[2] / view->ne[2]);
     const size_t blocks =
         (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
     const size_t bytes =
