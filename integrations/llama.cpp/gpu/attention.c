@@ -362,10 +362,16 @@ static room room_of(const abi_tensor *node, const kvp_gpu_cells *k)
                    .queries = learns(k) || is_full(k) ? align(query_bytes(node, most)) : 0 };
 }
 
+/* Bytes of a layer's queries that are kept for learning, at most (queries.c). */
+static size_t kept_bytes(const abi_tensor *node)
+{
+    return (size_t)KVP_KEPT_BATCHES * KVP_KEPT_TOKENS * node->src[0]->nb[1];
+}
+
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
 {
     kvp_gpu_cells *k;
-    size_t bytes;
+    size_t bytes, own;
     room r;
 
     if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) ||
@@ -377,9 +383,8 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     if (k == NULL)
         return bytes;
     k->has_room = true;
-    kvp_kv_note_attention(
-        kvp_kv_of(node->src[1]),
-        bytes + kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k)));
+    own = kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k));
+    kvp_kv_note_attention(kvp_kv_of(node->src[1]), bytes + own, learns(k) ? kept_bytes(node) : 0);
     return bytes;
 }
 
