@@ -469,10 +469,12 @@ bool kvp_kv_is_refused(const kvp_kv *kv)
     return kv->layers->refused;
 }
 
-void kvp_kv_note_attention(kvp_kv *kv, size_t bytes)
+void kvp_kv_note_attention(kvp_kv *kv, size_t bytes, size_t queries)
 {
-    if (bytes > kv->layers->attention)
-        kv->layers->attention = bytes;
+    struct kvp_layers *layers = kv->layers;
+
+    layers->attention = bytes > layers->attention ? bytes : layers->attention;
+    layers->queries = queries > layers->queries ? queries : layers->queries;
 }
 
 void kvp_kv_graph_is_sized(void)

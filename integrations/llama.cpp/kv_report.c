@@ -64,6 +64,7 @@ void kvp_layers_report(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     const kvp_kv_size *full = &layers->full;
+    const double working = full->working + (double)layers->n_here * (double)layers->queries;
     char learning[64] = "", attention[64] = "", in_place[192] = "", latents[256];
     uint32_t n;
 
@@ -71,8 +72,8 @@ void kvp_layers_report(struct kvp_layers *layers)
         return;
     layers->reported = true;
     n = count_layers(layers);
-    if (full->working > 0)
-        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
+    if (working > 0)
+        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", working / mib);
     if (layers->on_gpu)
         snprintf(attention, sizeof(attention), ", and %.1f MiB for attention",
                  (double)layers->attention / mib);

@@ -364,8 +364,8 @@ static void f16_for_two_batches(void **state)
 
 /* The cache of a sliding window has 768 cells here: for the window and a batch, in steps of 256.
  * With pages for 512 rows of a batch it has room for all of them as f16, so the cache of all tokens
- * leaves f16 first. The reported number subtracts the layers of both caches. The cache of all tokens
- * has two of the four layers, so f16 holds for two tokens more. */
+ * leaves f16 first. The reported number subtracts the layers of both caches. The cache of all
+ * tokens has two of the four layers, so f16 holds for two tokens more. */
 static void f16_in_a_windows_cache(void **state)
 {
     int n;

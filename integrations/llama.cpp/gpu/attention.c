@@ -284,11 +284,13 @@ static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node
 }
 
 /* Bytes of unpacked pages for many query rows: for the whole cache, or for as many pages as are
- * allowed. */
+ * allowed. llama.cpp plans a graph whose tokens are spread over all streams, but a prompt may be in
+ * one stream. */
 static size_t unpacked_bytes(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
-    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
+    const size_t tokens = (size_t)(q->ne[1] > 1 ? q->ne[1] * q->ne[3] : q->ne[1]),
+                 rows = tokens * (size_t)(q->ne[2] / view->ne[2]);
     const size_t blocks =
         (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
     const size_t bytes =
@@ -360,10 +362,16 @@ static room room_of(const abi_tensor *node, const kvp_gpu_cells *k)
                    .queries = learns(k) || is_full(k) ? align(query_bytes(node, most)) : 0 };
 }
 
+/* Bytes of a layer's queries that are kept for learning, at most (queries.c). */
+static size_t kept_bytes(const abi_tensor *node)
+{
+    return (size_t)KVP_KEPT_BATCHES * KVP_KEPT_TOKENS * node->src[0]->nb[1];
+}
+
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
 {
     kvp_gpu_cells *k;
-    size_t bytes;
+    size_t bytes, own;
     room r;
 
     if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) ||
@@ -375,9 +383,8 @@ size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
     if (k == NULL)
         return bytes;
     k->has_room = true;
-    kvp_kv_note_attention(
-        kvp_kv_of(node->src[1]),
-        bytes + kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k)));
+    own = kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k));
+    kvp_kv_note_attention(kvp_kv_of(node->src[1]), bytes + own, learns(k) ? kept_bytes(node) : 0);
     return bytes;
 }
 

@@ -10,6 +10,7 @@
  * so that both sides allocate their memory. */
 #include "gpu.h"
 #include "in_place.h"
+#include "learner.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -359,9 +360,10 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
               kvp_gpu_in_place_end_graph(b, graph);
 
     for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next) {
-        if (cache->late.any)
+        if (cache->late.any || kvp_gpu_learner_waits(cache))
             to_ours(b);
         ok = kvp_gpu_first_finish(cache) && ok;
+        kvp_gpu_learner_flush(cache);
         if (kvp_gpu_queries_unneeded(cache))
             atomic_store(&b->gpu->hands_over, true);
     }

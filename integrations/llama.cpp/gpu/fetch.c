@@ -203,11 +203,13 @@ bool kvp_gpu_copy_in_rows(kvp_gpu *gpu, void *to, const void *from, size_t pitch
 
 void kvp_gpu_copying_release(kvp_gpu *gpu)
 {
-    if (gpu->learning != NULL) {
-        kvp_cu_ok(kvp_cu.stream_finish(gpu->learning), "learning");
-        kvp_cu.stream_free(gpu->learning);
+    for (uint32_t i = 0; i < KVP_LEARN_STREAMS; i++) {
+        if (gpu->learning[i] == NULL)
+            continue;
+        kvp_cu_ok(kvp_cu.stream_finish(gpu->learning[i]), "learning");
+        kvp_cu.stream_free(gpu->learning[i]);
+        gpu->learning[i] = NULL;
     }
-    gpu->learning = NULL;
     kvp_gpu_release(&gpu->learning_room);
     while (gpu->pieces != NULL) {
         struct kvp_gpu_piece *next = gpu->pieces->next;

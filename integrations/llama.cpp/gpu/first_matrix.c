@@ -45,6 +45,7 @@ static void begin(kvp_gpu_cache *cache)
     cache->lesson = (kvant_lesson){ .begun = kvp_gpu_lessons_begin(cache), .tried = true };
     for (size_t i = 0; i < cache->n_tensors && cache->lesson.begun; i++)
         begin_layer(cache->tensors[i]->cells);
+    kvp_gpu_learner_flush(cache);
     kvp_gpu_batch_done(cache->gpu);
 }
 
@@ -235,6 +236,7 @@ static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
 
     if (!kvp_gpu_lacks_key_transform(cells) || l == NULL || !l->begun)
         return true;
+    kvp_gpu_learner_flush(cells->cache);
     if (l->failed)
         kvp_error("%s: out of GPU memory for learning a matrix; keys are stored without one",
                   kv->name);

@@ -73,6 +73,7 @@
 #include "cache.h"
 #include "driver.h"
 
+#define KVP_LEARN_STREAMS 8u
 #define KVP_MAX_GPUS 17 /* 16 GPUs, and the first of them a second time */
 
 /* The numbers (cells or positions) that llama.cpp wrote to an input on the GPU, found by the
@@ -135,9 +136,9 @@ struct kvp_gpu {
      * that are uploaded or downloaded, under the lock; staging: the staging pages of groups.c,
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
-    /* makes key transforms (learner.c), one after another, in memory that all layers share; NULL
-     * until the first one */
-    cu_stream learning;
+    /* make key transforms (learner.c), in parts of one memory that all layers share; NULL until the
+     * first ones */
+    cu_stream learning[KVP_LEARN_STREAMS];
     kvp_gpu_memory learning_room;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */

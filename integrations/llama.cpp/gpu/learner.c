@@ -1,8 +1,9 @@
 /* learner.c - see learner.h.
  *
- * One stream of the GPU makes the transforms of all layers, one layer after another, while other
- * streams go on. A layer takes a few thread blocks, and a prompt's next batch needs the first layer
- * first. */
+ * Lessons wait until a graph has been enqueued. Then a few streams make the transforms of all
+ * layers. A layer takes few thread blocks, which stay for half a millisecond. Matrix products of a
+ * model need all multiprocessors at once, so they would wait for the blocks of every layer that
+ * learned while the graph runs. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -89,6 +90,15 @@ size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_
            (n_buckets + 1) * (size_t)n_kv_heads * head_dim * sizeof(float);
 }
 
+/* Streams that learn at the same time, with working memory each: as many as their thread blocks
+ * fill a large GPU. */
+static uint32_t count_streams(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
+{
+    const uint32_t blocks = n_buckets * n_kv_heads * (head_dim + 127) / 128, n = 128 / blocks;
+
+    return n < 1 ? 1 : n > KVP_LEARN_STREAMS ? KVP_LEARN_STREAMS : n;
+}
+
 /* Working memory for all rows and queries of a lesson. Models have at most 16 query heads per kv
  * head. */
 size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
@@ -103,7 +113,7 @@ size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n
     if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) != KVANT_OK)
         return 0;
     args.n_transforms = n_buckets;
-    return kvant_cuda_learn_bytes(&args);
+    return count_streams(head_dim, n_kv_heads, n_buckets) * kvant_cuda_learn_bytes(&args);
 }
 
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
@@ -126,6 +136,7 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
     if (l == NULL)
         return;
     cells->learner = NULL;
+    free(l->lists);
     if (l->ready != NULL)
         kvp_cu.event_free(l->ready);
     if (l->made != NULL)
@@ -161,10 +172,11 @@ static uint32_t list_rows(const kvp_gpu_cells *cells, const kvp_gpu_learner_inpu
                           learned_lists *lists)
 {
     const size_t least = lesson->n > 128 ? 2 : 1,
-                 step = (lesson->n + KVP_LEARN_ROWS - 1) / KVP_LEARN_ROWS;
+                 needed = (lesson->n + KVP_LEARN_ROWS - 1) / KVP_LEARN_ROWS,
+                 step = needed > least ? needed : least;
     uint32_t n = 0;
 
-    for (size_t i = 0; i<lesson->n; i += step> least ? step : least) {
+    for (size_t i = 0; i < lesson->n; i += step) {
         const int32_t position =
             lesson->positions != NULL ? lesson->positions[i] : (int32_t)(KVANT_PAGE_TOKENS + i);
         if (position >= 0 && position < (int32_t)cells->cache->sink_tokens)
@@ -223,18 +235,6 @@ static bool plan(const kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson
     return true;
 }
 
-/* Working memory, which all layers share. */
-static bool have_room(const kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = cells->learner;
-
-    l->args.workspace_bytes = kvant_cuda_learn_bytes(&l->args);
-    if (!kvp_gpu_grow(cells->gpu, &cells->gpu->learning_room, l->args.workspace_bytes, false))
-        return false;
-    l->args.workspace = cells->gpu->learning_room.at;
-    return true;
-}
-
 static bool have_events(kvp_gpu_learner *l)
 {
     return (l->ready != NULL ||
@@ -243,16 +243,24 @@ static bool have_events(kvp_gpu_learner *l)
             kvp_cu_ok(kvp_cu.event_new(&l->made, CU_NO_TIMING), "creating an event"));
 }
 
-/* Lets the learning stream begin behind the work enqueued so far. */
-static bool follow(const kvp_gpu_cells *cells)
+/* Lets a learning stream begin behind the work enqueued so far, for which `ready` is recorded. */
+static bool have_stream(kvp_gpu *gpu, uint32_t stream, cu_event ready)
 {
-    kvp_gpu *gpu = cells->gpu;
+    return (gpu->learning[stream] != NULL ||
+            kvp_cu_ok(kvp_cu.stream_new(&gpu->learning[stream], CU_NON_BLOCKING),
+                      "creating a stream")) &&
+           kvp_cu_ok(kvp_cu.stream_wait(gpu->learning[stream], ready, 0), "learning");
+}
 
-    return (gpu->learning != NULL ||
-            kvp_cu_ok(kvp_cu.stream_new(&gpu->learning, CU_NON_BLOCKING), "creating a stream")) &&
-           have_events(cells->learner) &&
-           kvp_cu_ok(kvp_cu.event_record(cells->learner->ready, gpu->stream), "learning") &&
-           kvp_cu_ok(kvp_cu.stream_wait(gpu->learning, cells->learner->ready, 0), "learning");
+static bool record_ready(const kvp_gpu_cells *cells)
+{
+    return have_events(cells->learner) &&
+           kvp_cu_ok(kvp_cu.event_record(cells->learner->ready, cells->gpu->stream), "learning");
+}
+
+static cu_stream stream_of(const kvp_gpu_cells *cells)
+{
+    return cells->gpu->learning[cells->learner->stream];
 }
 
 /* Matrices and centres */
@@ -270,7 +278,7 @@ static bool bring(kvp_gpu_cells *cells, uint32_t bucket)
     const size_t width = kvp_gpu_width(cells);
     const float *start = center_of(cells, cells->n_learned), *center = center_of(cells, bucket);
     float *starts = cells->starts.at;
-    cu_stream stream = cells->gpu->learning;
+    cu_stream stream = stream_of(cells);
 
     return kvp_gpu_bring_triangles(cells, bucket, triangles_of(cells, bucket), center, stream) &&
            (bucket > 0 ||
@@ -281,16 +289,7 @@ static bool bring(kvp_gpu_cells *cells, uint32_t bucket)
 
 static bool note_made(const kvp_gpu_cells *cells)
 {
-    return kvp_cu_ok(kvp_cu.event_record(cells->learner->made, cells->gpu->learning), "learning");
-}
-
-bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket)
-{
-    const bool ok = (bucket == 0 && cells->learner->brought) ||
-                    (follow(cells) && bring(cells, bucket) && note_made(cells));
-
-    return ok &&
-           kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, cells->learner->made, 0), "learning");
+    return kvp_cu_ok(kvp_cu.event_record(cells->learner->made, stream_of(cells)), "learning");
 }
 
 /* Learning */
@@ -304,31 +303,117 @@ static bool bring_first(kvp_gpu_cells *cells)
     return !l->brought || bring(cells, 0);
 }
 
-static bool enqueue(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson)
+/* Enqueues a lesson in its stream. */
+static bool enqueue(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
-    learned_lists lists;
-    const uint32_t n_rows = list_rows(cells, lesson, &lists);
 
-    list_queries(lesson, &lists);
-    return plan(cells, lesson, n_rows) && have_room(cells) && follow(cells) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->results.at, &lists, sizeof(lists),
-                                    cells->gpu->learning),
+    return have_events(l) &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->results.at, l->lists,
+                                    sizeof(learned_lists), stream_of(cells)),
                      "copying") &&
-           kvant_cuda_learn(&l->args, cells->gpu->learning) == KVANT_OK && bring_first(cells) &&
+           kvant_cuda_learn(&l->args, stream_of(cells)) == KVANT_OK && bring_first(cells) &&
            note_made(cells);
+}
+
+static void end_lesson(kvp_gpu_learner *l, bool ok)
+{
+    l->failed = !ok;
+    free(l->lists);
+    l->lists = NULL;
+}
+
+/* The next layer whose lesson waits, from a tensor on. */
+static kvp_gpu_cells *next_waiting(const kvp_gpu_cache *cache, size_t *from)
+{
+    for (; *from < cache->n_tensors; ++*from) {
+        kvp_gpu_cells *cells = cache->tensors[*from]->cells;
+        if (cells->learner != NULL && cells->learner->lists != NULL)
+            return cells;
+    }
+    return NULL;
+}
+
+/* Working memory of all streams, and their order behind the work enqueued so far. */
+static bool have_streams(kvp_gpu_cells *first, uint32_t n, size_t bytes)
+{
+    kvp_gpu *gpu = first->gpu;
+    bool ok = kvp_gpu_grow(gpu, &gpu->learning_room, n * bytes, false) && record_ready(first);
+
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = have_stream(gpu, i, first->learner->ready);
+    return ok;
+}
+
+/* The working memory of the largest lesson that waits. */
+static size_t most_bytes(const kvp_gpu_cache *cache)
+{
+    size_t most = 0, from = 0;
+
+    for (const kvp_gpu_cells *cells; (cells = next_waiting(cache, &from)) != NULL; from++) {
+        const size_t bytes = kvant_cuda_learn_bytes(&cells->learner->args);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache)
+{
+    size_t from = 0;
+
+    return next_waiting(cache, &from) != NULL;
+}
+
+void kvp_gpu_learner_flush(kvp_gpu_cache *cache)
+{
+    size_t from = 0, bytes = most_bytes(cache);
+    kvp_gpu_cells *cells = next_waiting(cache, &from);
+    uint32_t stream = 0, n = 0;
+    bool ok = false;
+
+    if (cells != NULL) {
+        n = count_streams(cells->head_dim, cells->n_kv_heads, cells->n_learned);
+        ok = have_streams(cells, n, bytes);
+    }
+    for (; cells != NULL; from++, cells = next_waiting(cache, &from)) {
+        kvp_gpu_learner *l = cells->learner;
+        l->stream = stream++ % n;
+        l->args.workspace = (char *)cells->gpu->learning_room.at + l->stream * bytes;
+        l->args.workspace_bytes = bytes;
+        end_lesson(l, ok && enqueue(cells));
+    }
 }
 
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson)
 {
     kvp_gpu_learner *l = cells->learner;
     kvp_gpu_learner_input own = *lesson;
+    bool ok;
 
     kvp_gpu_queries_find(cells, &own);
     l->begun = true;
-    l->failed = !enqueue(cells, &own);
+    l->lists = malloc(sizeof(learned_lists));
+    ok = l->lists != NULL;
+    if (ok)
+        list_queries(&own, l->lists);
+    ok = ok && plan(cells, &own, list_rows(cells, &own, l->lists));
     kvp_gpu_lesson_free(lesson);
-    return !l->failed;
+    if (!ok)
+        end_lesson(l, false);
+    return ok;
+}
+
+bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket)
+{
+    kvp_gpu_learner *l = cells->learner;
+    bool ok;
+
+    if (l->lists != NULL)
+        kvp_gpu_learner_flush(cells->cache);
+    ok = !l->failed && ((bucket == 0 && l->brought) ||
+                        (record_ready(cells) && have_stream(cells->gpu, l->stream, l->ready) &&
+                         bring(cells, bucket) && note_made(cells)));
+    return ok && kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, l->made, 0), "learning");
 }
 
 bool kvp_gpu_learner_read(const kvp_gpu_cells *cells, uint32_t bucket, uint16_t *triangles,

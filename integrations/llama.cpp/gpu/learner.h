@@ -69,9 +69,11 @@ typedef struct kvp_gpu_learner {
      * only */
     bool begins;
     kvant_cuda_learn_args args;
-    cu_event ready, made; /* the rows are written; the transforms are made */
-    bool begun;           /* work was enqueued for them, or failed to be */
-    bool failed;          /* there was no memory */
+    cu_event ready, made;        /* the rows are written; the transforms are made */
+    bool begun;                  /* there was a lesson */
+    struct learned_lists *lists; /* of a lesson that waits; NULL: it was enqueued, or failed */
+    uint32_t stream;             /* in which it was enqueued */
+    bool failed;                 /* there was no memory */
     bool brought; /* the cells' arrays have the first transform's numbers; nobody reads them yet */
     uint32_t bucket; /* the further bucket that was requested; 0: none */
 } kvp_gpu_learner;
@@ -79,10 +81,12 @@ typedef struct kvp_gpu_learner {
 /* Notes, once, how RoPE rotates keys, which their graph shows. */
 void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 
-/* Enqueues the work that makes the transforms of all position buckets, once, behind the work
- * enqueued so far. The learner owns the arrays of the lesson, also after an error (false, with a
- * message). */
+/* Takes a lesson, once. The learner owns its arrays, also after an error (false). `flush` enqueues
+ * the lessons that wait, behind the work enqueued so far; it comes after a graph, or when a result
+ * is needed. `waits`: some lesson waits. */
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson);
+void kvp_gpu_learner_flush(kvp_gpu_cache *cache);
+bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache);
 
 /* Brings matrices and centres of a bucket to the cells' arrays, which former work may still read,
  * before later work on the GPU's stream. */

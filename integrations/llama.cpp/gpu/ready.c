@@ -68,6 +68,7 @@ void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_
             learns(cache->tensors[i]->cells) ? rows_for(cache->tensors[i], graph) : NULL;
         ok = rows == NULL || learn(cache->tensors[i], rows, n);
     }
+    kvp_gpu_learner_flush(cache);
     if (!ok)
         report_failure(cache);
 }

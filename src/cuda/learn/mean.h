@@ -35,8 +35,8 @@ TEAM_FN void learn_set_small(learn_space *s, double *at)
     s->scalars = at + 11 * LEARN_MOST;
 }
 
-/* m[i][j] += factors[i] row[j] with factors -row[i] * reciprocal, for rows i and columns j >= i from
- * k + 1 on. */
+/* m[i][j] += factors[i] row[j] with factors -row[i] * reciprocal, for rows i and columns j >= i
+ * from k + 1 on. */
 TEAM_FN void learn_eliminate(int n, int k, double *m, double reciprocal)
 {
     const double *row = m + k * n;
