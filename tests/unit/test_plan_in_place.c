@@ -8,8 +8,8 @@
 
 #include "../../src/store/plan.h"
 
-/* Steps of any lengths fill a cache in place. No step finds more layers in place than cells are left
- * after it, and single tokens take one layer each. */
+/* Steps of any lengths fill a cache in place. No step finds more layers in place than cells are
+ * left after it, and single tokens take one layer each. */
 static void layers_leave_their_place_one_by_one(void **unused)
 {
     enum { ROOM = 512, LAYERS = 30 };
