@@ -11,6 +11,8 @@
 #include "eval_state.h"
 #include "fingerprint.h"
 #include "interrupt.h"
+#include "os.h"
+#include "plugin.h"
 #include "needle_text.h"
 #include "progress.h"
 #include "report.h"
@@ -262,7 +264,8 @@ static bool prepare(run *r)
     r->state.file = -1;
     if (s->file != NULL && (r->haystack = read_text(s->file, &bytes)) == NULL)
         return false;
-    if (!engine_open(&r->engine, &s->engine))
+    /* A cache whose first tokens are f16 itself would show less of its codec. */
+    if (!os_set_default(PLUGIN_ENV_EXACT, "0") || !engine_open(&r->engine, &s->engine))
         return false;
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
     if (model == NULL || !choose_lengths(r, model) || !choose_configs(r) || !open_state(r, model))

@@ -4,6 +4,8 @@
 
 #include "command.h"
 #include "interrupt.h"
+#include "os.h"
+#include "plugin.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -221,7 +223,8 @@ bool eval_prepare(eval_run *r, const eval_options *options)
 {
     *r = (eval_run){ .options = options, .f16 = configs_f16(), .state = { .file = -1 } };
     r->n_rows = options->n_ctx - 1 - options->first;
-    if (!engine_open(&r->engine, &options->engine))
+    /* A cache whose first tokens are f16 itself would show less of its codec. */
+    if (!os_set_default(PLUGIN_ENV_EXACT, "0") || !engine_open(&r->engine, &options->engine))
         return false;
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
     const eval_cut cut = { options->n_ctx, options->n_parts, options->skip, options->n_chunks };

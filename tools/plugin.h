@@ -19,6 +19,7 @@
 #define PLUGIN_ENV_CPU "KVANT_CPU"
 #define PLUGIN_ENV_QUIET "KVANT_QUIET"
 #define PLUGIN_ENV_VERBOSE "KVANT_VERBOSE"
+#define PLUGIN_ENV_EXACT "KVANT_EXACT"   /* the most tokens that a cache keeps as f16 itself */
 #define PLUGIN_ENV_STATES "KVANT_STATES" /* what saved states hold */
 #define PLUGIN_ENV_WATCH "KVANT_WATCH"   /* set by exec: the socket that the plug-in reports to */
 #define PLUGIN_ENV_BACKEND "KVANT_BACKEND_PATH" /* a back end that the plug-in loads first */

@@ -8,6 +8,7 @@
 #include "buffer_region.h"
 #include "buffer_requests.h"
 #include "cpu_graph.h"
+#include "cpu_rows.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "kv_steps.h"
@@ -294,6 +295,7 @@ static void buffer_clear(abi_buffer *buffer, uint8_t value)
                   value);
     if (kvp_trace_is_on)
         kvp_trace_clear(region);
+    kvp_cpu_rows_forget(region);
     if (region->placement != NULL)
         kvp_placement_clear(region->placement);
     for (size_t i = 0; i < region->n_tensors; i++)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "buffer.h"
+#include "cpu_rows.h"
 #include "ggml_api.h"
 #include "gpu/gpu.h"
 #include "host.h"
@@ -58,6 +59,7 @@ void kvp_region_free(kvp_region *region)
     if (kvp_trace_is_on)
         kvp_trace_close(region);
     region_unlink(region);
+    kvp_cpu_rows_free(region);
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_free(region->tensors[i]);
     for (size_t role = 0; role < 2; role++)
@@ -158,7 +160,7 @@ bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double
     for (const kvp_region *region = live; region != NULL; region = region->next)
         for (size_t i = 0; i < region->n_tensors && all; i++) {
             const kvp_kv *kv = region->tensors[i];
-            const size_t fit = kvp_kv_tokens_in_place(kv);
+            const size_t fit = kvp_kv_tokens_in_place(kv, true);
             all = kvp_kv_is_bound(kv) && kvp_kv_size_at(kv, on_gpu, tokens, &part);
             kvp_kv_size_add(&sum, &part);
             room = fit < room ? fit : room;

@@ -26,9 +26,10 @@ typedef struct kvp_region {
     /* Places the cells of one stream. All cache tensors of a buffer belong to one cache, so they
      * share it. */
     kvp_placement *placement;
-    uint32_t n_placed;       /* cells that `placement` places */
-    kvp_steps steps[2];      /* shared pages of the keys, and of the values */
-    struct kvp_region *next; /* the next live region */
+    uint32_t n_placed;         /* cells that `placement` places */
+    struct kvp_cpu_rows *rows; /* the cache's rows in place (cpu_rows.h); NULL: never yet */
+    kvp_steps steps[2];        /* shared pages of the keys, and of the values */
+    struct kvp_region *next;   /* the next live region */
 } kvp_region;
 
 /* Makes a live region in the memory of `inner`, or in memory that it maps when inner is NULL.

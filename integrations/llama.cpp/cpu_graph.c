@@ -11,16 +11,19 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "cpu_in_place.h"
 #include "device.h"
 #include "ggml_api.h"
 #include "invalid.h"
 #include "kv_layers.h"
 #include "log.h"
 
-/* Nodes of ours that follow each other: copies number `first` to `first + n - 1`. */
+/* Nodes of ours that follow each other: copies number `first` to `first + n - 1`. Or the view
+ * behind ggml's own attention to rows in place, at which queries are noted. */
 struct run {
     const abi_tensor *node; /* the custom operation */
     size_t first, n;
+    const abi_tensor *attention; /* NULL: kvant computes the nodes */
 };
 
 /* A CPU back end, and the graph that it computes. */
@@ -31,10 +34,12 @@ struct cpu {
     kvp_compute *compute; /* of the same context; NULL: none, or it was freed */
     abi_context *context;
     abi_tensor *custom; /* the operation that calls on_thread for this back end */
+    kvp_cache_node *found;
     abi_tensor **nodes, *copies, **list;
     struct run *runs;
-    size_t n, most, n_runs;
+    size_t n_found, n, most, n_runs; /* n: copies */
     int32_t status;
+    atomic_uint n_graphs; /* ggml's threads read it before they read what graph_compute prepared */
 };
 
 static abi_device_iface inner; /* constant once ready is set */
@@ -100,51 +105,121 @@ void kvp_cpu_graph_end(const abi_tensor *cache)
 
 /* Graphs */
 
-static bool is_ours(const abi_tensor *node)
+/* Buffers without caches, in which most tensors of a graph are: the weights, and results. */
+struct known {
+    const abi_buffer *without[2];
+    unsigned next;
+};
+
+static kvp_kv *cache_at(struct known *known, const abi_tensor *tensor)
 {
-    return kvp_is_computed(node) && layers_of(kvp_cache_tensor_of(node)) != NULL;
+    const abi_tensor *root = kvp_root(tensor);
+
+    if (root->buffer == NULL || root->buffer == known->without[0] ||
+        root->buffer == known->without[1])
+        return NULL;
+    if (root->buffer->buft == kvp_buft())
+        return root->extra;
+    known->without[known->next++ % 2] = root->buffer;
+    return NULL;
+}
+
+/* The cache that a node writes to or reads; NULL: none in the memory of KVANT. */
+static kvp_kv *cache_of(struct known *known, const abi_tensor *node)
+{
+    kvp_kv *kv = cache_at(known, node);
+
+    for (int i = 0; i < ABI_MAX_SRC && kv == NULL; i++)
+        if (node->src[i] != NULL)
+            kv = cache_at(known, node->src[i]);
+    return kv;
 }
 
 static bool has_room(struct cpu *cpu, size_t most)
 {
+    kvp_cache_node *found = realloc(cpu->found, most * sizeof(*found));
     abi_tensor **nodes = realloc(cpu->nodes, most * sizeof(*nodes));
     abi_tensor **list = realloc(cpu->list, most * sizeof(*list));
     abi_tensor *copies = realloc(cpu->copies, most * sizeof(*copies));
     struct run *runs = realloc(cpu->runs, most * sizeof(*runs));
 
+    cpu->found = found != NULL ? found : cpu->found;
     cpu->nodes = nodes != NULL ? nodes : cpu->nodes;
     cpu->list = list != NULL ? list : cpu->list;
     cpu->copies = copies != NULL ? copies : cpu->copies;
     cpu->runs = runs != NULL ? runs : cpu->runs;
-    if (nodes == NULL || list == NULL || copies == NULL || runs == NULL)
+    if (found == NULL || nodes == NULL || list == NULL || copies == NULL || runs == NULL)
         return false;
     cpu->most = most;
     return true;
 }
 
-/* Lists the graph's nodes of ours, and the runs that they make. False without memory. */
-static bool find_runs(struct cpu *cpu, abi_graph *graph)
+/* The view of an attention node's result that the graph has before it computes something else. */
+static abi_tensor *view_behind(abi_graph *graph, int i, const abi_tensor *node)
 {
     const int n = kvp_api.graph_n_nodes(graph);
+    abi_tensor *next = NULL;
+
+    while (node->op == kvp_api.op.flash_attn_ext && ++i < n) {
+        next = kvp_api.graph_node(graph, i);
+        if (!kvp_is_view(next) || (next->src[0] == node && next->op != kvp_api.op.none))
+            break;
+    }
+    return next != NULL && i < n && kvp_is_view(next) &&
+                   (next->flags & ABI_TENSOR_FLAG_COMPUTE) != 0
+               ? next
+               : NULL;
+}
+
+/* Lists the graph's nodes of ours. False without memory. */
+static bool find_nodes(struct cpu *cpu, abi_graph *graph)
+{
+    const int n = kvp_api.graph_n_nodes(graph);
+    struct known known = { { NULL, NULL }, 0 };
     bool follows = false;
 
-    cpu->n = cpu->n_runs = 0;
+    cpu->n_found = 0;
     for (int i = 0; i < n; i++) {
         abi_tensor *node = kvp_api.graph_node(graph, i);
-        if (!is_ours(node)) {
+        kvp_kv *kv = kvp_is_computed(node) ? cache_of(&known, node) : NULL;
+        if (kv == NULL) {
             follows = follows && !kvp_is_computed(node);
             continue;
         }
-        if (cpu->n == cpu->most && !has_room(cpu, 2 * cpu->most + 64))
+        if (cpu->n_found == cpu->most && !has_room(cpu, 2 * cpu->most + 64))
             return false;
-        if (!follows)
-            cpu->runs[cpu->n_runs++] = (struct run){ .first = cpu->n };
+        cpu->found[cpu->n_found++] = (kvp_cache_node){
+            .node = node, .behind = view_behind(graph, i, node), .kv = kv, .follows = follows
+        };
         follows = true;
+    }
+    return true;
+}
+
+/* Makes runs of the nodes that kvant computes. ggml computes nodes on rows in place. */
+static void make_runs(struct cpu *cpu)
+{
+    bool follows = false;
+
+    cpu->n = cpu->n_runs = 0;
+    for (size_t i = 0; i < cpu->n_found; i++) {
+        const kvp_cache_node *f = &cpu->found[i];
+        const kvp_kv *kv = f->kv;
+        const bool attends = f->node->op == kvp_api.op.flash_attn_ext;
+        abi_tensor *node = !kv->in_place                          ? f->node
+                           : attends && kvp_cpu_in_place_asks(kv) ? f->behind
+                                                                  : NULL;
+        follows = follows && f->follows && !kv->in_place;
+        if (node != NULL && !follows)
+            cpu->runs[cpu->n_runs++] =
+                (struct run){ .first = cpu->n, .attention = kv->in_place ? f->node : NULL };
+        follows = !kv->in_place;
+        if (node == NULL)
+            continue;
         cpu->runs[cpu->n_runs - 1].node = node;
         cpu->runs[cpu->n_runs - 1].n++;
         cpu->nodes[cpu->n++] = node;
     }
-    return true;
 }
 
 /* Copies the nodes and puts the custom operation in their place. */
@@ -184,15 +259,22 @@ static void compute_run(void *user)
     const int n = (int)job->run->n;
     abi_graph part = { .size = n, .n_nodes = n, .nodes = cpu->list + job->run->first };
 
-    if (cpu->status == ABI_STATUS_SUCCESS)
+    if (cpu->status != ABI_STATUS_SUCCESS)
+        return;
+    if (job->run->attention != NULL)
+        kvp_cpu_in_place_note(cpu->compute, job->run->attention);
+    else
         cpu->status = kvp_compute_cache_nodes(cpu->compute, &part);
 }
 
 /* The custom operation, which each thread of the CPU back end calls. */
 static void on_thread(abi_tensor *node, int thread, int n_threads, void *user)
 {
-    struct job job = { user, ((struct cpu *)user)->runs };
+    struct cpu *cpu = user;
+    struct job job = { .cpu = cpu };
 
+    atomic_load_explicit(&cpu->n_graphs, memory_order_acquire);
+    job.run = cpu->runs;
     while (job.run->node != node)
         job.run++;
     kvp_host_threads_share(&job.cpu->compute->host_threads, (uint32_t)(job.run - job.cpu->runs),
@@ -218,20 +300,27 @@ static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
 
     if (cpu == NULL) /* a copy of a back end */
         return ABI_STATUS_FAILED;
-    if (!find_runs(cpu, graph) || (cpu->n > 0 && !has_custom(cpu)))
+    if (!find_nodes(cpu, graph) || (cpu->n_found > 0 && !has_custom(cpu)))
         return ABI_STATUS_ALLOC_FAILED;
-    if (cpu->n == 0)
+    if (cpu->n_found == 0)
         return cpu->inner.graph_compute(backend, graph);
     if (cpu->compute == NULL) {
         kvp_error("%s: this CPU back end belongs to no context with a compressed cache; leave out "
                   "--device KVANT, and report the program",
-                  cpu->nodes[0]->name);
+                  cpu->found->node->name);
         return ABI_STATUS_FAILED;
     }
+    status = kvp_cpu_in_place_prepare(cpu->compute, cpu->found, cpu->n_found);
+    if (status != ABI_STATUS_SUCCESS)
+        return status;
+    make_runs(cpu);
+    if (cpu->n == 0)
+        return cpu->inner.graph_compute(backend, graph);
     kvp_invalid_graph_begins();
     kvp_host_threads_begin(&cpu->compute->host_threads);
     cpu->status = ABI_STATUS_SUCCESS;
     replace(cpu);
+    atomic_fetch_add_explicit(&cpu->n_graphs, 1, memory_order_release);
     status = cpu->inner.graph_compute(backend, graph);
     put_back(cpu);
     return status == ABI_STATUS_SUCCESS ? cpu->status : status;
@@ -268,6 +357,7 @@ static void backend_free(abi_backend *backend)
     cpu->inner.free(backend);
     if (cpu->context != NULL)
         kvp_api.free(cpu->context);
+    free(cpu->found);
     free(cpu->nodes);
     free(cpu->list);
     free(cpu->copies);

@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "cpu_graph.h"
+#include "cpu_rows.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "log.h"
@@ -138,12 +139,23 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
     kvp_compute_set_n_threads(compute, n_threads);
 }
 
+/* A cache whose rows are in place goes to pages before the device KVANT computes on it. */
+static bool leaves_place(const kvp_compute *compute, const abi_tensor *node)
+{
+    const abi_tensor *cache = kvp_cache_tensor_of(node);
+    const kvp_kv *kv = cache != NULL ? kvp_kv_of(cache) : NULL;
+
+    return kv == NULL || !kv->in_place || kvp_cpu_rows_leave(kv, compute->n_threads) == KVANT_OK;
+}
+
 static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_tensor *node)
 {
     const struct operation *operation = operation_of(kind, node);
 
     if (kvp_is_refused(node))
         return ABI_STATUS_FAILED;
+    if (operation != NULL && kind == &cache_kind && !leaves_place(compute, node))
+        return ABI_STATUS_ALLOC_FAILED;
     if (operation != NULL)
         return operation->compute(compute, node);
     kvp_error("%s: operation %s on a compressed cache is not supported; leave out --device KVANT, "

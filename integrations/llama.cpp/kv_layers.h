@@ -45,6 +45,14 @@ struct kvp_layers {
     kvp_settings settings;
 };
 
+/* Whether the CPU back end takes the nodes on the context's caches, or will soon. */
+static inline bool kvp_layers_in_cpu_graphs(struct kvp_layers *layers)
+{
+    const int state = atomic_load(&layers->cpu_graph);
+
+    return state == KVP_CPU_GRAPH_READY || state == KVP_CPU_GRAPH_ON;
+}
+
 /* Prints, once per context when all of its tensors are bound, the line about their size and
  * content. */
 void kvp_layers_report(struct kvp_layers *layers);

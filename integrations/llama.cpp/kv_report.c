@@ -23,7 +23,7 @@ static uint32_t count_layers(const struct kvp_layers *layers)
 }
 
 /* Describes how KVANT_EXACT acts on this context, or why it does nothing. */
-static void describe_in_place(const struct kvp_layers *layers, char *text, size_t size)
+static void describe_in_place(struct kvp_layers *layers, char *text, size_t size)
 {
     const kvp_kv_size *full = &layers->full;
     const bool asked = layers->settings.wants_exact;
@@ -38,11 +38,13 @@ static void describe_in_place(const struct kvp_layers *layers, char *text, size_
         snprintf(text, size, "; f16 itself for the first %zu of %llu tokens, then %.1f bits%s",
                  layers->in_place, (unsigned long long)full->cells,
                  full->codec_bits / (full->numbers[0] + full->numbers[1]), exact);
-    else if (asked && !layers->on_gpu)
-        snprintf(text, size, "; KVANT_EXACT is for GPUs and does nothing here: unset it");
     else if (asked && layers->n_streams > 1)
         snprintf(text, size,
                  "; KVANT_EXACT does nothing with several streams: set -np 1 or --kv-unified");
+    else if (asked && !layers->on_gpu && !kvp_layers_in_cpu_graphs(layers))
+        snprintf(text, size,
+                 "; KVANT_EXACT does nothing where llama.cpp's CPU back end does not compute the "
+                 "cache (another GPU, KVANT_HOST_THREADS=0): unset it");
     else if (asked)
         snprintf(text, size, "; KVANT_EXACT does nothing where fewer than %u tokens fit: unset it",
                  KVP_CELLS_PADDING);

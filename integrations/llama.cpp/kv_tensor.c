@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu_rows.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "kv_store.h"
@@ -392,8 +393,8 @@ static bool read_codes(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
     const size_t row = kvp_kv_row_bytes(kv), cell = offset / row, n = size / row;
 
-    if (!kv->settings->saves_codes || !kvp_kv_is_bound(kv) || n == 0 || offset % row != 0 ||
-        size % row != 0 || !is_within(kv, offset, size) ||
+    if (!kv->settings->saves_codes || kv->in_place || !kvp_kv_is_bound(kv) || n == 0 ||
+        offset % row != 0 || size % row != 0 || !is_within(kv, offset, size) ||
         cell / kv->shape.n_cells != (cell + n - 1) / kv->shape.n_cells)
         return false;
     if (kv->tensor != NULL)
@@ -416,6 +417,10 @@ bool kvp_kv_read_nominal(kvp_kv *kv, size_t offset, size_t size, void *out)
         return false;
     if (kvp_saving_measures())
         return true;
+    if (kv->in_place) {
+        kvp_cpu_rows_read(kv, offset, size, out);
+        return true;
+    }
     status = translate(kv, offset, size, &bytes);
     if (status != KVANT_OK)
         kvp_error("%s: cannot read %zu bytes at %zu: %s", kv->name, size, offset,
@@ -444,6 +449,8 @@ static void write_bytes(kvp_kv *kv, size_t offset, size_t size, const struct byt
     if (kvp_trace_is_on)
         kvp_trace_write(kv, offset, size);
     if (ready)
+        status = kvp_cpu_rows_leave(kv, kvant_available_cpus());
+    if (ready && status == KVANT_OK)
         status = translate(kv, offset, size, bytes);
     if (!ready || status != KVANT_OK)
         lose(kv, offset, size,
@@ -507,6 +514,12 @@ void kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         return;
     }
     kvp_state_begin(kv, offset / row, (size + row - 1) / row);
+    if (kvp_cpu_rows_write(kv, offset, size, at))
+        return;
+    if (kvp_cpu_rows_leave(kv, kvant_available_cpus()) != KVANT_OK) {
+        lose(kv, offset, size, kvant_strerror(KVANT_ERR_MEMORY));
+        return;
+    }
     if (offset % row != 0)
         write_rows(kv, offset, size, data);
     for (; offset % row == 0 && size > 0; offset += n, at += n, size -= n) {

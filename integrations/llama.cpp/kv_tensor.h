@@ -137,6 +137,7 @@ struct kvp_kv {
      * none. */
     int32_t single_position;
     atomic_size_t beside; /* kvp_kv_extra_bytes, for other threads */
+    bool in_place;        /* rows are fp16 where llama.cpp puts them (cpu_rows.h) */
     bool bind_failed;     /* the failure was printed, once and not for every node */
     bool roped;           /* the tensor knows the RoPE of its keys */
 };
@@ -254,7 +255,7 @@ size_t kvp_kv_cells_in_place(const kvp_kv *kv);
  * not count. The number subtracts all layers of the context. A cache that has only some of the
  * layers, for a sliding window or on one of several GPUs, is f16 for a few tokens more. A cache
  * that fits as a whole stays f16. */
-size_t kvp_kv_tokens_in_place(const kvp_kv *kv);
+size_t kvp_kv_tokens_in_place(const kvp_kv *kv, bool on_gpu);
 
 /* Whether a tensor belongs to the model's first layer, or to the first layer with keys and values
  * after recurrent layers. */

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <kvant/kvant.h>
+
 #include "abi.h"
 #include "host_threads.h"
 
@@ -43,6 +45,12 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node);
 bool kvp_attention_supported(const abi_tensor *node);
 int32_t kvp_attention(kvp_compute *compute, abi_tensor *node);
 
+/* Notes the queries of a node, which the keys that are stored next learn from. positions: of the
+ * node's tokens, or NULL. */
+struct kvp_kv;
+kvant_status kvp_attention_note_queries(const kvp_compute *compute, const abi_tensor *node,
+                                        struct kvp_kv *k, const int32_t *positions);
+
 /* The same on rows of ggml's own formats in host memory. */
 bool kvp_block_attention_supported(const abi_tensor *node);
 int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
@@ -50,6 +58,9 @@ int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
 /* RoPE in place on cached keys: the context shift. */
 bool kvp_rope_supported(const abi_tensor *node);
 int32_t kvp_rope(kvp_compute *compute, abi_tensor *node);
+
+/* Reduces a shift to the first `room` cells. */
+void kvp_clip_shift(abi_tensor *node, int64_t room);
 
 /* Whether a node is a view, which computes nothing. A view of a cache may show head_dim, and then
  * it binds the tensor. */

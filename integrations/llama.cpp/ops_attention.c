@@ -28,8 +28,6 @@
 #include "ops.h"
 #include "trace.h"
 
-#define HIDDEN 0xfc00u /* minus infinity in a mask */
-
 /* Finds the view's first stream. False when the view is not cells 0 .. ne[1] - 1 of neighbouring
  * streams. */
 static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
@@ -226,20 +224,12 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
     return status;
 }
 
-/* Lets pending keys learn from the queries of the same batch before they are stored. */
-static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
+kvant_status kvp_attention_note_queries(const kvp_compute *compute, const abi_tensor *node,
+                                        kvp_kv *k, const int32_t *positions)
 {
-    const abi_tensor *q = node->src[0];
-    const size_t n = (size_t)(q->ne[1] * q->ne[3]);
-    const bool single_position = k->single_position >= 0 && n == 1;
-    const int32_t *positions = single_position     ? &k->single_position
-                               : k->pending.n == n ? k->pending.positions
-                                                   : NULL;
     kvant_status status = KVANT_OK;
 
-    for (size_t s = 0;
-         (single_position || k->pending.n != 0) && s < (size_t)q->ne[3] && status == KVANT_OK;
-         s++) {
+    for (size_t s = 0; s < (size_t)node->src[0]->ne[3] && status == KVANT_OK; s++) {
         const kvant_attention_problem problem = problem_of(compute, node, s);
         const kvant_queries queries = { .size = sizeof(queries),
                                         .q = problem.q,
@@ -252,6 +242,22 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
                                                          : NULL };
         status = kvant_tensor_note_queries(k->tensor, &queries, compute->n_threads);
     }
+    return status;
+}
+
+/* Lets pending keys learn from the queries of the same batch before they are stored. */
+static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
+{
+    const abi_tensor *q = node->src[0];
+    const size_t n = (size_t)(q->ne[1] * q->ne[3]);
+    const bool single_position = k->single_position >= 0 && n == 1;
+    const int32_t *positions = single_position     ? &k->single_position
+                               : k->pending.n == n ? k->pending.positions
+                                                   : NULL;
+    kvant_status status = KVANT_OK;
+
+    if (single_position || k->pending.n != 0)
+        status = kvp_attention_note_queries(compute, node, k, positions);
     k->single_position = -1;
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads)
                                                       : status;
@@ -261,7 +267,7 @@ static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, 
 static void spoil_tokens(const kvant_attention_problem *p, uint32_t cell, size_t head_dim)
 {
     for (uint32_t token = 0; token < p->n_queries; token++) {
-        if (p->mask != NULL && p->mask[token * p->mask_token_stride + cell] == HIDDEN)
+        if (p->mask != NULL && p->mask[token * p->mask_token_stride + cell] == KVP_HIDDEN)
             continue;
         for (uint32_t head = 0; head < p->n_heads; head++)
             for (size_t i = 0; i < head_dim; i++)
@@ -311,7 +317,7 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
 
 static bool sees(const kvant_attention_problem *p, uint32_t query, uint32_t cell)
 {
-    return p->mask == NULL || p->mask[query * p->mask_token_stride + cell] != HIDDEN;
+    return p->mask == NULL || p->mask[query * p->mask_token_stride + cell] != KVP_HIDDEN;
 }
 
 /* Counts tokens, from the first on, each of which sees the last cell that the token before it sees.

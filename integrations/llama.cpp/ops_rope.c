@@ -248,3 +248,12 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
     free(moved);
     return status;
 }
+
+void kvp_clip_shift(abi_tensor *node, int64_t room)
+{
+    abi_tensor *const of[2] = { node, node->src[0] };
+
+    for (int i = 0; i < 2; i++)
+        of[i]->ne[2] = of[i]->ne[2] > room ? room : of[i]->ne[2];
+    node->src[1]->ne[0] = node->ne[2];
+}

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HIDDEN 0xfc00u /* minus infinity */
 #define NOWHERE (-1)
 
 struct kvp_placement {
@@ -91,6 +90,11 @@ void kvp_placement_clear(kvp_placement *p)
     }
 }
 
+bool kvp_placement_is_empty(const kvp_placement *p)
+{
+    return p->n_tried == 0;
+}
+
 static kvp_block *block_of(const kvp_placement *p, int32_t slot)
 {
     return &p->blocks[(uint32_t)slot / KVP_BLOCK];
@@ -99,7 +103,7 @@ static kvp_block *block_of(const kvp_placement *p, int32_t slot)
 static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
 {
     return cell >= 0 && cell < mask->n_cells &&
-           (mask->rows == NULL || mask->rows[token * mask->stride + (size_t)cell] != HIDDEN);
+           (mask->rows == NULL || mask->rows[token * mask->stride + (size_t)cell] != KVP_HIDDEN);
 }
 
 /* Whether the token can follow the cell: the cell is placed, the token sees it, and it is not among
@@ -186,6 +190,23 @@ static void leave(kvp_placement *p, int64_t cell)
         p->n_of[block->sequence]--;
     if (p->tails[block->sequence] == cell)
         p->tails[block->sequence] = NOWHERE;
+}
+
+uint32_t kvp_placement_sequences(const kvp_placement *p)
+{
+    uint32_t n = 0;
+
+    for (uint32_t sequence = 0; sequence < p->n_blocks; sequence++)
+        n += p->n_of[sequence] > 0;
+    return n;
+}
+
+void kvp_placement_forget(kvp_placement *p, int64_t first)
+{
+    for (int64_t cell = first; cell < p->n_cells; cell++)
+        leave(p, cell);
+    p->n_batch = 0;
+    p->restored = NOWHERE;
 }
 
 static void enter(kvp_placement *p, int64_t cell, int32_t slot)
@@ -459,7 +480,9 @@ void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t
 
     for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
         int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
-        out[i] = cell < 0 || (uint32_t)cell >= mask->n_cells ? HIDDEN : row != NULL ? row[cell] : 0;
+        out[i] = cell < 0 || (uint32_t)cell >= mask->n_cells ? KVP_HIDDEN
+                 : row != NULL                               ? row[cell]
+                                                             : 0;
     }
 }
 

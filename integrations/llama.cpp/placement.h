@@ -20,6 +20,8 @@
 
 #define KVP_BLOCK 64u /* KVANT_PAGE_TOKENS */
 
+#define KVP_HIDDEN 0xfc00u /* minus infinity in a mask of fp16 */
+
 typedef struct kvp_placement kvp_placement;
 
 /* The cells that each token of a batch sees, as fp16 numbers per token and cell. The number is
@@ -46,6 +48,14 @@ uint32_t kvp_placement_blocks(uint32_t n_cells);
 kvp_placement *kvp_placement_create(uint32_t n_cells);
 void kvp_placement_free(kvp_placement *placement);
 void kvp_placement_clear(kvp_placement *placement);
+
+/* Whether nothing was placed since the placement was created or cleared. */
+bool kvp_placement_is_empty(const kvp_placement *placement);
+
+/* The number of sequences that have cells. `kvp_placement_forget` removes all cells from `first`
+ * on. */
+uint32_t kvp_placement_sequences(const kvp_placement *placement);
+void kvp_placement_forget(kvp_placement *placement, int64_t first);
 
 /* slots[i] becomes the slot for the row of cells[i]. Without a mask (a restored state, or rows
  * rewritten in place), cells that have a slot keep it. Each new row then follows the row before it;

@@ -18,9 +18,9 @@
  *                         llama.cpp's own cache
  *   KVANT_GPU             0: only the device KVANT has kvant's caches, in    default 1; 0 for
  *                         the computer's memory                              CUDA before ggml 0.21
- *   KVANT_EXACT           auto, or the most tokens: a GPU's cache is         default auto
- *                         llama.cpp's own f16 while it fits into the memory
- *                         that the compressed cache takes
+ *   KVANT_EXACT           auto, or the most tokens: a cache is llama.cpp's   default auto
+ *                         own f16 while it fits into the memory that the
+ *                         compressed cache takes (on a CPU: 512 tokens)
  *   KVANT_STATES          codes: saved states hold codes and transforms      default: decoded
  *                         (state.h); auto: where they are packed, too        rows, and codes can
  *                         (llama_states.h); rows: decoded rows, and          be restored

@@ -413,3 +413,12 @@ void kvant_plan_undo(kvant_plan *plan)
         put_back(plan, plan->seal[i].block, (int32_t)plan->seal[i].page);
     clear_changes(plan);
 }
+
+/* Rows in place */
+
+size_t kvant_plan_layers_to_go(size_t n_layers, size_t n_left, size_t n_tokens)
+{
+    if (n_layers > n_left)
+        return n_layers - n_left;
+    return n_layers > n_left / n_tokens ? 1 : 0;
+}

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include <kvant/codec.h>
@@ -126,3 +127,11 @@ void kvant_plan_shift(kvant_plan *plan, uint32_t block, int32_t by);
 /* Changes, from the next step on, which tokens are first, newest or of a step. n_blocks and n_pages
  * must not change. */
 void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params);
+
+/* Rows in place. A cache of one stream is f16 in the host engine's layout while the cells that its
+ * attention reads fit. Its n_layers layers that are still in place go to pages one after another.
+ * This is the number of layers that go before a step of n_tokens tokens, after which n_left cells
+ * are free. One layer goes when no more steps of this length fit than layers are in place. So each
+ * of these steps finds one layer less in place, and the last step finds none. Longer steps may come
+ * in between: after each step no more layers are in place than cells are left. */
+size_t kvant_plan_layers_to_go(size_t n_layers, size_t n_left, size_t n_tokens);

@@ -419,10 +419,17 @@ class Run(unittest.TestCase):
         self.assertIn(f"kvant: KV cache int-8: 8.50 bits per number, {layers}, ", done.stderr)
         self.assertNotIn("KVANT_EXACT", done.stderr)
 
-    def test_the_plugins_line_tells_that_f16_in_place_is_for_gpus(self):
-        words = ("run", "-m", SMALL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
-        done = run(*words, KVANT_EXACT="auto")
-        self.assertIn("); KVANT_EXACT is for GPUs and does nothing here: unset it\n", done.stderr)
+    def test_the_plugins_line_tells_how_many_tokens_are_f16_itself(self):
+        words = ("run", "-m", SMALL, "-k", "int-8", "-c", "1024", "-p", "Hello", "-n", "2")
+        done = run(*words, "--verbose", KVANT_EXACT="300")
+        first = 256 - SMALL_LAYERS
+        self.assertIn(
+            f"); f16 itself for the first {first} of 1024 tokens, then 8.5 bits\n", done.stderr
+        )
+        done = run(*words, "--verbose", KVANT_EXACT="0")
+        self.assertNotIn("f16 itself", done.stderr)
+        done = run(*words, "--verbose", KVANT_EXACT="auto", KVANT_HOST_THREADS="0")
+        self.assertIn("; KVANT_EXACT does nothing where llama.cpp's CPU back end", done.stderr)
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(

@@ -1,7 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
-/* test_plugin_in_place.c - caches on GPUs that are f16 in place while they fit (gpu/in_place.h).
- * Answers are equal to those with llama.cpp's own cache, bit by bit, and rows that no longer fit
- * are compressed. */
+/* test_plugin_in_place.c - caches that are f16 in place while they fit (gpu/in_place.h,
+ * cpu_in_place.h). Answers are equal to answers with llama.cpp's own cache, bit by bit, and rows
+ * that no longer fit are compressed. */
 #include "harness.h"
 
 #define N_CTX 1024
@@ -14,7 +14,6 @@ static int start(void **state)
 {
     int result = harness_start(state);
 
-    harness_need_gpu();
     if (result == 0)
         harness_tokens(tokens, N_TEXT);
     return result;
@@ -56,7 +55,7 @@ static float *room_for(int n)
  * then, which is less than with int-8 (3e-5). */
 static void assert_same(const float *a, const float *b, int n)
 {
-    if (harness_has_mock())
+    if (harness_has_mock() || !harness_on_gpu())
         assert_memory_equal(a, b, (size_t)n * harness_n_vocab() * sizeof(*a));
     else
         assert_true(harness_mean_kld(a, b, n) < 1e-5);
@@ -410,7 +409,9 @@ static void assert_as_good(const char *preset, const float *stock, const float *
                      b = harness_mean_kld(stock + batch, compressed + batch, BATCH);
         print_message("%s, round %zu: KLD %.6f, compressed from the start %.6f\n", preset, round, a,
                       b);
-        assert_same(stock, ours + first, BATCH);
+        /* a CPU stores a prompt that fills the room in pages at once */
+        if (harness_on_gpu())
+            assert_same(stock, ours + first, BATCH);
         assert_true(a > 0 && a <= 1.6 * b + 1e-4);
     }
 }

@@ -49,11 +49,12 @@ static void a_context_begins_with_a_line(void **state)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
-        const char *calibrate = strstr(outcome.output, " MiB while it learns; not calibrated, "
-                                                       "learns from prompts\n");
+        const char *calibrate = strstr(outcome.output, "; not calibrated, learns from prompts\n");
         assert_int_equal(outcome.status, 0);
         assert_true(says(&outcome, cases[i].line));
         assert_true(says(&outcome, " bits per number, 30 of 30 layers, "));
+        assert_true(says(&outcome, "; f16 itself for all 256 tokens"));
+        assert_true(says(&outcome, " MiB while it learns; ") == (i < 2));
         assert_true(counts_everything(&outcome));
         assert_ptr_equal(strchr(outcome.output, '\n'), outcome.output + strlen(outcome.output) - 1);
         assert_true((calibrate != NULL) == (i < 2)); /* of presets */

@@ -391,12 +391,8 @@ static bool fits(const kvp_gpu_backend *b, const kvp_gpu_use *u, kvp_gpu_step *s
 static void clip_shift(abi_tensor *node)
 {
     struct kvp_gpu_in_place *in_place_state = kvp_gpu_cells_of(node)->cache->in_place_state;
-    const int64_t room = (int64_t)in_place_state->room;
-    abi_tensor *const of[2] = { node, node->src[0] };
 
-    for (int i = 0; i < 2; i++)
-        of[i]->ne[2] = of[i]->ne[2] > room ? room : of[i]->ne[2];
-    node->src[1]->ne[0] = node->ne[2];
+    kvp_clip_shift(node, (int64_t)in_place_state->room);
     for (size_t i = 0; i < in_place_state->n; i++)
         in_place_state->positions[i] =
             in_place_state->positions[i] == KVP_NO_ROW ? KVP_NO_ROW : KVP_ROW_SOMEWHERE;
@@ -439,18 +435,6 @@ static bool writes_many(const kvp_gpu_use *u)
     return u->cells != NULL && u->n_query_tokens > KVP_SHORT_STEP_TOKENS && !u->shifts && !u->other;
 }
 
-/* The number of n layers in place that have to be compressed before a step of few tokens; `left`
- * cells are free after it. One layer is compressed when no more steps of this length fit than
- * layers are in place. So each of these steps finds one layer less in place, and the last step
- * finds none. Longer steps may come in between: after each step no more layers are in place than
- * cells are left. */
-static size_t n_to_go(size_t n, size_t left, const kvp_gpu_step *step)
-{
-    if (n > left)
-        return n - left;
-    return n > left / step->n ? 1 : 0;
-}
-
 /* Compresses layers before a step if necessary. A step of more tokens finds all layers in one form.
  * It may fill the room, because the next step of a prompt takes the layers in its graph, or its own
  * graph ends with as many layers as single tokens would be too late for (end_prompt). */
@@ -460,7 +444,7 @@ static bool let_go(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *gr
     kvp_gpu_cache *cache = u->cache;
     const size_t n = kvp_gpu_n_layers_in_place(cache);
     int64_t last = 0;
-    size_t left;
+    size_t left, n_to_go;
 
     if (cache->in_place_state->whole)
         return true;
@@ -469,7 +453,8 @@ static bool let_go(kvp_gpu_backend *b, const kvp_gpu_use *u, const abi_graph *gr
     for (size_t i = 0; i < step->n; i++)
         last = step->cells[i] > last ? step->cells[i] : last;
     left = cache->in_place_state->room - 1 - (size_t)last;
-    return n_to_go(n, left, step) == 0 || hand_over(b, cache, graph, n_to_go(n, left, step), false);
+    n_to_go = kvant_plan_layers_to_go(n, left, step->n);
+    return n_to_go == 0 || hand_over(b, cache, graph, n_to_go, false);
 }
 
 static void hold_step(kvp_gpu_cache *cache, const kvp_gpu_step *step)
