@@ -24,6 +24,17 @@ PARTS = {
     "logic and `prmt`": ("logic cycles", 1),
     "device memory": ("device memory cycles", 1),
 }
+PHASES = (
+    "pages found",
+    "preceding kernels ended",
+    "queries prepared",
+    "sealed pages added",
+    "exact pages added",
+    "sums of warps added",
+    "partial results left",
+    "partial results added",
+    "output written",
+)
 CODECS = ("int-4", "turboquant-4", "trellis-4", "octopus-4", "hqmq-s96r4")
 
 
@@ -107,3 +118,15 @@ def cuda_budget(results):
         cycles = line.number("a page") / PARTS[name][1]
         rows.append([name, f"{cycles:.0f}", f"{100 * cycles / whole:.0f} %"])
     return table(["`balanced`, a page of keys and values", "cycles", "of the time"], *rows)
+
+
+def cuda_phases(results):
+    """When the last warp of decode attention ends each phase in llama.cpp, 8B shape, H200."""
+    rows = []
+    for phase in PHASES:
+        found = [
+            results.newest("cuda_phases.csv", {"phase": phase, "tokens": tokens})
+            for tokens in ("600", "7000", "28000")
+        ]
+        rows.append([phase, *(f"{line.number('last warp us'):.1f}" for line in found)])
+    return table(["us after the first block began, tokens:", "600", "7,000", "28,000"], *rows)
