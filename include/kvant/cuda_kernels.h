@@ -10,6 +10,8 @@
 
 #include <kvant/cuda.h>
 
+struct kvant_rope; /* kvant/tensor.h */
+
 KVANT_BEGIN_C
 
 /* The most matrices of keys in a call. Each of them is applied to all queries, so a larger limit
@@ -34,6 +36,43 @@ typedef struct kvant_cuda_block_centers {
     const uint8_t *transform_ids;
 } kvant_cuda_block_centers;
 
+/* ---- the compact form of matrices ---- */
+
+/* The matrices W of a learned transform take head_dim^2 floats per kv head as R W, and as many as R
+ * W^-T. Their compact form takes a fifth of that or less: the numbers of the triangles, in which a
+ * cache and its records keep W, and W^-T as a triangle of 16 bits. It serves codecs whose rotation
+ * is a Hadamard matrix or none. */
+KVANT_API size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads);
+
+typedef struct kvant_cuda_compact_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_compact_args) */
+    uint32_t head_dim, n_kv_heads;
+    const uint16_t *triangles; /* device: of all kv heads, as records hold them */
+    void *compact;             /* device: kvant_cuda_compact_bytes, aligned to 16 bytes */
+} kvant_cuda_compact_args;
+
+/* Makes the compact form from triangles without a zero on their diagonals. Kernels may read it
+ * before the preceding kernel in the stream has ended. So the next calls that use it come in
+ * another stream, after an event, or when this stream has been waited for. */
+KVANT_API kvant_status kvant_cuda_compact(const kvant_cuda_compact_args *args,
+                                          kvant_cuda_stream stream);
+
+typedef struct kvant_cuda_expand_args {
+    size_t size;                   /* set by the caller to sizeof(kvant_cuda_expand_args) */
+    const kvant_cuda_codec *codec; /* its rotation counts */
+    uint32_t n_kv_heads;
+    const void *compact; /* device */
+    /* device, or NULL: R W, and R W^-T, n_kv_heads x head_dim^2 each */
+    float *key_transform, *inverse_key_transform;
+    /* device: R W c of the kv heads' centres c, n_kv_heads x head_dim each. NULL: not wanted */
+    const float *center;
+    float *key_center;
+} kvant_cuda_expand_args;
+
+/* Makes matrices from triangles. R W has the bits of the matrix that the computer makes. */
+KVANT_API kvant_status kvant_cuda_expand(const kvant_cuda_expand_args *args,
+                                         kvant_cuda_stream stream);
+
 /* ---- queries ---- */
 
 /* Begins as kvant_cuda_query_args does, up to `out`. */
@@ -53,6 +92,8 @@ typedef struct kvant_cuda_kernel_query_args {
     /* not 0: no call of this library that may still run in the stream writes q, or reads what out
      * holds. Then the call may begin while those calls run. It does not end before they do */
     uint32_t ready;
+    /* a bit for each matrix, bit 0 for inverse_key_transform: the pointer is to a compact form */
+    uint32_t compact;
 } kvant_cuda_kernel_query_args;
 
 /* As kvant_cuda_transform_queries. */
@@ -92,6 +133,11 @@ typedef struct kvant_cuda_kernel_append_args {
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
     /* not 0: an open page gets zeros in place of a row that is refused */
     uint32_t clear_refused;
+    /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. Few rows are
+     * multiplied with the triangles and then rotated. For more rows the call makes R W in k_matrix,
+     * device room for n_kv_heads x head_dim^2 floats that calls in one stream can share */
+    const void *k_compact;
+    float *k_matrix;
 } kvant_cuda_kernel_append_args;
 
 /* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the
@@ -185,6 +231,12 @@ typedef struct kvant_cuda_kernel_attention_args {
  * softcap. */
 KVANT_API kvant_status kvant_cuda_kernel_attention(const kvant_cuda_kernel_attention_args *args,
                                                    kvant_cuda_stream stream);
+
+/* The bytes of workspace that a call with this head_dim and n_matrices needs on the current device;
+ * 0 on an error. Unpacked pages (kvant/cuda.h) begin behind the bytes for one matrix. So a call
+ * that unpacks pages needs these bytes and its pages, or the bytes for n_matrices if they are
+ * more. */
+KVANT_API size_t kvant_cuda_kernel_workspace(uint32_t head_dim, uint32_t n_matrices);
 
 /* ---- marks ---- */
 
@@ -376,6 +428,72 @@ typedef struct kvant_cuda_seal_rows_args {
  * without kernels of its own, and where shared memory is too small. */
 KVANT_API kvant_status kvant_cuda_seal_rows(const kvant_cuda_seal_rows_args *args,
                                             kvant_cuda_stream stream);
+
+/* ---- learning ---- */
+
+/* Two channels of a part of a head (kvant_cuda_learn_args.part), which RoPE rotates together. */
+typedef struct kvant_cuda_rope_pair {
+    uint16_t first, second; /* channels of the part */
+    float frequency;        /* 0: they are not rotated */
+} kvant_cuda_rope_pair;
+
+#define KVANT_CUDA_LEARN_TRANSFORMS 8u /* of a call, at most */
+#define KVANT_CUDA_LEARN_BUCKETS 23u   /* position buckets of a transform, at most */
+#define KVANT_CUDA_LEARN_BATCHES 4u    /* of queries */
+#define KVANT_CUDA_LEARN_LEAST 16u     /* keys and queries; with fewer, matrices are the identity */
+
+/* Position buckets that share a transform. Each counts as much as each other one. */
+typedef struct kvant_cuda_learn_span {
+    uint32_t n_buckets;
+    int32_t
+        edges[KVANT_CUDA_LEARN_BUCKETS + 1]; /* bucket i has positions edges[i] to edges[i+1]-1 */
+} kvant_cuda_learn_span;
+
+/* Learns the key transforms (transform=first) of a layer from keys and queries, in GPU memory. */
+typedef struct kvant_cuda_learn_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_learn_args) */
+    /* W of a head is block diagonal with head_dim / part matrices (kvant_cuda_learn_plan). group:
+     * query heads of a kv head */
+    uint32_t head_dim, part, n_kv_heads, group;
+    kvant_cuda_type type;                    /* of keys: F32 or F16 */
+    uint32_t n_rows, n_tokens, batch_tokens; /* keys; query tokens; query tokens of a full batch */
+    const void *rows;
+    size_t token_stride, head_stride; /* in numbers */
+    const uint32_t *places;           /* device: the row of each key; NULL: row i is key i */
+    const int32_t *positions;         /* device: of keys, below 0: leave it out; NULL: all are 0 */
+    const float *queries[KVANT_CUDA_LEARN_BATCHES]; /* token after token */
+    size_t query_stride;                            /* from token to token */
+    const int32_t *query_positions;                 /* as positions */
+    /* positions that share a centre, which is subtracted from keys; 0: all of them */
+    uint32_t center_span;
+    uint32_t n_transforms;
+    kvant_cuda_learn_span spans[KVANT_CUDA_LEARN_TRANSFORMS];
+    kvant_cuda_rope_pair pairs[KVANT_MAX_HEAD_DIM / 2]; /* of part 0, then of part 1 and so on */
+    /* Results. triangles: by transform, kv head and part, as records hold them. centers: by
+     * transform, the mean of its keys. start: the centre of a block at position 0. */
+    uint16_t *triangles;
+    float *centers, *start;
+    void *workspace; /* device, aligned to 16: kvant_cuda_learn_bytes */
+    size_t workspace_bytes;
+} kvant_cuda_learn_args;
+
+/* Fills part, center_span, n_transforms, the first span and pairs, of a rope; its n_positions are
+ * the positions of the first transform. rope NULL: not known. *knows_rope: whether it is used; it
+ * is not if it rotates channels of different parts together. KVANT_ERR_UNSUPPORTED: no kernel
+ * learns a matrix of this head_dim. */
+KVANT_API kvant_status kvant_cuda_learn_plan(const struct kvant_rope *rope,
+                                             kvant_cuda_learn_args *args, uint32_t *knows_rope);
+
+/* Adds a transform for positions first to last. The RoPE is known. */
+KVANT_API kvant_status kvant_cuda_learn_span_add(kvant_cuda_learn_args *args, int32_t first,
+                                                 int32_t last);
+
+/* The bytes of working memory, and the halves of a transform's triangles. Need no GPU. */
+KVANT_API size_t kvant_cuda_learn_bytes(const kvant_cuda_learn_args *args);
+KVANT_API size_t kvant_cuda_triangle_halves(uint32_t head_dim, uint32_t n_kv_heads);
+
+KVANT_API kvant_status kvant_cuda_learn(const kvant_cuda_learn_args *args,
+                                        kvant_cuda_stream stream);
 
 /* ---- tests ---- */
 

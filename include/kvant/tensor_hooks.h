@@ -55,6 +55,10 @@ KVANT_API kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, in
 KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
                                           const float *rows, size_t stride, uint32_t n_threads);
 
+/* Makes a codec like another one, with zeros as its centre and with W = 1. Kernels that get centres
+ * and matrices as arguments need no more of a codec. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_codec **codec);
+
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {
     uint64_t slots;
@@ -100,7 +104,7 @@ KVANT_API kvant_status kvant_tensor_import_checked_record(kvant_tensor *tensor,
  * it: kvant_tensor_get_block and the two functions below. KVANT_ERR_FORMAT, KVANT_ERR_FULL,
  * KVANT_ERR_MEMORY. `kvant_tensor_affine_transform` writes a centre and a scale (NULL: none), and
  * returns how many bytes it wrote; `kvant_tensor_half_transform` rounds them to binary16, in half
- * of the bytes.
+ * of the bytes. `kvant_tensor_matrix_transform` writes one with matrices.
  *
  * `kvant_tensor_mean_codecs` makes a codec for each kv head as kvant_tensor_make_codec does, but
  * with the centre of blocks whose position is not known. `like` and `codecs` have one entry per kv
@@ -118,6 +122,14 @@ KVANT_API size_t kvant_tensor_affine_transform(const kvant_tensor *tensor, const
                                                const float *scale, void *bytes);
 KVANT_API size_t kvant_tensor_half_transform(const kvant_tensor *tensor, const float *center,
                                              const float *scale, void *bytes);
+typedef struct kvant_matrix_numbers {
+    const float *center;       /* of all kv heads; NULL: zeros */
+    const uint16_t *triangles; /* W of each part of each kv head (format.md) */
+    const float *start;        /* the centre of a block at position 0; NULL: no centres of blocks */
+    const kvant_rope *rope;    /* by which that centre rotates */
+} kvant_matrix_numbers;
+KVANT_API size_t kvant_tensor_matrix_transform(const kvant_tensor *tensor,
+                                               const kvant_matrix_numbers *numbers, void *bytes);
 KVANT_API kvant_status kvant_tensor_mean_codecs(const kvant_tensor *tensor, uint32_t block,
                                                 const kvant_codec *const *like, uint32_t n_threads,
                                                 kvant_codec **codecs);

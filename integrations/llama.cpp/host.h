@@ -90,8 +90,5 @@ void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *c
 /* Threads. */
 void kvp_host_yield(void);
 
-/* Lets the other threads of the program go before the calling thread. */
-void kvp_host_lower_priority(void);
-
 /* Sends a line to the program that listens under this name; lost when none does. */
 void kvp_host_send(const char *name, const char *line);

@@ -15,7 +15,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -25,11 +24,6 @@
 #include <link.h>
 #elif defined(__APPLE__)
 #include <libproc.h>
-#include <pthread/qos.h>
-#endif
-
-#if defined(__linux__)
-#define LOW_PRIORITY 10 /* a nice value, so that the program's own threads go first */
 #endif
 
 #if defined(__linux__)
@@ -282,15 +276,6 @@ void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *c
 void kvp_host_yield(void)
 {
     sched_yield();
-}
-
-void kvp_host_lower_priority(void)
-{
-#if defined(__linux__)
-    setpriority(PRIO_PROCESS, 0, LOW_PRIORITY); /* of this thread only; macOS takes the process */
-#elif defined(__APPLE__)
-    pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
-#endif
 }
 
 #if defined(__linux__)

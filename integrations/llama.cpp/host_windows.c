@@ -219,11 +219,6 @@ void kvp_host_yield(void)
     SwitchToThread();
 }
 
-void kvp_host_lower_priority(void)
-{
-    SetThreadPriority(GetCurrentThread(), THREAD_PRIORITY_BELOW_NORMAL);
-}
-
 /* `kvant exec` watches no program on Windows. */
 void kvp_host_send(const char *name, const char *line)
 {

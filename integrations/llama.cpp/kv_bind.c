@@ -469,6 +469,22 @@ bool kvp_kv_is_refused(const kvp_kv *kv)
     return kv->layers->refused;
 }
 
+void kvp_kv_note_attention(kvp_kv *kv, size_t bytes, size_t queries)
+{
+    struct kvp_layers *layers = kv->layers;
+
+    layers->attention = bytes > layers->attention ? bytes : layers->attention;
+    layers->queries = queries > layers->queries ? queries : layers->queries;
+}
+
+void kvp_kv_graph_is_sized(void)
+{
+    struct kvp_layers *layers = current();
+
+    if (layers != NULL && layers->n_bound > 0 && layers->n_bound >= layers->n_tensors)
+        kvp_layers_report(layers);
+}
+
 void kvp_kv_note_copies(kvp_kv *kv)
 {
     if (!kv->layers->copies)
@@ -505,7 +521,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     else if (kvp_kv_create_tensor(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
-        if (++kv->layers->n_bound >= kv->layers->n_tensors)
+        if (++kv->layers->n_bound >= kv->layers->n_tensors && !kv->layers->on_gpu)
             kvp_layers_report(kv->layers);
         return true;
     }

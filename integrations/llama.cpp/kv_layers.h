@@ -26,6 +26,8 @@ struct kvp_layers {
     uint32_t n_tensors, n_bound, n_alive;
     uint32_t n_positions; /* positions of the longest cache, one stream */
     kvp_kv_size full;     /* size of the bound tensors when all cells are written */
+    size_t attention;     /* bytes that attention needs on a GPU, mostly for prompts */
+    size_t queries;       /* bytes of a layer's queries that a GPU keeps for learning, at most */
     /* tokens that are f16 itself in every bound tensor; SIZE_MAX: no tensor is f16 */
     size_t in_place;
     uint32_t n_streams; /* streams of the bound tensors */

@@ -64,23 +64,27 @@ void kvp_layers_report(struct kvp_layers *layers)
 {
     const double mib = 1048576.0;
     const kvp_kv_size *full = &layers->full;
-    char learning[64] = "", in_place[192] = "", latents[256];
+    const double working = full->working + (double)layers->n_here * (double)layers->queries;
+    char learning[64] = "", attention[64] = "", in_place[192] = "", latents[256];
     uint32_t n;
 
     if (layers->reported || layers->refused)
         return;
     layers->reported = true;
     n = count_layers(layers);
-    if (full->working > 0)
-        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", full->working / mib);
+    if (working > 0)
+        snprintf(learning, sizeof(learning), ", and %.1f MiB while it learns", working / mib);
+    if (layers->on_gpu)
+        snprintf(attention, sizeof(attention), ", and %.1f MiB for attention",
+                 (double)layers->attention / mib);
     kvp_mla_describe(&layers->settings, latents, sizeof(latents));
     describe_in_place(layers, in_place, sizeof(in_place));
     kvp_info("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens "
-             "(f16: %.1f MiB)%s%s%s",
+             "(f16: %.1f MiB)%s%s%s%s",
              layers->settings.label, kvp_kv_size_bits(full),
              layers->n_here < n ? layers->n_here : n, n, full->bytes / mib,
              (unsigned long long)full->cells, 2 * (full->numbers[0] + full->numbers[1]) / mib,
-             learning, in_place, layers->latents ? latents : layers->settings.remark);
+             learning, attention, in_place, layers->latents ? latents : layers->settings.remark);
     report_states(layers);
     if (layers->rotated)
         kvp_info("the GPU rotates by Hadamard matrices instead of rotate=dense, because head_dim "

@@ -95,7 +95,7 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
 }
 
 /* Adds a GPU's arrays. All reserved bytes count, even bytes that only another head_dim would have
- * needed. What tensors share (room and staging) is added by kvp_kv_size_add. */
+ * needed. What tensors share (room, staging and matrices) is added by kvp_kv_size_add. */
 static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                      kvp_kv_size *size)
 {
@@ -112,6 +112,7 @@ static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_
     size->working = (double)kvp_gpu_plain_bytes(&shape, codecs, n_kv_heads);
     size->room = (double)kvp_gpu_learning_room(&shape, kv->settings);
     size->staging = (double)kvp_gpu_staging_room(&shape, kv->settings);
+    size->matrices = (double)kvp_gpu_matrix_room(&shape, codecs, n_kv_heads);
     return reserved != 0;
 }
 
@@ -142,15 +143,17 @@ void kvp_kv_size_add(kvp_kv_size *sum, const kvp_kv_size *part)
 {
     const double room = sum->room > part->room ? sum->room : part->room;
     const double staging = sum->staging > part->staging ? sum->staging : part->staging;
+    const double matrices = sum->matrices > part->matrices ? sum->matrices : part->matrices;
 
     sum->cells = sum->cells > part->cells ? sum->cells : part->cells;
     for (int role = 0; role < 2; role++)
         sum->numbers[role] += part->numbers[role];
     sum->codec_bits += part->codec_bits;
-    sum->bytes += part->bytes + (staging - sum->staging);
+    sum->bytes += part->bytes + (staging - sum->staging) + (matrices - sum->matrices);
     sum->exact += part->exact + (staging - sum->staging);
     sum->staging = staging;
-    sum->transforms += part->transforms;
+    sum->transforms += part->transforms + (matrices - sum->matrices);
+    sum->matrices = matrices;
     sum->working += part->working + (room - sum->room);
     sum->room = room;
 }

@@ -20,6 +20,7 @@ typedef struct kvp_kv_size {
     double working;    /* next to `bytes`, while kvant learns */
     double room;       /* part of working that the layers need one after another */
     double staging;    /* part of exact that all tensors on a GPU share */
+    double matrices;   /* part of transforms that all tensors on a GPU share */
 } kvp_kv_size;
 
 /* The plug-in's kvant_kv_size: the sum over all caches that are alive. on_gpu: as they would be in

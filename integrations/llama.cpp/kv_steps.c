@@ -1,11 +1,8 @@
 /* kv_steps.c - see kv_steps.h. */
 #include "kv_steps.h"
 
+#include "../../src/store/rules.h"
 #include "host.h"
-
-/* The rows of llama.cpp's default batch. A longer batch seals all rows but the newest while it
- * stores them. All layers share this room, so it does not grow with the context. */
-#define STEP_ROWS 512u
 
 kvant_step_pages *kvp_steps_none(void)
 {
@@ -20,7 +17,7 @@ size_t kvp_steps_bytes(const kvp_kv_shape *shape, const kvp_settings *settings)
 
     if (shape->in_order || kvp_kv_exact(shape, settings, 1).step == 0)
         return 0;
-    return (rows < STEP_ROWS ? rows : STEP_ROWS) * shape->row * sizeof(uint16_t);
+    return (rows < KVANT_EXACT_STEP ? rows : KVANT_EXACT_STEP) * shape->row * sizeof(uint16_t);
 }
 
 void kvp_steps_join(kvp_steps *steps, kvp_kv *kv)

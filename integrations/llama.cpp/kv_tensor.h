@@ -172,6 +172,15 @@ void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
 /* Whether the tensor's context was refused. */
 bool kvp_kv_is_refused(const kvp_kv *kv);
 
+/* Notes the bytes that attention on the tensor needs on a GPU next to the cache. All layers share
+ * them, so the most bytes count. queries: bytes of the layer's queries that are kept for
+ * learning. */
+void kvp_kv_note_attention(kvp_kv *kv, size_t bytes, size_t queries);
+
+/* Prints the line about a cache on a GPU when the sizes of a graph's tensors are known: then
+ * attention's bytes were noted. */
+void kvp_kv_graph_is_sized(void);
+
 /* Says, once per context, that an operation other than attention reads the tensor. */
 void kvp_kv_note_copies(kvp_kv *kv);
 

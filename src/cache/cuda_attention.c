@@ -74,6 +74,7 @@ static kvant_status transform_queries(const attention_call *c, kvant_cuda_kernel
     some.n_further = at_once - 1;
     for (uint32_t i = 0; i < n && status == KVANT_OK; i += at_once) {
         some.inverse_key_transform = i ? all.further[i - 1] : all.inverse_key_transform;
+        some.compact = at_once == n ? all.compact : all.compact >> i & 1;
         some.out = all.out + i * all.batch * width_of(c);
         status = kvant_cuda_kernel_transform_queries(&some, c->memory->stream);
     }
@@ -100,7 +101,9 @@ static kvant_status use_matrix_queries(const attention_call *c,
         const float **matrix = n ? &queries.further[n - 1] : &queries.inverse_key_transform;
         if (!(c->transforms.used[KVANT_ROLE_K] >> v & 1))
             continue;
-        *matrix = kvant_cuda_query_matrix(keys, v);
+        bool compact;
+        *matrix = kvant_cuda_query_matrix(keys, v, &compact);
+        queries.compact |= (uint32_t)compact << n;
         args->q_ids[v] = n++;
     }
     queries.n_further = n - 1u;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include <kvant/cuda_kernels.h>
+
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 
@@ -352,7 +354,8 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
         KVANT_FORWARD(kvant_cuda_report_error(
             kvant_cuda_host_new(&refused, sizeof *memory->refused), "allocating arguments"));
     memory->refused = refused;
-    memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
+    memory->workspace_bytes =
+        kvant_cuda_kernel_workspace(cache->params.head_dim, KVANT_MAX_TRANSFORMS);
     KVANT_RETURN_IF(
         !memory->workspace_bytes,
         kvant_cuda_report_error(KVANT_ERR_CUDA, "allocating the workspace of attention"));
@@ -402,7 +405,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     }
     void *device[] = { memory->pages,      memory->arguments,  memory->workspace,
                        memory->tables.at,  memory->queries.at, memory->gathered.at,
-                       memory->rotated.at, memory->scratch.at };
+                       memory->rotated.at, memory->scratch.at, memory->matrix.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_host_free(memory->refused);

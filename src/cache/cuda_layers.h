@@ -28,8 +28,9 @@ typedef struct cuda_part {
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
     kvant_cuda_codec *full, *full_open;   /* the same with matrices; NULL: not needed so far */
     kvant_codec *made; /* the source of full and full_open; NULL: another layer owns them */
-    /* device: for each transform with W: R W, then R W^-1, of each kv head; NULL: not made yet. */
-    float *matrices[KVANT_MAX_TRANSFORMS];
+    /* device: for each transform with W: its compact form (kvant_cuda_compact). With a dense R: R
+     * W, then R W^-T, of each kv head. NULL: not made yet. */
+    void *matrices[KVANT_MAX_TRANSFORMS];
     float
         *queries[KVANT_MAX_TRANSFORMS]; /* device: matrices for queries, of transforms without W */
     uint32_t query_generations[KVANT_MAX_TRANSFORMS];
@@ -131,6 +132,7 @@ struct cuda_memory {
     cuda_buffer tables, queries, gathered,
         rotated;         /* rotated: rows after a dense rotation, keys, then values */
     cuda_buffer scratch; /* a workspace with room for unpacked pages */
+    cuda_buffer matrix;  /* R W, or R W^-T, of a compact form, for one call */
     /* The first error of work on pages. After it the bytes of pages are unknown. */
     kvant_status status;
     const char *failed;
@@ -223,12 +225,17 @@ void kvant_cuda_transforms_destroy(cuda_part *part);
 typedef struct cuda_transform {
     const float *center, *scale, *attention_scale, *rotated_center, *key_transform,
         *inverse_key_transform;
+    const void *compact; /* in place of key_transform and inverse_key_transform */
     const kvant_cuda_codec *codec, *open_codec;
     bool full, rotates;
 } cuda_transform;
 
 /* Returns a transform, after copying its coefficients to the device if they have changed. */
 cuda_transform kvant_cuda_transform(cuda_part *part, uint32_t transform_id);
+
+/* R W of a transform, or R W^-T. It is made for the call at hand if the transform is compact;
+ * another call then overwrites it. NULL: none, or an error was recorded. */
+const float *kvant_cuda_matrix(cuda_part *part, const cuda_transform *transform, bool inverse);
 
 /* The centres of all transforms, each for all kv heads. rotated: R W (c / s), for queries that went
  * through the matrix of a transform; otherwise c, for plain queries. A transform without a centre
@@ -240,7 +247,9 @@ const float *kvant_cuda_centers(const cuda_part *part, bool rotated);
  * `full`, or a codec with a matrix from a file. The function kvant_cuda_make_query_matrix makes
  * both if they are missing. */
 kvant_status kvant_cuda_make_query_matrix(cuda_part *part, uint32_t transform_id);
-const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t transform_id);
+
+/* Returns the matrix. compact: whether it has this form. */
+const void *kvant_cuda_query_matrix(cuda_part *part, uint32_t transform_id, bool *compact);
 
 /* The arguments that pass rows through a part's dense rotation, or back. */
 kvant_cuda_rotate_rows_args kvant_cuda_rotation_of(const cuda_part *part, bool back);

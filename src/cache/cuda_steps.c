@@ -269,7 +269,9 @@ static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uin
 {
     for (uint32_t v = 0; v < KVANT_MAX_TRANSFORMS && layer->transforms.through; v++) {
         const bool used = layer->transforms.used[KVANT_ROLE_K] >> v & 1;
-        const void *at = used ? kvant_cuda_query_matrix(&l->parts[KVANT_ROLE_K], v) : NULL;
+        bool compact;
+        const void *at =
+            used ? kvant_cuda_query_matrix(&l->parts[KVANT_ROLE_K], v, &compact) : NULL;
         state = kvant_fnv1a(state, &at, sizeof at);
     }
     return state;
@@ -279,7 +281,8 @@ static uint64_t fingerprint_matrices(cuda_layer *l, const step_layer *layer, uin
 static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
 {
     const cuda_memory *memory = cache->memory;
-    const void *at[] = { memory->queries.at, memory->rotated.at, steps->on_device.at };
+    const void *at[] = { memory->queries.at, memory->rotated.at, memory->matrix.at,
+                         steps->on_device.at };
     const uint32_t sizes[] = { steps->batch, steps->stride, steps->in_place };
     uint64_t state = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, at, sizeof at), sizes, sizeof sizes);
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {

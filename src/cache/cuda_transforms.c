@@ -3,6 +3,8 @@
  * (transforms.h). */
 #include <string.h>
 
+#include <kvant/cuda_kernels.h>
+
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "cuda_layers.h"
@@ -77,13 +79,19 @@ static void transform_center(const kvant_tensor *tensor, uint32_t transform_id, 
     }
 }
 
+/* Whether matrices are kept in their compact form. Kernels do not know a dense rotation. */
+static bool is_compact(const cuda_part *part)
+{
+    return part->tensor->codecs[0]->transform.rotate != KVANT_ROTATE_DENSE;
+}
+
 /* Copies a kv head's matrices to the device: R W and R W^-T. */
 static kvant_status upload_head(const cuda_part *part, uint32_t transform_id, uint32_t head)
 {
     const kvant_tensor *tensor = part->tensor;
     const size_t size = (size_t)tensor->head_dim * tensor->head_dim, bytes = size * sizeof(float);
     kvant_transform transform = tensor->codecs[head]->transform;
-    float *at = part->matrices[transform_id] + head * size;
+    float *at = (float *)part->matrices[transform_id] + head * size;
     KVANT_FORWARD(kvant_transforms_set_matrix(tensor, transform_id, head, &transform));
     kvant_status status =
         kvant_cuda_memory_copy(at, transform.key_transform, bytes, part->memory->stream);
@@ -93,6 +101,32 @@ static kvant_status upload_head(const cuda_part *part, uint32_t transform_id, ui
                                    bytes, part->memory->stream);
     kvant_free(transform.key_transform);
     return status;
+}
+
+/* Makes the compact form. Kernels may read it before the preceding kernel has ended, so the call
+ * waits. */
+static kvant_status upload_compact(const cuda_part *part, uint32_t transform_id)
+{
+    const kvant_tensor *tensor = part->tensor;
+    const size_t bytes = kvant_key_transform_halves(tensor) * sizeof(uint16_t);
+    const kvant_cuda_compact_args args = { .size = sizeof args,
+                                           .head_dim = tensor->head_dim,
+                                           .n_kv_heads = tensor->n_kv_heads,
+                                           .triangles = part->memory->matrix.at,
+                                           .compact = part->matrices[transform_id] };
+    const void *triangles = tensor->transforms[transform_id].key_transform->triangles;
+    uint16_t first;
+    KVANT_FORWARD(
+        kvant_cuda_memory_copy(part->memory->matrix.at, triangles, bytes, part->memory->stream));
+    KVANT_FORWARD(kvant_cuda_compact(&args, part->memory->stream));
+    return kvant_cuda_memory_read(&first, args.compact, sizeof first, part->memory->stream);
+}
+
+static size_t matrix_bytes(const cuda_part *part)
+{
+    const kvant_tensor *tensor = part->tensor;
+    return is_compact(part) ? kvant_cuda_compact_bytes(tensor->head_dim, tensor->n_kv_heads)
+                            : 2 * kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float);
 }
 
 static void free_full(cuda_part *part)
@@ -151,14 +185,19 @@ static kvant_status create_full(cuda_part *part)
 
 static kvant_status upload_matrices(cuda_part *part, uint32_t transform_id)
 {
-    const size_t d = part->tensor->head_dim, heads = part->tensor->n_kv_heads;
-    void *memory = part->matrices[transform_id];
-    if (!part->tensor->transforms[transform_id].key_transform)
+    const kvant_tensor *tensor = part->tensor;
+    void **memory = &part->matrices[transform_id];
+    if (!tensor->transforms[transform_id].key_transform)
         return KVANT_OK;
-    if (!memory)
-        KVANT_FORWARD(kvant_cuda_memory_new(&memory, 2 * heads * d * d * sizeof(float)));
-    part->matrices[transform_id] = memory;
-    for (uint32_t head = 0; head < heads; head++)
+    if (!*memory)
+        KVANT_FORWARD(kvant_cuda_memory_new(memory, matrix_bytes(part)));
+    if (is_compact(part)) {
+        KVANT_FORWARD(kvant_cuda_grow(&part->memory->matrix,
+                                      kvant_tensor_width(tensor) * tensor->head_dim * sizeof(float),
+                                      "allocating a matrix"));
+        KVANT_FORWARD(upload_compact(part, transform_id));
+    }
+    for (uint32_t head = 0; head < tensor->n_kv_heads && !is_compact(part); head++)
         KVANT_FORWARD(upload_head(part, transform_id, head));
     return part->full ? KVANT_OK : create_full(part);
 }
@@ -215,13 +254,31 @@ cuda_transform kvant_cuda_transform(cuda_part *part, uint32_t transform_id)
                          .rotates = kvant_cuda_rotates(part, transform_id) };
     if (tensor->transforms[transform_id].key_transform &&
         part->full) { /* otherwise an error was recorded */
-        v.key_transform = part->matrices[transform_id];
-        v.inverse_key_transform = v.key_transform + kvant_tensor_width(tensor) * tensor->head_dim;
+        v.compact = is_compact(part) ? part->matrices[transform_id] : NULL;
+        v.key_transform = v.compact ? NULL : part->matrices[transform_id];
+        v.inverse_key_transform =
+            v.compact ? NULL : v.key_transform + kvant_tensor_width(tensor) * tensor->head_dim;
         v.codec = part->full;
         v.open_codec = part->full_open;
         v.full = true;
     }
     return v;
+}
+
+const float *kvant_cuda_matrix(cuda_part *part, const cuda_transform *transform, bool inverse)
+{
+    cuda_memory *memory = part->memory;
+    const kvant_cuda_expand_args args = { .size = sizeof args,
+                                          .codec = transform->codec,
+                                          .n_kv_heads = part->tensor->n_kv_heads,
+                                          .compact = transform->compact,
+                                          .key_transform = inverse ? NULL : memory->matrix.at,
+                                          .inverse_key_transform =
+                                              inverse ? memory->matrix.at : NULL };
+    if (!transform->compact)
+        return inverse ? transform->inverse_key_transform : transform->key_transform;
+    kvant_cuda_record_error(memory, kvant_cuda_expand(&args, memory->stream), "matrices");
+    return memory->matrix.at;
 }
 
 /* Queries */
@@ -278,10 +335,11 @@ kvant_status kvant_cuda_make_query_matrix(cuda_part *part, uint32_t transform_id
     return kvant_cuda_report_error(make_queries(part, transform_id), "copying matrices of queries");
 }
 
-const float *kvant_cuda_query_matrix(cuda_part *part, uint32_t transform_id)
+const void *kvant_cuda_query_matrix(cuda_part *part, uint32_t transform_id, bool *compact)
 {
     const cuda_transform v = kvant_cuda_transform(part, transform_id);
-    return v.full ? v.inverse_key_transform : part->queries[transform_id];
+    *compact = v.compact;
+    return v.compact ? v.compact : v.full ? v.inverse_key_transform : part->queries[transform_id];
 }
 
 void kvant_cuda_transforms_destroy(cuda_part *part)

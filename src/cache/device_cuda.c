@@ -50,7 +50,7 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
                              .head_stride = tensor->head_dim,
                              .center = transform.center,
                              .scale = transform.scale,
-                             .key_transform = transform.key_transform };
+                             .key_transform = kvant_cuda_matrix(a->part, &transform, false) };
     if (transform.rotates)
         rotate_rows(a, &rows);
     return rows;

@@ -12,6 +12,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
+#include "../device/compact.h"
 #include "../math/sums.h"
 
 /* The largest condition of a part's W: the Frobenius norm of W times the Frobenius norm of W^-1. */
@@ -179,8 +180,17 @@ static bool wants_centers(const kvant_tensor *tensor)
     return tensor->learning && tensor->learning->rope && tensor->learning->rope->block_centers;
 }
 
+/* A device keeps the compact form of W of each kv head. With a dense rotation it keeps R W and
+ * R W^-T. */
+static size_t device_bytes(const kvant_tensor *tensor)
+{
+    return tensor->codecs[0]->transform.rotate == KVANT_ROTATE_DENSE
+               ? 2 * square_bytes(tensor)
+               : kvant_compact_size(tensor->head_dim, tensor->n_kv_heads);
+}
+
 /* Bytes of a transform: its triangles, matrices, centre, scale and, if it has them, centres of
- * blocks. A device also keeps R W and R W^-T of each kv head. */
+ * blocks. */
 static size_t transform_bytes(const kvant_tensor *tensor, bool has_centers)
 {
     const size_t halves = kvant_key_transform_halves(tensor) + KVANT_TRIANGLE_PADDING;
@@ -188,7 +198,7 @@ static size_t transform_bytes(const kvant_tensor *tensor, bool has_centers)
     size_t bytes = sizeof(kvant_key_transform) + tensor->n_kv_heads * sizeof(kvant_transform);
     bytes += halves * sizeof(uint16_t) + center_and_scale;
     bytes += has_centers ? kvant_centers_bytes(tensor) : 0;
-    return bytes + (tensor->device ? 2 * square_bytes(tensor) : 0);
+    return bytes + (tensor->device ? device_bytes(tensor) : 0);
 }
 
 size_t kvant_key_transform_bytes(const kvant_tensor *tensor)
@@ -323,6 +333,40 @@ kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
     const bool known = tensor && block < tensor->n_blocks;
     return make_codec(tensor, block, known ? tensor->blocks[block].position : KVANT_NO_POSITION,
                       kv_head, like, codec);
+}
+
+static kvant_status set_unit_matrix(kvant_codec *codec)
+{
+    const size_t d = codec->info.head_dim;
+    double *w = kvant_alloc(d, d * sizeof *w);
+    KVANT_RETURN_IF(!w, KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < d; i++)
+        w[i * d + i] = 1;
+    const kvant_status status = kvant_transform_set_matrix(&codec->transform, w, w);
+    kvant_free(w);
+    return status;
+}
+
+kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_codec **codec)
+{
+    KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
+    *codec = NULL;
+    KVANT_RETURN_IF(!like || like->transform.key_transform, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0,
+                                     codec, NULL, 0));
+    kvant_codec *made = *codec;
+    kvant_free(made->file_center);
+    kvant_free(made->file_scale);
+    made->file_scale = NULL;
+    made->file_center = kvant_alloc(made->info.head_dim, sizeof *made->file_center);
+    made->info.center = KVANT_CENTER_FILE;
+    made->info.norm = KVANT_NORM_NONE;
+    made->info.learns_transform = 0;
+    const kvant_status status = made->file_center ? set_unit_matrix(made) : KVANT_ERR_MEMORY;
+    kvant_codec_complete_view(made);
+    if (status != KVANT_OK)
+        kvant_codec_free(codec);
+    return status;
 }
 
 typedef struct mean_codecs {

@@ -6,17 +6,8 @@
  * its size. */
 #pragma once
 
+#include "../math/parts.h"
 #include "tensor.h"
-
-/* The channels of a sub-head. Parts of 128 channels are no better on Gemma-3 (learning.md). */
-static inline uint32_t kvant_key_transform_part(uint32_t head_dim)
-{
-    uint32_t parts = 1;
-    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) &&
-           2 * parts <= head_dim)
-        parts++;
-    return head_dim % (2 * parts) ? head_dim : head_dim / parts;
-}
 
 /* How many halves the triangles of all sub-heads of all kv heads take. They lie one after
  * another. */

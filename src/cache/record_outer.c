@@ -44,9 +44,8 @@ kvant_status kvant_tensor_center_rope(const kvant_tensor *tensor, uint32_t block
                     KVANT_ERR_ARGUMENT);
     const kvant_centers *centers =
         kvant_tensor_transform_centers(tensor, tensor->blocks[block].transform_id);
-    kvant_rope rope;
     KVANT_RETURN_IF(!centers, KVANT_ERR_UNSUPPORTED);
-    kvant_centers_rope(centers, &rope, frequencies);
+    const kvant_rope rope = kvant_centers_rope(centers, frequencies);
     *n_dims = rope.n_dims;
     *interleaved = rope.interleaved;
     return KVANT_OK;
@@ -84,6 +83,17 @@ size_t kvant_tensor_half_transform(const kvant_tensor *tensor, const float *cent
         to[i] = kvant_half_from_float(center ? center[i] : 0);
         to[width + i] = kvant_half_from_float(scale ? scale[i] : 1);
     }
+    return sizeof header + kvant_transform_bytes(tensor, header.kind);
+}
+
+size_t kvant_tensor_matrix_transform(const kvant_tensor *tensor,
+                                     const kvant_matrix_numbers *numbers, void *bytes)
+{
+    const kvant_record_transform header = { numbers->start ? KVANT_BYTES_CENTERS
+                                                           : KVANT_BYTES_MATRICES,
+                                            0 };
+    memcpy(bytes, &header, sizeof header);
+    kvant_transform_bytes_of(tensor, numbers, (uint8_t *)bytes + sizeof header);
     return sizeof header + kvant_transform_bytes(tensor, header.kind);
 }
 

@@ -85,10 +85,8 @@ static uint32_t index_in_part(uint32_t d, uint32_t n, uint32_t part, uint32_t ch
     return n;
 }
 
-/* Finds the pairs of a part. Returns false when a pair is in two parts, or a channel has no
- * partner. */
-static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t part,
-                       kvant_pair *pairs)
+bool kvant_rope_part_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t part,
+                           kvant_pair *pairs)
 {
     uint32_t found = 0, alone = n;
     for (uint32_t i = 0; i < n; i++) {
@@ -114,7 +112,22 @@ static bool find_pairs(const kvant_rope *rope, uint32_t d, uint32_t n, uint32_t 
 
 bool kvant_rope_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pairs)
 {
-    return find_pairs(rope, head_dim, head_dim, 0, pairs);
+    return kvant_rope_part_pairs(rope, head_dim, head_dim, 0, pairs);
+}
+
+kvant_rope kvant_rope_of_pairs(uint32_t n_dims, uint32_t interleaved, const kvant_pair *pairs,
+                               uint32_t n, float *frequencies)
+{
+    for (uint32_t i = 0; i < n; i++)
+        frequencies[i] = 0;
+    for (uint32_t i = 0; i < n_dims / 2; i++)
+        for (uint32_t pair = 0; pair < n; pair++)
+            if (pairs[pair].first == (interleaved ? 2 * i : i))
+                frequencies[i] = pairs[pair].frequency;
+    return (kvant_rope){ .size = sizeof(kvant_rope),
+                         .n_dims = n_dims,
+                         .interleaved = interleaved,
+                         .frequencies = frequencies };
 }
 
 uint32_t kvant_rope_bucket(const kvant_rope_state *rope_state, int32_t position)
@@ -176,7 +189,7 @@ static kvant_rope_state *make_rope_state(const kvant_tensor *tensor, const kvant
     rope_state->n_buckets = kvant_rope_buckets(rope_state->n_positions);
     bool whole = true;
     for (uint32_t part = 0; part < d / n; part++)
-        whole = whole && find_pairs(rope, d, n, part, rope_state->pairs + part * n / 2);
+        whole = whole && kvant_rope_part_pairs(rope, d, n, part, rope_state->pairs + part * n / 2);
     if (!whole)
         kvant_free(rope_state);
     return whole ? rope_state : NULL;

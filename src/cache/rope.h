@@ -25,8 +25,17 @@ typedef struct kvant_rope_state {
 /* Sine and cosine of any angle, with the same bits on every machine. */
 void kvant_rope_sin_cos(double angle, double *sine, double *cosine);
 
+/* Finds the pairs of a part of n channels. Returns false when a pair is in two parts, or a channel
+ * has no partner. */
+bool kvant_rope_part_pairs(const kvant_rope *rope, uint32_t head_dim, uint32_t n, uint32_t part,
+                           kvant_pair *pairs);
+
 /* Finds the head_dim / 2 pairs of a whole head. Returns false when a channel has no partner. */
 bool kvant_rope_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pairs);
+
+/* Returns the RoPE with these n pairs of a whole head. frequencies: gets n numbers. */
+kvant_rope kvant_rope_of_pairs(uint32_t n_dims, uint32_t interleaved, const kvant_pair *pairs,
+                               uint32_t n, float *frequencies);
 
 /* Checks a RoPE that a caller passed. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE. */
 kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim);

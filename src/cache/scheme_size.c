@@ -5,20 +5,15 @@
 #include "../base/abi.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
+#include "../store/rules.h"
 
 /* The head dimensions to reserve for: models use multiples of 8 from 16 on. A smaller one would
  * reserve memory for metadata that no model stores. */
 #define MIN_HEAD_DIM 16u
 #define HEAD_DIM_STEP 8u
 
-/* The exact part of a sequence: its first 64 tokens, and its newest 64 to 128. More newest tokens
- * hardly lower the error. A step has 64 to 512 tokens more, because prompts come in batches of at
- * most 512. */
-#define EXACT_FIRST 64u
-#define EXACT_LEAST (EXACT_FIRST + 64u)
-#define EXACT_OWN (EXACT_FIRST + 128u)
-#define LEAST_STEP 64u
-#define MOST_STEP 512u
+#define EXACT_LEAST (KVANT_EXACT_FIRST + KVANT_EXACT_LEAST_NEWEST)
+#define EXACT_OWN (KVANT_EXACT_FIRST + KVANT_EXACT_NEWEST)
 
 static kvant_status bytes_at(kvant_scheme *scheme, const kvant_scheme_location *location,
                              const kvant_tensor_params *params, size_t *bytes)
@@ -101,11 +96,11 @@ kvant_status kvant_scheme_exact(const kvant_scheme *scheme, uint64_t max_tokens,
         const uint64_t share = max_tokens / 16, most = share > EXACT_LEAST ? share : EXACT_LEAST;
         const uint64_t own = most < EXACT_OWN ? most : EXACT_OWN, all = n_sequences * own;
         const uint64_t some = all < most ? all : most, total = some < INT32_MAX ? some : INT32_MAX;
-        full = (kvant_exact_part){ sizeof full, EXACT_FIRST, (uint32_t)own - EXACT_FIRST,
-                                   (uint32_t)total,
-                                   step < LEAST_STEP  ? LEAST_STEP
-                                   : step > MOST_STEP ? MOST_STEP
-                                                      : (uint32_t)step };
+        full = (kvant_exact_part){ sizeof full, KVANT_EXACT_FIRST,
+                                   (uint32_t)own - KVANT_EXACT_FIRST, (uint32_t)total,
+                                   step < KVANT_EXACT_LEAST_STEP ? KVANT_EXACT_LEAST_STEP
+                                   : step > KVANT_EXACT_STEP     ? KVANT_EXACT_STEP
+                                                                 : (uint32_t)step };
     }
     return KVANT_RETURN_STRUCT(kvant_exact_part, part, &full, step) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -457,12 +457,22 @@ kvant_choice kvant_transforms_select_pending(kvant_tensor *tensor, uint32_t n_th
     return select_transform(tensor, &tensor->recent, NULL, n_threads);
 }
 
+/* Copies the statistics that n more rows change; on a device all of them. */
+static void copy_statistics(const kvant_tensor *tensor, kvant_statistics *to,
+                            const kvant_statistics *from, size_t n)
+{
+    if (tensor->device)
+        kvant_pages_copy(tensor, to->sum, from->sum, kvant_statistics_bytes(tensor));
+    else
+        kvant_statistics_copy(to, from, n);
+}
+
 void kvant_transforms_note(kvant_tensor *tensor, const kvant_new_rows *rows, bool selected)
 {
     const kvant_new_rows none = { .n = 0 };
-    if (selected && tensor->learning && !tensor->device) {
+    if (selected) {
         tensor->batch.n = tensor->recent.n;
-        kvant_statistics_copy(&tensor->batch, &tensor->recent, rows->n);
+        copy_statistics(tensor, &tensor->batch, &tensor->recent, rows->n);
     }
     kvant_learning_sample_rows(tensor, tensor->device ? &none : rows,
                                tensor->recent.n == 0 || tensor->device);
@@ -471,11 +481,9 @@ void kvant_transforms_note(kvant_tensor *tensor, const kvant_new_rows *rows, boo
 
 void kvant_transforms_undo_note(kvant_tensor *tensor)
 {
-    if (!tensor->device) { /* on a device, rows that are counted twice do little harm */
-        const uint32_t n = tensor->recent.n - tensor->batch.n;
-        tensor->recent.n = tensor->batch.n;
-        kvant_statistics_copy(&tensor->recent, &tensor->batch, n);
-    }
+    const uint32_t n = tensor->recent.n - tensor->batch.n;
+    tensor->recent.n = tensor->batch.n;
+    copy_statistics(tensor, &tensor->recent, &tensor->batch, n);
     kvant_learning_undo_sample(tensor);
 }
 

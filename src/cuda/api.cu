@@ -212,7 +212,9 @@ bool valid_queries(const kvant_cuda_kernel_query_args &args)
 {
     if (args.n_further >= KVANT_CUDA_MOST_MATRICES ||
         std::any_of(args.further, args.further + args.n_further,
-                    [](const float *matrix) { return !matrix; }))
+                    [](const float *matrix) { return !matrix; }) ||
+        (args.compact && (args.compact >> args.n_further >> 1 || !args.k_codec ||
+                          args.k_codec->has_dense_rotation)))
         return false;
     return args.k_codec && args.q && args.out && args.inverse_key_transform &&
            valid_type(args.type) && args.n_kv_heads > 0 && args.n_heads > 0 &&
@@ -232,8 +234,10 @@ QueryArgs queries_of(const kvant_cuda_kernel_query_args &args)
                        args.n_further + 1,
                        args.n_heads / args.n_kv_heads,
                        { args.inverse_key_transform } };
-    std::copy_n(args.further, args.n_further, queries.inverse_key_transform + 1);
+    std::copy_n(args.further, args.n_further, queries.matrices + 1);
+    queries.compact = args.compact;
     queries.ready = args.ready != 0;
+    queries.rotation = args.k_codec->rotation;
     return queries;
 }
 
@@ -261,6 +265,28 @@ bool valid_centers(const kvant_cuda_kernel_append_args &args)
            (args.k.codec && !args.transformed && args.type == KVANT_CUDA_F32 && args.center_slots &&
             args.centered &&
             valid_block_centers(args.k_block_centers, args.k.codec->params.head_dim));
+}
+
+bool valid_compact(const kvant_cuda_kernel_append_args &args)
+{
+    return !args.k_compact ||
+           (args.k.codec && args.k_matrix && !args.transformed &&
+            !args.k.codec->has_dense_rotation &&
+            args.k.codec->params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL);
+}
+
+/* Lets the launch of the keys read the compact form of their matrices, or makes the matrices. */
+kvant_status place_matrix(const kvant_cuda_kernel_append_args &args, Roles &roles,
+                          const AppendArgs &common, kvant_cuda_stream stream)
+{
+    if (accepts_more(roles, common) && append_short_reads_compact(common)) {
+        roles.at[0].compact = args.k_compact;
+        return KVANT_OK;
+    }
+    return args.n_tokens == 0
+               ? KVANT_OK
+               : from_cuda(launch_expand(*args.k.codec, args.n_kv_heads, args.k_compact,
+                                         args.k_matrix, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status center_keys(const kvant_cuda_kernel_append_args &args, AppendRole &keys,
@@ -319,14 +345,20 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
                              cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error));
 }
 
-kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *args,
+kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *given,
                                      kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) ||
+    if (!given)
+        return KVANT_ERR_ARGUMENT;
+    kvant_cuda_kernel_append_args with_matrix = *given;
+    const kvant_cuda_kernel_append_args *const args = &with_matrix;
+    if (given->k_compact)
+        with_matrix.k.key_transform = given->k_matrix;
+    if (args->size != sizeof *args || !args->slots || !valid_type(args->type) ||
         args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y ||
         !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
         !valid_rows(args->v, args->n_kv_heads, args->transformed) || !valid_queries_of(*args) ||
-        !valid_centers(*args))
+        !valid_centers(*args) || !valid_compact(*args))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
@@ -358,6 +390,8 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *args,
         common.block_centers = args->k_block_centers, common.center_slots = args->center_slots;
     else if (args->k_block_centers.start)
         status = center_keys(*args, roles.at[0], stream);
+    if (status == KVANT_OK && args->k_compact)
+        status = place_matrix(*args, roles, common, stream);
     if (status == KVANT_OK)
         status = launch_roles(roles, common, args->n_kv_heads, stream);
     return apart && status == KVANT_OK ? transform_queries(args->queries, stream) : status;

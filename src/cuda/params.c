@@ -29,22 +29,23 @@ static void init_transform(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     const kvant_transform_view *transform = &view->transform;
     kvant_cuda_params *params = &out->params;
-    kvant_cuda_wide_rotation *rotation = &out->any.rotation;
+    kvant_cuda_wide_rotation *rotation = &out->rotation;
     params->key_transform_kind = !transform->key_transform ? KVANT_CUDA_TRANSFORM_NONE
                                  : transform->diagonal     ? KVANT_CUDA_TRANSFORM_DIAGONAL
                                                            : KVANT_CUDA_TRANSFORM_FULL;
-    if (params->key_transform_kind == KVANT_CUDA_TRANSFORM_FULL)
-        return;
-    params->dense = transform->rotate == KVANT_ROTATE_DENSE;
-    if (params->dense)
-        return;
-    if (transform->rotate == KVANT_ROTATE_NONE)
+    const bool full = params->key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
+    out->has_dense_rotation = transform->rotate == KVANT_ROTATE_DENSE;
+    params->dense = !full && out->has_dense_rotation;
+    if (transform->rotate != KVANT_ROTATE_HADAMARD)
         return;
     rotation->block = transform->block;
     rotation->scale = (float)(1.0 / sqrt((double)transform->block));
     for (uint32_t i = 0; i < view->info->head_dim; i++)
         if (transform->signs[i] < 0)
             rotation->signs[i / 32] |= 1u << i % 32;
+    if (full)
+        return;
+    out->any.rotation = *rotation;
     params->rotation.block = rotation->block;
     params->rotation.scale = rotation->scale;
     memcpy(params->rotation.signs, rotation->signs, sizeof params->rotation.signs);
@@ -352,6 +353,8 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed,
                                          .rotation = sealed->params.rotation,
                                          .exact_limit = sealed->params.exact_limit };
     codec->any.rotation = sealed->any.rotation;
+    codec->rotation = sealed->rotation;
+    codec->has_dense_rotation = sealed->has_dense_rotation;
     codec->info = sealed->info;
     codec->info.spec = "f16";
     codec->info.block_tokens = 1;

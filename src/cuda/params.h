@@ -208,6 +208,10 @@ struct kvant_cuda_codec {
     kvant_general general; /* for all codecs but trellises; tables: set in copies for a launch */
     kvant_cuda_tables_of *tables;
     kvant_cuda_any any;
+    /* R, also where params and `any` have none because it is part of a full matrix. It follows the
+     * compact form of a matrix. block 0: there is none, or it is dense */
+    kvant_cuda_wide_rotation rotation;
+    uint32_t has_dense_rotation;      /* so it has no compact form */
     kvant_cuda_directions directions; /* for chunks */
     kvant_cuda_trellis trellis;       /* for trellises */
     kvant_cuda_wide_book wide;        /* for wide codebooks */

@@ -81,17 +81,10 @@ template <int D, class R> KVANT_INLINE void apply_signs(Row<D> &row, const R &ro
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
-/* Butterflies at distances of all powers of two within blocks, then the product with 1 /
- * sqrt(block). A fused x * +-1 + y rounds once, like the sum or the difference. */
-template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
+/* The butterflies of hadamard between the numbers of a lane, and its product. */
+template <int D, class R> KVANT_INLINE void hadamard_of_lane(Row<D> &row, const R &rotation)
 {
     constexpr int N = Row<D>::PER_LANE;
-#pragma unroll 1
-    for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
-        float sign = lane & distance ? -1.0f : 1.0f;
-        unrolled_for (int j = 0; j < N; j++)
-            row.x[j] = __fmaf_rn(row.x[j], sign, __shfl_xor_sync(FULL, row.x[j], distance));
-    }
     unrolled_for (int step = 1; step < N; step *= 2) {
         if (32 * step >= rotation.block)
             break;
@@ -104,6 +97,19 @@ template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotat
     }
     unrolled_for (int j = 0; j < N; j++)
         row.x[j] = __fmul_rn(row.x[j], rotation.scale);
+}
+
+/* Butterflies at distances of all powers of two within blocks, then the product with 1 /
+ * sqrt(block). A fused x * +-1 + y rounds once, like the sum or the difference. */
+template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
+{
+    constexpr int N = Row<D>::PER_LANE;
+    rolled_for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
+        float sign = lane & distance ? -1.0f : 1.0f;
+        unrolled_for (int j = 0; j < N; j++)
+            row.x[j] = __fmaf_rn(row.x[j], sign, __shfl_xor_sync(FULL, row.x[j], distance));
+    }
+    hadamard_of_lane(row, rotation);
 }
 
 /* y = R x */
@@ -186,8 +192,7 @@ KVANT_INLINE float power_above(float x)
 
 KVANT_INLINE float warp_sum(float x)
 {
-#pragma unroll 1
-    for (int k = 16; k > 0; k /= 2)
+    rolled_for (int k = 16; k > 0; k /= 2)
         x += __shfl_xor_sync(FULL, x, k);
     return x;
 }

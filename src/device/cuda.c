@@ -13,6 +13,7 @@
 #include "../base/error.h"
 #include "../base/os.h"
 #include "../codec/codec_internal.h"
+#include "compact.h"
 #include "cuda_table.h"
 #include "index.h"
 #include "memory.h"
@@ -239,7 +240,18 @@ kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec,
 size_t kvant_cuda_attention_workspace(uint32_t head_dim)
 {
     const kvant_cuda_table *table = load_table(NULL);
-    return table ? table->attention_workspace(head_dim) : 0;
+    return table ? table->attention_workspace(head_dim, 1) : 0;
+}
+
+size_t kvant_cuda_kernel_workspace(uint32_t head_dim, uint32_t n_matrices)
+{
+    const kvant_cuda_table *table = load_table(NULL);
+    return table ? table->attention_workspace(head_dim, n_matrices) : 0;
+}
+
+size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads)
+{
+    return kvant_compact_size(head_dim, n_kv_heads);
 }
 
 size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
@@ -272,12 +284,15 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
 
 TABLE_CALL(seal, seal, kvant_cuda_seal_args, refused)
 TABLE_CALL(decode, decode, kvant_cuda_decode_args, inverse_key_transform)
+TABLE_CALL(compact, compact, kvant_cuda_compact_args, compact)
+TABLE_CALL(expand, expand, kvant_cuda_expand_args, key_center)
 TABLE_CALL(fill_marked, fill_marked, kvant_cuda_marked_args, out_head_stride)
 TABLE_CALL(block_attention, block_attention, kvant_cuda_block_args, workspace_bytes)
 TABLE_CALL(center_rows, center_rows, kvant_cuda_center_rows_args, out)
 TABLE_CALL(page_offsets, page_offsets, kvant_cuda_page_offsets_args, offsets)
 TABLE_CALL(exact_step, exact_step, kvant_cuda_exact_args, n_sealed)
 TABLE_CALL(seal_rows, seal_rows, kvant_cuda_seal_rows_args, refused)
+TABLE_CALL(learn, learn, kvant_cuda_learn_args, workspace_bytes)
 TABLE_CALL(kernel_append, append, kvant_cuda_kernel_append_args, centered)
 TABLE_CALL(kernel_attention, attention, kvant_cuda_kernel_attention_args, plain_queries)
 TABLE_CALL(kernel_transform_queries, transform_queries, kvant_cuda_kernel_query_args, further)

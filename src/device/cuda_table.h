@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 18u /* raise it with the table */
+#define KVANT_CUDA_TABLE_VERSION 19u /* raise it with the table */
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
@@ -37,7 +37,7 @@ extern "C" {
     X(kvant_status, attention_check,                                                               \
       (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,                \
        size_t errlen))                                                                             \
-    X(size_t, attention_workspace, (uint32_t head_dim))                                            \
+    X(size_t, attention_workspace, (uint32_t head_dim, uint32_t n_matrices))                       \
     X(kvant_status, attention,                                                                     \
       (const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream))                    \
     X(kvant_status, fill_marked, (const kvant_cuda_marked_args *args, kvant_cuda_stream stream))   \
@@ -47,6 +47,7 @@ extern "C" {
       (const kvant_cuda_block_args *args, kvant_cuda_stream stream))                               \
     X(kvant_status, transform_queries,                                                             \
       (const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream))                        \
+    X(kvant_status, compact, (const kvant_cuda_compact_args *args, kvant_cuda_stream stream))      \
     X(kvant_status, center_rows,                                                                   \
       (const kvant_cuda_center_rows_args *args, kvant_cuda_stream stream))                         \
     X(kvant_status, page_offsets,                                                                  \
@@ -54,6 +55,8 @@ extern "C" {
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))        \
     X(kvant_status, exact_step, (const kvant_cuda_exact_args *args, kvant_cuda_stream stream))     \
     X(kvant_status, seal_rows, (const kvant_cuda_seal_rows_args *args, kvant_cuda_stream stream))  \
+    X(kvant_status, learn, (const kvant_cuda_learn_args *args, kvant_cuda_stream stream))          \
+    X(kvant_status, expand, (const kvant_cuda_expand_args *args, kvant_cuda_stream stream))        \
     X(kvant_status, device_current, (int *device))                                                 \
     X(kvant_status, memory_new, (void **memory, size_t bytes))                                     \
     X(void, memory_free, (void *memory))                                                           \
@@ -82,10 +85,12 @@ extern "C" {
                sizeof(kvant_cuda_kernel_attention_args) + sizeof(kvant_cuda_marked_args) +         \
                sizeof(kvant_cuda_block_args) + sizeof(kvant_cuda_kernel_query_args) +              \
                sizeof(kvant_cuda_center_rows_args) + sizeof(kvant_cuda_page_offsets_args) +        \
+               sizeof(kvant_cuda_compact_args) + sizeof(kvant_cuda_expand_args) +                  \
                sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
-               sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_values) +                     \
-               sizeof(kvant_cuda_note_args) + sizeof(kvant_cuda_rotate_rows_args) +                \
-               sizeof(kvant_cuda_index_args) + sizeof(kvant_cuda_find_args))
+               sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_learn_args) +                 \
+               sizeof(kvant_cuda_values) + sizeof(kvant_cuda_note_args) +                          \
+               sizeof(kvant_cuda_rotate_rows_args) + sizeof(kvant_cuda_index_args) +               \
+               sizeof(kvant_cuda_find_args))
 
 typedef struct kvant_cuda_table {
     uint32_t version; /* KVANT_CUDA_TABLE_VERSION */

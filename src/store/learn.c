@@ -338,12 +338,6 @@ bool kvant_lesson_in_place_is_due(kvant_lesson_in_place *lesson, size_t room, si
     return !short_step || lesson->n_short_steps >= ALONE_STEPS || n + 2 * n_tensors >= room;
 }
 
-uint32_t kvant_lesson_bucket_ahead(size_t room, size_t n_cells)
-{
-    const size_t first = KVANT_LESSON_FIRST_BUCKET + KVANT_LESSON_LATE;
-    return n_cells > first && kvant_lesson_bucket_after((int32_t)room) <= 1 ? 1 : 0;
-}
-
 bool kvant_lesson_in_place_goes_on(const kvant_lesson_in_place *lesson, size_t room, size_t n,
                                    bool short_step)
 {

@@ -216,11 +216,6 @@ bool kvant_lesson_in_place_begins(size_t room, size_t n);
 bool kvant_lesson_in_place_is_due(kvant_lesson_in_place *lesson, size_t room, size_t n,
                                   size_t n_tensors, bool short_step);
 
-/* The bucket whose transform the threads of the first lesson go on with; 0: none. A prompt that
- * leaves a room below 8192 cells reaches the second bucket within two batches, in which threads
- * have too little time for it. In a larger room they have time. n_cells: of a sequence. */
-uint32_t kvant_lesson_bucket_ahead(size_t room, size_t n_cells);
-
 /* Whether threads learn the transform of a further bucket, once all tensors are ready. */
 bool kvant_lesson_in_place_goes_on(const kvant_lesson_in_place *lesson, size_t room, size_t n,
                                    bool short_step);

@@ -1,8 +1,6 @@
 /* attention_fixture.c - see attention_fixture.h. */
 #include "attention_fixture.h"
 
-#include <math.h>
-
 #include "../../src/base/half.h"
 
 /* Sequences share no block. Table entries after a sequence's end do not point into the pool. A
@@ -293,12 +291,14 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
     f->gpu_lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths);
     if (f->p.page_centers)
         make_page_centers(f);
-    f->workspace_bytes = kvant_cuda_attention_workspace(d);
-    assert_true(f->workspace_bytes > 0);
-    const size_t needed = f->workspace_bytes;
-    f->workspace_bytes += f->p.scratch ? 1024 + 2 * longest * KVANT_CUDA_SCRATCH_PER_BLOCK(d) : 0;
+    const size_t one = kvant_cuda_attention_workspace(d),
+                 pages = 1024 + 2 * longest * KVANT_CUDA_SCRATCH_PER_BLOCK(d);
+    f->workspace_bytes = kvant_cuda_kernel_workspace(d, f->n_matrices);
+    assert_true(one > 0 && f->workspace_bytes >= one);
+    if (f->p.scratch && f->workspace_bytes < one + pages)
+        f->workspace_bytes = one + pages;
     f->workspace = device_new(f->workspace_bytes, 0xff);
-    check_cuda(cudaMemset(f->workspace, 0, needed));
+    check_cuda(cudaMemset(f->workspace, 0, one));
 }
 
 void fixture_close(fixture *f)

@@ -1,6 +1,7 @@
-"""layouts.py - prints a C program that compares kvant/structs.py with the C headers: the size of
-every structure, the offset and the size of every field. The program names each difference and then
-fails.
+"""layouts.py - prints a C program that compares the Python package with the C headers. It compares
+the size of every structure of kvant/structs.py, and the offset and the size of every field. It also
+compares every number that has the name of a C constant behind it. The program names each difference
+and then fails.
 
 CodecInfo is kvant_codec_info, CudaPages is kvant_cuda_pages; a field `from_` is C's `from`.
 """
@@ -22,10 +23,12 @@ START = """#include <kvant/cache.h>
 #include <kvant/tensor_hooks.h>
 #include <stdio.h>
 
+#include "store/rules.h"
+
 static int compare(const char *what, size_t python, size_t c)
 {
     if (python != c)
-        printf("%s: %zu in structs.py, %zu in C\\n", what, python, c);
+        printf("%s: %zu in Python, %zu in C\\n", what, python, c);
     return python != c;
 }
 
@@ -49,6 +52,14 @@ def checks(struct):
         yield f"sizeof((({name} *)0)->{member})", place.size
 
 
+def constants():
+    """(name in C, number) of lines `NAME = NUMBER  # KVANT_NAME`."""
+    line = re.compile(r"^_?[A-Z_]+ = ([0-9][^#\n]*?) +#:? (KVANT_[A-Z_]+)\b", re.M)
+    for path in sorted((ROOT / "integrations" / "python" / "kvant").rglob("*.py")):
+        for number, name in line.findall(path.read_text()):
+            yield name, eval(number)
+
+
 def main():
     here = [
         s
@@ -64,6 +75,9 @@ def main():
         for struct in here
         for what, number in checks(struct)
     ]
+    found = list(constants())
+    assert len(found) > 8, "the package names no constants of C"
+    lines += [f'    wrong |= compare("{name}", {number}, {name});' for name, number in found]
     print(START + "\n".join(lines) + "\n    return wrong;\n}")
 
 

@@ -1,6 +1,14 @@
 /* test_cache_allocation.c - the life of a cache of sequences with one allocation that fails, for
  * each allocation once, and then with all allocations from it on. The header refused.h says what a
- * call must do then. test_allocation_failure.c tests layers, files and threads. */
+ * call must do then. test_allocation_failure.c tests layers, files and threads.
+ *
+ *     test_cache_allocation [LIBRARY]
+ *
+ * LIBRARY: the mock of a GPU (cuda/host/host.h). Then the cache lies there, and allocations on the
+ * device fail, too. */
+#include <dlfcn.h>
+
+#include "../cuda/host/host.h"
 #include "refused.h"
 
 #include <kvant/cache.h>
@@ -8,6 +16,13 @@
 enum { DIM = 64, HEADS = 2, TOKENS = 200, WIDTH = HEADS * DIM };
 
 static float rows[TOKENS * WIDTH];
+/* Keys and values that learn matrices, or only centres and scales; NULL: the default preset. */
+static const char *const specs[][2] = { { NULL, NULL },
+                                        { "turboquant-4:center=first,norm=first",
+                                          "turboquant-4:center=first,norm=first" },
+                                        { "trellis-4:transform=first", "trellis-4" } };
+static size_t spec;           /* of the cache */
+static host_control *control; /* of the mock device; NULL: the cache is in the computer's memory */
 
 static void fill_rows(void)
 {
@@ -31,7 +46,9 @@ static kvant_status create_cache(life *l)
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = HEADS,
     params.head_dim = DIM;
-    params.max_tokens = 512, params.max_sequences = 2, params.n_threads = 2;
+    params.max_tokens = 512, params.max_sequences = 2, params.n_threads = control ? 1 : 2;
+    params.device = control ? "cuda" : NULL;
+    params.k = specs[spec][0], params.v = specs[spec][1];
     const kvant_status status = kvant_cache_create(&params, &l->cache);
     if (status != KVANT_OK) {
         assert_null(l->cache);
@@ -150,7 +167,6 @@ static kvant_status live(const void *context)
 {
     life l = { 0 };
     kvant_status status = KVANT_OK;
-    (void)context;
     for (size_t i = 0; i < COUNT(steps) && status == KVANT_OK; i++)
         status = steps[i](&l);
     kvant_cache_free(&l.cache);
@@ -159,21 +175,35 @@ static kvant_status live(const void *context)
 
 static void caches(void **state)
 {
-    (void)state;
     refuse_each_allocation(live, NULL, "a cache",
                            true); /* a spec is tried with several head dimensions */
 }
 
-/* A call that failed for lack of memory is repeated and succeeds; the final output is the same. */
-static long live_on(long at, float *out)
+/* Refuses allocations of one call: in the computer's memory the at-th and all later ones, or on the
+ * device the at-th one. Returns how many were refused. */
+static long refuse_in(step *call, life *l, long at, bool on_device, kvant_status *status)
+{
+    if (on_device)
+        control->no_memory = (uint32_t)at;
+    else
+        arm(at, true);
+    *status = call(l);
+    const long n = !on_device ? refused : at && control->no_memory == 0;
+    arm(0, false);
+    if (control)
+        control->no_memory = 0;
+    return n;
+}
+
+/* A call that failed for lack of memory is repeated and succeeds; the final output is the same. So
+ * no row that an earlier call accepted is lost. */
+static long live_on(long at, bool on_device, float *out)
 {
     life l = { 0 };
     long met = 0;
     for (size_t i = 0; i < COUNT(steps); i++) {
-        arm(at, true);
-        const kvant_status status = steps[i](&l);
-        met += refused;
-        arm(0, false);
+        kvant_status status;
+        met += refuse_in(steps[i], &l, at, on_device, &status);
         assert_int_equal(status, status == KVANT_OK ? KVANT_OK : KVANT_ERR_MEMORY);
         if (status != KVANT_OK)
             assert_int_equal(steps[i](&l), KVANT_OK);
@@ -183,16 +213,33 @@ static long live_on(long at, float *out)
     return met;
 }
 
-static void caches_go_on(void **state)
+static void go_on(bool on_device)
 {
     float want[WIDTH], got[WIDTH];
-    (void)state;
-    live_on(0, want);
+    live_on(0, on_device, want);
     const long before = blocks;
-    for (long at = 1; live_on(at, got); at++) {
+    long n = 0;
+    for (long at = 1; live_on(at, on_device, got); at++, n++) {
         assert_memory_equal(got, want, sizeof got);
         assert_int_equal(blocks, before);
     }
+    assert_true(n > 0);
+}
+
+static void caches_go_on(void **state)
+{
+    (void)state;
+    for (spec = 0; spec < COUNT(specs); spec++)
+        go_on(false);
+    spec = 0;
+}
+
+static void caches_go_on_without_device_memory(void **state)
+{
+    (void)state;
+    for (spec = 0; spec < COUNT(specs) && control; spec++)
+        go_on(true);
+    spec = 0;
 }
 
 /* A new cache, which gets the transforms of the blocks, too. */
@@ -218,7 +265,6 @@ static void blocks_arrive(void **state)
 {
     static exported e;
     life l = { 0 };
-    (void)state;
     for (size_t i = 0; steps[i] != attend_first; i++)
         assert_int_equal(steps[i](&l), KVANT_OK);
     assert_int_equal(export_first(&l, &e), KVANT_OK);
@@ -226,13 +272,26 @@ static void blocks_arrive(void **state)
     refuse_each_allocation(arrive, &e, "blocks that are imported", true);
 }
 
-int main(void)
+static bool find_control(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW), *symbol;
+    host_control_fn *get = NULL;
+    symbol = library ? dlsym(library, HOST_CONTROL_FUNCTION) : NULL;
+    memcpy(&get, &symbol, sizeof get); /* ISO C converts no void * to a function */
+    control = get ? get() : NULL;
+    return control != NULL;
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(caches),
         cmocka_unit_test(caches_go_on),
+        cmocka_unit_test(caches_go_on_without_device_memory),
         cmocka_unit_test(blocks_arrive),
     };
+    if (argc > 1 && !find_control(argv[1]))
+        return 2;
     fill_rows();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -110,7 +110,6 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
 static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                                const kvant_cuda_kernel_attention_args *args)
 {
-    const kvp_gpu_matrix first = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, 0));
     kvant_cuda_kernel_query_args queries = { .size = sizeof(kvant_cuda_kernel_query_args),
                                              .k_codec = k->codec,
                                              .batch = args->batch * args->query_tokens,
@@ -120,13 +119,15 @@ static kvant_cuda_kernel_query_args queries_of(const kvp_gpu_backend *b, const k
                                              .q = args->q,
                                              .q_batch_stride = args->q_token_stride,
                                              .q_head_stride = args->q_head_stride,
-                                             .inverse_key_transform = first.inverse_key_transform,
-                                             .out = b->queries.at,
+                                             .out = b->scratch.queries,
                                              .n_further = kvp_gpu_matrices(k) - 1 };
 
-    for (uint32_t i = 0; i < queries.n_further; i++)
-        queries.further[i] =
-            kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i + 1)).inverse_key_transform;
+    for (uint32_t i = 0; i <= queries.n_further; i++) {
+        const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(k, kvp_gpu_transform_at(k, i));
+        const float **at = i == 0 ? &queries.inverse_key_transform : &queries.further[i - 1];
+        *at = matrix.compact != NULL ? matrix.compact : matrix.inverse_key_transform;
+        queries.compact |= (uint32_t)(matrix.compact != NULL) << i;
+    }
     return queries;
 }
 
@@ -136,7 +137,7 @@ static void keep_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
 {
     const size_t width = (size_t)args->n_heads * k->head_dim;
 
-    args->q = b->queries.at;
+    args->q = b->scratch.queries;
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
@@ -163,7 +164,7 @@ static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const
 
 static bool is_full(const kvp_gpu_cells *k)
 {
-    return k->key_transform_size > k->head_dim;
+    return k != NULL && k->key_transform_size > k->head_dim;
 }
 
 /* Transforms queries by all key transforms in one launch, or one launch per transform if there are
@@ -183,6 +184,7 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
     one.n_further = 0;
     for (uint32_t i = 0; i <= all.n_further && status == KVANT_OK; i++) {
         one.inverse_key_transform = i == 0 ? all.inverse_key_transform : all.further[i - 1];
+        one.compact = all.compact >> i & 1;
         one.out = all.out + (size_t)i * all.batch * all.n_heads * k->head_dim;
         status = kvant_cuda_kernel_transform_queries(&one, b->gpu->stream);
     }
@@ -282,11 +284,13 @@ static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node
 }
 
 /* Bytes of unpacked pages for many query rows: for the whole cache, or for as many pages as are
- * allowed. */
+ * allowed. llama.cpp plans a graph whose tokens are spread over all streams, but a prompt may be in
+ * one stream. */
 static size_t unpacked_bytes(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *root = kvp_root(view);
-    const size_t rows = (size_t)(q->ne[1] * q->ne[2] / view->ne[2]);
+    const size_t tokens = (size_t)(q->ne[1] > 1 ? q->ne[1] * q->ne[3] : q->ne[1]),
+                 rows = tokens * (size_t)(q->ne[2] / view->ne[2]);
     const size_t blocks =
         (size_t)((root->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * root->ne[2]);
     const size_t bytes =
@@ -311,6 +315,30 @@ static size_t offset_bytes(const abi_tensor *node)
     return blocks * rows_of_queries(node->src[0]) * sizeof(float);
 }
 
+/* Bytes of the queries after n key transforms. */
+static size_t query_bytes(const abi_tensor *node, size_t n)
+{
+    return n * rows_of_queries(node->src[0]) * (size_t)node->src[0]->ne[0] * sizeof(float);
+}
+
+/* Whether the cache learns key transforms. A cache that is only planned (--fit) has no cells. */
+static bool learns(const kvp_gpu_cells *k)
+{
+    const kvp_settings *settings = kvp_kv_current_settings();
+
+    return k != NULL ? k->learns_key_transform : settings != NULL && kvp_kv_learns(settings);
+}
+
+/* The most key transforms of a cache whose keys do not move. */
+static uint32_t most_matrices(const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const kvp_kv_shape shape = { .n_cells = (uint32_t)kvp_root(node->src[1])->ne[1] };
+    const uint32_t n_positions =
+        k != NULL ? kvp_kv_n_positions(kvp_kv_of(node->src[1])) : shape.n_cells;
+
+    return learns(k) ? 2 + (uint32_t)kvp_gpu_further_buckets(&shape, n_positions) : 1;
+}
+
 #define ROOM_ALIGN 256u /* as the driver aligns memory */
 
 static size_t align(size_t bytes)
@@ -318,50 +346,107 @@ static size_t align(size_t bytes)
     return (bytes + ROOM_ALIGN - 1) / ROOM_ALIGN * ROOM_ALIGN;
 }
 
+/* The parts of the room behind the output of a node with many query rows. */
+typedef struct room {
+    size_t workspace, offsets, queries;
+} room;
+
+static room room_of(const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const uint32_t d = (uint32_t)node->src[1]->ne[0], most = most_matrices(node, k);
+    const size_t own = kvant_cuda_kernel_workspace(d, most), unpacked = unpacked_bytes(node),
+                 all = unpacked > 0 ? kvant_cuda_kernel_workspace(d, 1) + unpacked : 0;
+
+    return (room){ .workspace = align(all > own ? all : own),
+                   .offsets = learns(k) ? align(offset_bytes(node)) : 0,
+                   .queries = learns(k) || is_full(k) ? align(query_bytes(node, most)) : 0 };
+}
+
+/* Bytes of a layer's queries that are kept for learning, at most (queries.c). */
+static size_t kept_bytes(const abi_tensor *node)
+{
+    return (size_t)KVP_KEPT_BATCHES * KVP_KEPT_TOKENS * node->src[0]->nb[1];
+}
+
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node)
 {
     kvp_gpu_cells *k;
-    size_t unpacked;
+    size_t bytes, own;
+    room r;
 
     if (node->op != kvp_api.op.flash_attn_ext || !kvp_is_kv(node->src[1]) ||
         !kvp_is_kv(node->src[2]) || !kvp_gpu_enter(gpu))
         return 0;
     k = kvp_gpu_cells_of(node->src[1]);
-    if (k != NULL)
-        k->has_room = true;
-    unpacked = unpacked_bytes(node);
-    if (unpacked == 0)
-        return 0;
-    unpacked = align(kvant_cuda_attention_workspace((uint32_t)node->src[1]->ne[0]) + unpacked);
-    return ROOM_ALIGN + unpacked + (k != NULL && k->learns_key_transform ? offset_bytes(node) : 0);
+    r = room_of(node, k);
+    bytes = unpacked_bytes(node) > 0 ? ROOM_ALIGN + r.workspace + r.offsets + r.queries : 0;
+    if (k == NULL)
+        return bytes;
+    k->has_room = true;
+    own = kvant_cuda_kernel_workspace((uint32_t)node->src[1]->ne[0], most_matrices(node, k));
+    kvp_kv_note_attention(kvp_kv_of(node->src[1]), bytes + own, learns(k) ? kept_bytes(node) : 0);
+    return bytes;
+}
+
+/* Grows the back end's workspace. Kernels leave its counters zero. A graph that is captured clears
+ * them in each launch, until it is captured again. */
+static bool grow_workspace(kvp_gpu_backend *b, size_t bytes)
+{
+    const void *former = b->workspace.at;
+    size_t counters;
+
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, bytes, false))
+        return false;
+    counters = b->workspace.bytes < KVANT_CUDA_COUNTER_BYTES ? b->workspace.bytes
+                                                             : KVANT_CUDA_COUNTER_BYTES;
+    return b->workspace.at == former ||
+           kvp_cu_ok(
+               kvp_cu.fill((cu_address)(uintptr_t)b->workspace.at, 0, counters, b->gpu->stream),
+               "clearing memory");
 }
 
 /* Finds workspace: the room behind a node's output, or else the back end's own memory. The latter
- * is allocated at its full size at once, because every former size is kept, too. */
+ * is allocated at once for all key transforms, because every former size is kept, too. Keys that
+ * moved may have more transforms than a room was made for. */
 static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
-    const size_t own = kvant_cuda_attention_workspace(k->head_dim), unpacked = unpacked_bytes(node);
-    const uintptr_t behind = align((uintptr_t)node->data + kvp_api.nbytes(node));
+    const room r = room_of(node, k);
+    const bool moved = kvp_gpu_matrices(k) > most_matrices(node, k);
+    const size_t own = moved ? kvant_cuda_kernel_workspace(k->head_dim, kvp_gpu_matrices(k)) : 0;
+    char *behind = (char *)(uintptr_t)align((uintptr_t)node->data + kvp_api.nbytes(node));
 
-    if (unpacked > 0 && k->has_room && node->buffer->usage == ABI_USAGE_COMPUTE) {
-        b->scratch = (struct kvp_gpu_scratch){ (void *)behind, own + unpacked,
-                                               (float *)(behind + align(own + unpacked)), true };
+    if (unpacked_bytes(node) > 0 && k->has_room && own <= r.workspace &&
+        node->buffer->usage == ABI_USAGE_COMPUTE) {
+        b->scratch = (struct kvp_gpu_scratch){ behind,
+                                               r.workspace,
+                                               (float *)(void *)(behind + r.workspace),
+                                               (float *)(void *)(behind + r.workspace + r.offsets),
+                                               r.queries,
+                                               true };
         return true;
     }
-    if (!kvp_gpu_grow(b->gpu, &b->workspace, own + unpacked, true) ||
+    if (!grow_workspace(b, own > r.workspace ? own : r.workspace) ||
         (k->has_block_centers && !kvp_gpu_grow(b->gpu, &b->offsets, offset_bytes(node), false)))
         return false;
-    b->scratch =
-        (struct kvp_gpu_scratch){ b->workspace.at, b->workspace.bytes, b->offsets.at, false };
+    b->scratch = (struct kvp_gpu_scratch){
+        b->workspace.at, b->workspace.bytes, b->offsets.at, NULL, 0, false
+    };
     return true;
 }
 
+/* Finds room for transformed queries: behind the node's output, or the back end's own memory. Keys
+ * that moved may have more transforms than the former has room for. */
 static bool have_queries(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
 {
-    return !is_full(k) || kvp_gpu_grow(b->gpu, &b->queries,
-                                       kvp_gpu_matrices(k) * rows_of_queries(node->src[0]) *
-                                           k->head_dim * sizeof(float),
-                                       false);
+    const size_t bytes = query_bytes(node, kvp_gpu_matrices(k));
+
+    if (!is_full(k) || (b->scratch.queries != NULL && bytes <= b->scratch.query_bytes))
+        return true;
+    if (!kvp_gpu_grow(b->gpu, &b->queries, bytes, false))
+        return false;
+    b->scratch.queries = b->queries.at;
+    b->scratch.query_bytes = b->queries.bytes;
+    return true;
 }
 
 /* Whether one launch computes all streams of a node. */
@@ -385,6 +470,7 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
         return true;
     if (kvp_gpu_runs(k) > 1)
         return true;
+    b->scratch.queries = NULL; /* of another node */
     if (!have_queries(b, node, k))
         return false;
     args = arguments_of(b, node, (streams_at_once){ 0, (size_t)node->src[0]->ne[3] }, NULL);

@@ -10,6 +10,7 @@
  * so that both sides allocate their memory. */
 #include "gpu.h"
 #include "in_place.h"
+#include "learner.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -359,9 +360,12 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
               kvp_gpu_in_place_end_graph(b, graph);
 
     for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next) {
-        if (cache->late.any)
+        if (cache->late.any || kvp_gpu_learner_waits(cache))
             to_ours(b);
         ok = kvp_gpu_first_finish(cache) && ok;
+        kvp_gpu_learner_flush(cache);
+        if (kvp_gpu_queries_unneeded(cache))
+            atomic_store(&b->gpu->hands_over, true);
     }
     to_cuda(b);
     return ok ? status : ABI_STATUS_FAILED;
@@ -386,16 +390,20 @@ static void notice_refusals(kvp_gpu_backend *b)
     pthread_mutex_unlock(&b->gpu->lock);
 }
 
-/* Does the same for rows that a hand-over stored, and frees the memory that it needed. Other
- * contexts may hold the lock for long, so it is taken only if there is something to do. */
+/* Does the same for rows that a hand-over stored. Frees the memory that it needed, and the queries
+ * that first key transforms were learned from. Other contexts may hold the lock for long, so it is
+ * taken only if there is something to do. */
 static void end_hand_overs(kvp_gpu *gpu)
 {
     if (!atomic_load(&gpu->hands_over) || !kvp_gpu_enter(gpu))
         return;
     pthread_mutex_lock(&gpu->lock);
     atomic_store(&gpu->hands_over, false);
-    for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
+    for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next) {
         kvp_gpu_hand_over_end(cache);
+        if (kvp_gpu_queries_unneeded(cache))
+            kvp_gpu_queries_free(cache);
+    }
     pthread_mutex_unlock(&gpu->lock);
 }
 
@@ -429,6 +437,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
         return b->inner.graph_compute(backend, graph);
     }
     b->n_graphs++;
+    kvp_kv_context_check(b->layers);
     pthread_mutex_lock(&b->gpu->lock);
     status = kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
     pthread_mutex_unlock(&b->gpu->lock);

@@ -38,9 +38,9 @@ static bool may_request(const kvp_gpu_cache *cache, uint32_t id)
            kvant_lesson_may_request(&cache->buckets.lessons, id);
 }
 
-/* Lets threads learn the transform of a bucket, unless first transforms come in force in the graph
- * at hand. With `hurries`, a prompt will need it soon. */
-static void request(kvp_gpu_cache *cache, uint32_t id, bool hurries)
+/* Requests the transform of a bucket, unless first transforms come in force in the graph at
+ * hand. */
+static void request(kvp_gpu_cache *cache, uint32_t id)
 {
     const kvant_lesson_bucket bucket = kvant_lesson_bucket_at(id);
     bool any = false;
@@ -48,11 +48,11 @@ static void request(kvp_gpu_cache *cache, uint32_t id, bool hurries)
     if (!may_request(cache, id) || (cache->late.any && !cache->late.seals))
         return;
     for (size_t i = 0; i < cache->n_tensors; i++)
-        any = kvp_gpu_learner_request(cache->tensors[i]->cells, &bucket, hurries) || any;
+        any = kvp_gpu_learner_request(cache->tensors[i]->cells, &bucket) || any;
     kvant_lesson_requested(&cache->buckets.lessons, id, any);
 }
 
-/* Puts the transforms that threads learned in force, in all layers or in none. */
+/* Puts requested transforms in force, in all layers or in none. */
 static void use_requested(kvp_gpu_cache *cache)
 {
     kvant_lesson_buckets *lessons = &cache->buckets.lessons;
@@ -66,7 +66,7 @@ static void use_requested(kvp_gpu_cache *cache)
     kvant_lesson_answered(lessons, all);
 }
 
-void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries)
+void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last)
 {
     uint32_t next;
 
@@ -74,7 +74,7 @@ void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurri
         use_requested(cache);
     next = kvant_lesson_next_bucket(&cache->buckets.lessons);
     if (next <= kvant_lesson_bucket_after(last))
-        request(cache, next, hurries);
+        request(cache, next);
 }
 
 void kvp_gpu_buckets_begin_layer(const kvp_kv *kv)
@@ -83,7 +83,7 @@ void kvp_gpu_buckets_begin_layer(const kvp_kv *kv)
     const kvant_lesson_bucket bucket =
         kvant_lesson_bucket_at(kvant_lesson_bucket_after(cells->cache->buckets.lessons.position));
 
-    if (may_request(cells->cache, bucket.id) && kvp_gpu_learner_request(cells, &bucket, true))
+    if (may_request(cells->cache, bucket.id) && kvp_gpu_learner_request(cells, &bucket))
         kvp_note("%s: layer %u learns its transform for positions from %d on", cells->gpu->name,
                  kv->shape.layer, bucket.first);
 }
@@ -93,7 +93,7 @@ void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache)
 {
     kvant_lesson_buckets *lessons = &cache->buckets.lessons;
 
-    request(cache, kvant_lesson_bucket_after(lessons->position), true);
+    request(cache, kvant_lesson_bucket_after(lessons->position));
     lessons->since = KVANT_LESSON_LATE;
 }
 
@@ -260,7 +260,7 @@ bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step)
     last = buckets->lessons.position = last_position(step);
     if (kvant_lesson_takes_answer(&buckets->lessons, last))
         use_requested(cache);
-    request(cache, kvant_lesson_bucket_after(last), !kvp_gpu_is_short_step(step));
+    request(cache, kvant_lesson_bucket_after(last));
     if (!note_last(buckets, step))
         return false;
     buckets->lessons.since += step->n;

@@ -95,6 +95,7 @@ typedef struct kvp_gpu_cache {
     /* by cell: position of a row in an exact page; -1: not known. NULL: no keys learn. */
     int32_t *positions;
     kvp_gpu_kept_queries kept_queries;
+    kvp_gpu_memory expanded; /* of a layer, for one call: R W and R W^-T (kvp_gpu_expand) */
     uint32_t n_streams;
     kvp_gpu_buckets buckets;
     struct kvp_gpu_shift {     /* the last context shift (shift.c) */
@@ -149,9 +150,11 @@ typedef struct kvp_gpu_cells {
     /* key_transform_size: numbers of a matrix per kv head: 0, head_dim or head_dim^2 */
     size_t page_bytes, key_transform_size;
     size_t most_key_transform_size; /* the same for a key transform that may be learned later */
-    kvp_gpu_memory numbers;         /* weights, inverse weights, centre, scale, query scale */
-    /* of later position buckets: weights, inverse weights */
-    kvp_gpu_memory further[KVP_MOST_BUCKETS - 1];
+    /* Bytes of the matrices of a position bucket: learned ones are compact (kvant_cuda_compact).
+     * Others are weights and inverse weights, as those of KVP_PLAIN and of moved keys are. */
+    size_t matrix_bytes;
+    kvp_gpu_memory numbers;                       /* matrices, centre, scale, query scale */
+    kvp_gpu_memory further[KVP_MOST_BUCKETS - 1]; /* matrices of later position buckets */
     /* the first position bucket's centre in the form that attention takes (k_center) */
     kvp_gpu_memory key_center;
     /* By position bucket: the centre of a block at position 0. The array continues, again by
@@ -160,6 +163,10 @@ typedef struct kvp_gpu_cells {
     /* rows are stored minus these centres, rotated to their blocks' positions */
     bool has_block_centers;
     uint32_t further_made; /* a bit for each position bucket that has `further` matrices */
+    /* Rounded triangles and centres of n_learned position buckets (learner.c), and a bit for each
+     * of these transforms that is in force. */
+    kvp_gpu_memory results;
+    uint32_t n_learned, learned_ids;
     struct kvp_gpu_moved { /* by id: the matrices of keys that moved; of.by 0: none */
         kvp_gpu_memory numbers;
         kvp_gpu_lineage of;
@@ -168,11 +175,10 @@ typedef struct kvp_gpu_cells {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     /* the number of its cache's shifts in which its keys took part */
     uint32_t n_shifts;
-    size_t n_mixed; /* blocks of the next one whose keys moved already */
-    const float *key_transform, *inverse_key_transform; /* NULL: none */
-    float *center, *scale, *query_scale;                /* NULL: none */
-    bool learns, learned; /* centre or scale are learned from the first rows */
-    bool uncentred;       /* attention has a softcap, so keys have no centre */
+    size_t n_mixed;                      /* blocks of the next one whose keys moved already */
+    float *center, *scale, *query_scale; /* NULL: none */
+    bool learns, learned;                /* centre or scale are learned from the first rows */
+    bool uncentred;                      /* attention has a softcap, so keys have no centre */
     /* there is room behind the outputs of attention nodes */
     bool has_room;
     kvp_gpu_cache *cache;
@@ -252,16 +258,23 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
            !(kvp_gpu_lacks_key_transform(cells) && cells->cache->keeps);
 }
 
-/* size.c. The most bytes that a cache tensor takes on a GPU next to its pages.
+/* size.c. The number of a cache's position buckets after the first, and the most bytes that a cache
+ * tensor takes on a GPU next to its pages.
  * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
- * KVP_PLAIN, and kvp_gpu_learning_room counts the room that one layer needs when its key transform
- * comes in force. All tensors share the largest of their rooms. They also share the staging pages
- * of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose codec has groups of several
- * tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such codec. */
+ * KVP_PLAIN, kvp_gpu_matrix_room counts the matrices of one layer (kvp_gpu_expand), for which
+ * kvp_gpu_expanded_bytes has the bytes, and kvp_gpu_learning_room counts the room that one layer
+ * needs when its key transform comes in force. All tensors share the largest of their rooms. They
+ * also share the staging pages of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose
+ * codec has groups of several tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such
+ * codec. */
+size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions);
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads);
+size_t kvp_gpu_matrix_room(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads);
+size_t kvp_gpu_expanded_bytes(uint32_t n_kv_heads, uint32_t head_dim);
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings);
 size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape);
 size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *settings);
@@ -269,7 +282,7 @@ size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *setti
 /* The centre among the numbers of a transform; scale and query scale follow it. */
 static inline float *kvp_gpu_affine(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
 {
-    return (float *)numbers->at + 2 * cells->n_kv_heads * cells->most_key_transform_size;
+    return (float *)(void *)((char *)numbers->at + cells->matrix_bytes);
 }
 
 /* fp16_pages.c. `kvp_gpu_cache_mark_written` notes that a cell has a row from now on.
@@ -288,9 +301,12 @@ size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* bytes per kv head
 bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
-/* A run's rows on the GPU, in the form that an append takes. */
+/* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_use_compact` adds the compact
+ * form of the keys' matrices to the append, if they have one. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
+void kvp_gpu_use_compact(const kvp_gpu_cells *keys, kvp_gpu_run run,
+                         kvant_cuda_kernel_append_args *args);
 
 /* saved.c. Keep a transform of a tensor for saved states: the bytes, which are the cells' from now
  * on; a centre and a scale (NULL: none); or none of all ids. Without memory, states hold fp16

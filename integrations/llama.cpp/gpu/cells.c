@@ -108,204 +108,6 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     return NULL;
 }
 
-/* The centre as attention needs it. With a full matrix the centre is transformed like a key,
- * because queries have been transformed by the inverse. */
-static void read_key_center(kvant_cuda_tables tables, const float *center, size_t d, float *to)
-{
-    if (tables.key_transform_size <= d)
-        memcpy(to, center, d * sizeof(*to));
-    for (size_t j = 0; j < d && tables.key_transform_size > d; j++) {
-        double sum = 0;
-        for (size_t i = 0; i < d; i++)
-            sum += (double)tables.key_transform[i * d + j] * center[i];
-        to[j] = (float)sum;
-    }
-}
-
-static void read_key_transform(const kvp_gpu_cells *cells, uint32_t head, kvant_cuda_tables tables,
-                               float *host)
-{
-    const size_t room = cells->n_kv_heads * cells->most_key_transform_size;
-
-    if (tables.key_transform_size == 0)
-        return;
-    memcpy(host + head * tables.key_transform_size, tables.key_transform,
-           tables.key_transform_size * sizeof(*host));
-    memcpy(host + room + head * tables.key_transform_size, tables.inverse_key_transform,
-           tables.key_transform_size * sizeof(*host));
-}
-
-/* Fills the arrays of a transform, each kv head after kv head. host is zeroed on entry. */
-static void read_numbers(const kvp_gpu_cells *cells, const kvant_codec *const *codecs, float *host)
-{
-    const size_t width = kvp_gpu_width(cells), d = cells->head_dim,
-                 room = cells->n_kv_heads * cells->most_key_transform_size;
-
-    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
-        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        read_key_transform(cells, head, tables, host);
-        for (size_t j = 0; j < d; j++) {
-            float *numbers = host + 2 * room + head * d + j;
-            const float s = tables.scale != NULL ? tables.scale[j] : 1;
-            numbers[0] = tables.center != NULL ? tables.center[j] : 0;
-            numbers[width] = s;
-            numbers[2 * width] =
-                s * (tables.key_transform_size == d ? tables.inverse_key_transform[j] : 1);
-        }
-        if (tables.center != NULL)
-            read_key_center(tables, tables.center, d, host + 2 * room + 3 * width + head * d);
-    }
-}
-
-static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
-{
-    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, n * sizeof(*from), stream),
-                     "copying");
-}
-
-/* Copies n numbers to the GPU, and a position bucket's centres: of a block at position 0, and of a
- * block whose position is not known (NULL: none). */
-static bool upload(kvp_gpu_cells *cells, kvp_gpu_memory *to, const float *host, size_t n,
-                   uint32_t bucket, const float *start, const float *mean, cu_stream stream)
-{
-    const size_t width = kvp_gpu_width(cells);
-    bool ok = kvp_gpu_grow(cells->gpu, to, n * sizeof(*host), false) &&
-              kvp_gpu_bring_numbers(cells->gpu, to->at, host, n, stream);
-
-    if (ok && start != NULL)
-        ok = kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(*start),
-                          false) &&
-             copy_in((float *)cells->starts.at + bucket * width, start, width, stream) &&
-             copy_in((float *)cells->starts.at + (KVP_MOST_BUCKETS + bucket) * width, mean, width,
-                     stream);
-    return ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
-}
-
-bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
-                              const float *start, cu_stream stream)
-{
-    const size_t width = kvp_gpu_width(cells),
-                 room = 2 * cells->n_kv_heads * cells->most_key_transform_size,
-                 n = room + 3 * width;
-    float *host = calloc(n + width, sizeof(*host));
-    bool ok = host != NULL;
-
-    if (ok)
-        read_numbers(cells, codecs, host);
-    ok = ok && kvp_gpu_grow(cells->gpu, &cells->key_center, width * sizeof(*host), false) &&
-         copy_in(cells->key_center.at, host + n, width, stream) &&
-         upload(cells, &cells->numbers, host, n, 0, start, host + room, stream);
-    free(host);
-    return ok;
-}
-
-bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
-                           const kvp_gpu_learned_transform *learned, const float *mean)
-{
-    const size_t n = 2 * cells->n_kv_heads * cells->most_key_transform_size;
-    float *host = calloc(n, sizeof(*host));
-    bool ok = host != NULL;
-
-    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
-        read_key_transform(cells, head, kvp_gpu_tables(learned->codecs[head]), host);
-    ok = ok && upload(cells, &cells->further[bucket - 1], host, n, bucket, learned->start, mean,
-                      cells->gpu->copying);
-    free(host);
-    return ok;
-}
-
-/* The matrices of KVP_PLAIN: the codec's rotation times the diagonal of the scale. */
-static bool read_plain(const kvp_gpu_cells *cells, uint32_t head, const float *scale, float *host)
-{
-    const size_t d = cells->head_dim, room = cells->n_kv_heads * cells->most_key_transform_size;
-    float unit[KVANT_MAX_HEAD_DIM] = { 0 };
-    bool ok = true;
-
-    for (size_t i = 0; i < d && ok; i++) {
-        float *key_transform = host + head * cells->most_key_transform_size + i * d,
-              *inverse = key_transform + room;
-        const float s = scale != NULL ? scale[head * d + i] : 1;
-        unit[i] = 1;
-        ok = kvant_codec_transform_query(cells->sources[head], NULL, unit, inverse) == KVANT_OK;
-        unit[i] = 0;
-        for (size_t j = 0; j < d; j++) {
-            key_transform[j] = inverse[j] / s;
-            inverse[j] *= s;
-        }
-    }
-    return ok;
-}
-
-/* Blocks of such keys have no known position, so their centre does not rotate. */
-bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale)
-{
-    const size_t width = kvp_gpu_width(cells),
-                 n = 2 * cells->n_kv_heads * cells->most_key_transform_size;
-    float *host = calloc(n + width, sizeof(*host)), *mean = host + n;
-    bool ok = host != NULL;
-
-    for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
-        ok = read_plain(cells, head, scale, host);
-    if (ok && center != NULL)
-        memcpy(mean, center, width * sizeof(*mean));
-    ok = ok && upload(cells, &cells->further[KVP_PLAIN - 1], host, n, KVP_PLAIN, mean, mean,
-                      cells->gpu->stream);
-    cells->further_made |= (uint32_t)ok << KVP_PLAIN;
-    if (ok)
-        kvp_gpu_keep_affine(cells, KVP_PLAIN, center, scale);
-    free(host);
-    return ok;
-}
-
-void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs)
-{
-    const size_t width = kvp_gpu_width(cells),
-                 room = cells->n_kv_heads * cells->most_key_transform_size;
-    float *at = kvp_gpu_affine(cells, &cells->numbers);
-    bool key_transform = false, center = false, scale = false;
-
-    for (uint32_t head = 0; head < cells->n_kv_heads && codecs[head] != NULL; head++) {
-        const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
-        key_transform = key_transform || tables.key_transform_size > 0;
-        center = center || tables.center != NULL;
-        scale = scale || tables.scale != NULL;
-    }
-    for (uint32_t i = 0; i < KVP_MOST_MOVED; i++)
-        cells->moved[i].of = (kvp_gpu_lineage){ 0 }; /* these were made from the former matrices */
-    cells->key_transform_size = key_transform ? kvp_gpu_tables(codecs[0]).key_transform_size : 0;
-    cells->key_transform = key_transform ? cells->numbers.at : NULL;
-    cells->inverse_key_transform = key_transform ? (float *)cells->numbers.at + room : NULL;
-    cells->center = center && !cells->uncentred ? at : NULL;
-    cells->scale = scale ? at + width : NULL;
-    cells->query_scale =
-        scale || cells->key_transform_size == cells->head_dim ? at + 2 * width : NULL;
-}
-
-static kvp_gpu_matrix matrix_at(const kvp_gpu_cells *cells, const kvp_gpu_memory *numbers)
-{
-    const float *at = numbers->at;
-
-    return (kvp_gpu_matrix){ at, at + cells->n_kv_heads * cells->most_key_transform_size };
-}
-
-/* Keys of a layer without RoPE do not change when keys of other layers move, so they keep their
- * bucket's matrices. */
-kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform)
-{
-    const kvp_gpu_lineage lineage = cells->cache->buckets.lineages[transform];
-    const struct kvp_gpu_moved *moved =
-        &cells->moved[transform < KVP_MOST_BUCKETS ? 0 : transform - KVP_MOST_BUCKETS];
-    uint32_t bucket = lineage.bucket;
-
-    if (lineage.by != 0 && moved->of.by == lineage.by && moved->of.bucket == lineage.bucket)
-        return matrix_at(cells, &moved->numbers);
-    while (bucket > 0 && !(cells->further_made >> bucket & 1))
-        bucket--;
-    if (bucket == 0)
-        return (kvp_gpu_matrix){ cells->key_transform, cells->inverse_key_transform };
-    return matrix_at(cells, &cells->further[bucket - 1]);
-}
-
 void kvp_gpu_free_codecs(kvant_codec **codecs, uint32_t n)
 {
     for (uint32_t i = 0; codecs != NULL && i < n; i++)
@@ -351,13 +153,13 @@ static void destroy(kvp_kv *kv)
 
     if (cells->cache != NULL)
         kvp_gpu_load_finish(cells->cache);
-    /* first, because its thread reads the arrays that are freed next */
     kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
+        kvp_gpu_release(&cells->results);
         kvp_gpu_release(&cells->open);
         for (uint32_t i = 0; i < KVP_MOST_BUCKETS - 1; i++)
             kvp_gpu_release(&cells->further[i]);
@@ -398,12 +200,19 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->most_key_transform_size = cells->learns_key_transform
                                          ? (size_t)cells->head_dim * cells->head_dim
                                          : kvp_gpu_tables(cells->sources[0]).key_transform_size;
+    cells->matrix_bytes =
+        cells->learns_key_transform
+            ? kvant_cuda_compact_bytes(cells->head_dim, cells->n_kv_heads)
+            : 2 * cells->n_kv_heads * cells->most_key_transform_size * sizeof(float);
     snprintf(err, errlen, "out of GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
     ok = n_blocks * cells->pages.block_stride <=
              kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) &&
-         kvp_gpu_upload_transform(cells, cells->sources, NULL, cells->gpu->stream) &&
+         kvp_gpu_upload_transform(cells, cells->sources, NULL, NULL, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) && kvp_gpu_cache_join(kv, &info);
+    if (ok && cells->learns_key_transform)
+        ok = kvp_gpu_grow(cells->gpu, &cells->cache->expanded,
+                          kvp_gpu_expanded_bytes(cells->n_kv_heads, cells->head_dim), false);
     if (ok)
         kvp_gpu_use_transform(cells, cells->sources);
     if (ok && cells->learns_key_transform)
@@ -478,7 +287,8 @@ void kvp_gpu_batch_done(kvp_gpu *gpu)
 
 static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_run run, float *out)
 {
-    const kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.transform);
+    kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.transform);
+    kvant_status status = kvp_gpu_expand(cells, false, &matrix);
     const kvant_cuda_decode_args args = { .size = sizeof(args),
                                           .codec = open ? cells->open_codec : cells->codec,
                                           .pages = open ? cells->open_pages : cells->pages,
@@ -492,8 +302,9 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, bool open, kvp_gpu_ru
                                           .center = cells->has_block_centers ? NULL : cells->center,
                                           .scale = cells->scale,
                                           .inverse_key_transform = matrix.inverse_key_transform };
-    const kvant_status status = kvant_cuda_decode(&args, cells->gpu->stream);
 
+    if (status == KVANT_OK)
+        status = kvant_cuda_decode(&args, cells->gpu->stream);
     return status != KVANT_OK ? status
                               : kvp_gpu_center_blocks(cells, open, run.first, run.n, true, out);
 }
@@ -529,12 +340,12 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
                             const kvant_cuda_pages *open, const float *rows, kvp_gpu_run run,
                             const int64_t *slots, atomic_uint *refused)
 {
-    kvant_cuda_append_args args = { .size = sizeof(args),
-                                    .type = KVANT_CUDA_F32,
-                                    .n_tokens = (uint32_t)run.n,
-                                    .n_kv_heads = cells->n_kv_heads,
-                                    .slots = slots + run.first,
-                                    .refused = kvp_gpu_word(refused) };
+    kvant_cuda_kernel_append_args args = { .size = sizeof(args),
+                                           .type = KVANT_CUDA_F32,
+                                           .n_tokens = (uint32_t)run.n,
+                                           .n_kv_heads = cells->n_kv_heads,
+                                           .slots = slots + run.first,
+                                           .refused = kvp_gpu_word(refused) };
 
     kvant_cuda_rows *at = role == KVANT_ROLE_K ? &args.k : &args.v;
 
@@ -543,7 +354,9 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
         at->codec = cells->open_codec;
         at->pages = *open;
     }
-    return kvant_cuda_append(&args, cells->gpu->stream);
+    if (role == KVANT_ROLE_K)
+        kvp_gpu_use_compact(cells, run, &args);
+    return kvant_cuda_kernel_append(&args, cells->gpu->stream);
 }
 
 void kvp_gpu_unlearn(kvp_gpu_cells *cells)
@@ -555,7 +368,6 @@ void kvp_gpu_unlearn(kvp_gpu_cells *cells)
         if (cells->learns_key_transform) {
             cells->further_made = 0;
             cells->has_block_centers = false;
-            cells->key_transform = cells->inverse_key_transform = NULL;
             cells->key_transform_size = 0;
             cells->codec = cells->codecs[0];
             cells->open_codec = cells->open_codecs[0];

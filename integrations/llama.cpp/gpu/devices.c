@@ -328,6 +328,8 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
         return NULL;
     if (what == KVP_BUFFER_KEYS)
         kvp_kv_note_keys_only();
+    if (!cache)
+        kvp_kv_graph_is_sized();
     inner = plain_buffer(gpu, what == KVP_BUFFER_KEYS ? keys : size);
     if (inner != NULL && cache) {
         inner->iface.clear(inner, 0);

@@ -1,6 +1,6 @@
 /* fetch.c - copies rows, queries and positions to the computer's memory, where transforms are
  * learned. */
-#include "learner.h"
+#include "gpu.h"
 
 #include <string.h>
 
@@ -97,50 +97,6 @@ static void give_piece(kvp_gpu *gpu, struct kvp_gpu_piece *piece)
     piece->next = gpu->pieces;
     gpu->pieces = piece;
     pthread_mutex_unlock(&gpu->list_lock);
-}
-
-bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves)
-{
-    const size_t size = halves ? sizeof(uint16_t) : sizeof(float), most = PIECE_BYTES / size;
-    struct kvp_gpu_piece *piece = take_piece(gpu);
-    bool ok = piece != NULL;
-
-    for (size_t i = 0, some; i < n && ok; i += some) {
-        some = n - i < most ? n - i : most;
-        ok = kvp_cu_ok(kvp_cu.copy_out(piece->numbers, (cu_address)(uintptr_t)from + i * size,
-                                       some * size, gpu->copying),
-                       "copying") &&
-             kvp_cu_ok(kvp_cu.stream_finish(gpu->copying), "copying");
-        if (ok && halves)
-            kvp_api.fp16_to_fp32_row((const void *)piece->numbers, to + i, (int64_t)some);
-        else if (ok)
-            memcpy(to + i, piece->numbers, some * size);
-    }
-    if (piece != NULL)
-        give_piece(gpu, piece);
-    return ok;
-}
-
-bool kvp_gpu_bring_numbers(kvp_gpu *gpu, void *to, const float *from, size_t n, cu_stream stream)
-{
-    const bool in_thread = stream != gpu->stream;
-    const size_t most = in_thread ? PIECE_BYTES / sizeof(*from) : n;
-    struct kvp_gpu_piece *piece = in_thread ? take_piece(gpu) : NULL;
-    bool ok = !in_thread || piece != NULL;
-
-    for (size_t i = 0, some; i < n && ok; i += some) {
-        some = n - i < most ? n - i : most;
-        if (in_thread)
-            memcpy(piece->numbers, from + i, some * sizeof(*from));
-        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)((float *)to + i),
-                                      in_thread ? piece->numbers : from + i, some * sizeof(*from),
-                                      stream),
-                       "copying") &&
-             kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
-    }
-    if (piece != NULL)
-        give_piece(gpu, piece);
-    return ok;
 }
 
 /* Saved states. Their rows lie at equal distances (pitch) in the computer's memory, and one after
@@ -245,23 +201,16 @@ bool kvp_gpu_copy_in_rows(kvp_gpu *gpu, void *to, const void *from, size_t pitch
                                  (cu_address)(uintptr_t)to, false });
 }
 
-bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu)
-{
-    return gpu->copying != NULL ||
-           kvp_cu_ok(kvp_cu.stream_new(&gpu->copying, CU_NON_BLOCKING), "creating a stream");
-}
-
 void kvp_gpu_copying_release(kvp_gpu *gpu)
 {
-    for (const kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
-        for (size_t i = 0; i < cache->n_tensors; i++) {
-            const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-            if (cells->learner != NULL)
-                kvp_gpu_learner_finish_all(cells->learner);
-        }
-    if (gpu->copying != NULL)
-        kvp_cu.stream_free(gpu->copying);
-    gpu->copying = NULL;
+    for (uint32_t i = 0; i < KVP_LEARN_STREAMS; i++) {
+        if (gpu->learning[i] == NULL)
+            continue;
+        kvp_cu_ok(kvp_cu.stream_finish(gpu->learning[i]), "learning");
+        kvp_cu.stream_free(gpu->learning[i]);
+        gpu->learning[i] = NULL;
+    }
+    kvp_gpu_release(&gpu->learning_room);
     while (gpu->pieces != NULL) {
         struct kvp_gpu_piece *next = gpu->pieces->next;
         free_piece(gpu->pieces);

@@ -2,13 +2,13 @@
  * comes in force.
  *
  * Rows stay in exact pages until other blocks need the pages (step.c), and no row needs a key
- * transform before it is sealed. When two thirds of the pages have blocks, a thread per layer makes
- * a matrix from the keys in these pages and from queries that prompts had (queries.c). A prompt's
- * graph begins the thread of a layer as soon as it has enqueued the layer's keys, because the next
- * batch may have to seal rows already. The step that has to seal rows first waits for all threads,
- * and keys in open pages take the matrices. A step that is too long for the pages, and has more
- * rows than are in these, makes the matrices from its own rows instead, in its graph. So results
- * depend on no clock.
+ * transform before it is sealed. When two thirds of the pages have blocks, the GPU makes a matrix
+ * per layer from the keys in these pages and from queries that prompts had (queries.c). A prompt's
+ * graph begins with a layer as soon as it has enqueued the layer's keys, because the next batch may
+ * have to seal rows already. The step that has to seal rows first puts the matrices in force, and
+ * keys in open pages take them. A step that is too long for the pages, and has more rows than are
+ * in these, makes the matrices from its own rows instead, in its graph. So results depend on no
+ * clock.
  *
  * Keys that were sealed without a key transform keep the centre and the scale that they were sealed
  * with, as the transform KVP_PLAIN. These are keys of a restored state, and keys of tokens that are
@@ -28,24 +28,24 @@
 /* Beginning */
 
 /* Begins to learn for a layer. Without memory the layer has no key transform. */
-static void begin_layer(kvp_gpu_cells *cells, bool hurries)
+static void begin_layer(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner_input lesson;
 
     if (!kvp_gpu_lacks_key_transform(cells) || cells->learner == NULL || cells->learner->begun ||
         !kvp_gpu_lesson_of(cells, &lesson))
         return;
-    lesson.hurries = hurries;
     kvp_gpu_learner_start(cells, &lesson);
 }
 
-/* Lets threads begin, unless there are too few rows in exact pages or their tokens are too much
+/* Begins for all layers, unless there are too few rows in exact pages or their tokens are too much
  * alike. */
-static void begin(kvp_gpu_cache *cache, bool hurries)
+static void begin(kvp_gpu_cache *cache)
 {
     cache->lesson = (kvant_lesson){ .begun = kvp_gpu_lessons_begin(cache), .tried = true };
     for (size_t i = 0; i < cache->n_tensors && cache->lesson.begun; i++)
-        begin_layer(cache->tensors[i]->cells, hurries);
+        begin_layer(cache->tensors[i]->cells);
+    kvp_gpu_learner_flush(cache);
     kvp_gpu_batch_done(cache->gpu);
 }
 
@@ -56,7 +56,7 @@ void kvp_gpu_first_teach(kvp_gpu_cells *cells)
     if (!cache->lesson.tried)
         cache->lesson = (kvant_lesson){ .begun = kvp_gpu_lessons_begin(cache), .tried = true };
     if (cache->lesson.begun)
-        begin_layer(cells, true);
+        begin_layer(cells);
 }
 
 /* How many pages have blocks. The plan has decided for the step at hand. */
@@ -91,58 +91,36 @@ static void mark_plain(kvp_gpu_cache *cache)
     }
 }
 
-/* The kernels' side of a codec with a matrix, which a thread made unless it had no memory. It may
- * read the codec as long as it lives. */
-static bool have_codecs(kvp_gpu_cells *cells, kvp_gpu_learner *l)
+/* Keeps a restored transform for saved states. With a softcap keys have no centre. */
+static void keep(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made)
 {
-    char err[512];
-
-    if (cells->codecs[1] != NULL)
-        return true;
-    cells->made = l->made.codecs[0];
-    l->made.codecs[0] = NULL;
-    cells->codecs[1] = l->sealed;
-    cells->open_codecs[1] = l->open;
-    l->sealed = l->open = NULL;
-    return (cells->codecs[1] != NULL ||
-            kvant_cuda_codec_from(cells->made, &cells->codecs[1], err, sizeof(err)) == KVANT_OK) &&
-           (cells->open_pages.base == NULL || cells->open_codecs[1] != NULL ||
-            kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
+    if (made->kept != NULL && cells->center == NULL)
+        memset((char *)made->kept + KVANT_TRANSFORM_HEAD, 0, kvp_gpu_width(cells) * sizeof(float));
+    kvp_gpu_keep(cells, 0, made->kept);
+    made->kept = NULL;
 }
 
-/* Keeps the transform for saved states. With a softcap keys have no centre. */
-static void keep(kvp_gpu_cells *cells, kvp_gpu_learner *l)
+/* Makes the transform whose numbers are on the GPU the cells' transform. made: it was restored. */
+static bool take(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made)
 {
-    if (l->made.kept != NULL && cells->center == NULL)
-        memset((char *)l->made.kept + KVANT_TRANSFORM_HEAD, 0,
-               kvp_gpu_width(cells) * sizeof(float));
-    kvp_gpu_keep(cells, 0, l->made.kept);
-    l->made.kept = NULL;
-}
+    const bool has_starts = made != NULL ? made->start != NULL : cells->learner->has_block_centers;
 
-/* Makes a learned transform, whose numbers are on the GPU, the cells' transform. */
-static bool take(kvp_gpu_cells *cells, kvp_gpu_learner *l)
-{
-    kvp_gpu_use_transform(cells, (const kvant_codec *const *)l->made.codecs);
-    if (!have_codecs(cells, l))
+    if (!kvp_gpu_have_matrix_codecs(cells))
         return false;
+    kvp_gpu_use_transform(cells, (const kvant_codec *const[]){ cells->made, NULL });
     cells->codec = cells->codecs[1];
     cells->open_codec = cells->open_codecs[1];
     cells->learned = true;
-    cells->has_block_centers = l->made.start != NULL && cells->center != NULL;
-    keep(cells, l);
+    cells->has_block_centers = has_starts && cells->center != NULL;
+    cells->learned_ids = made == NULL;
+    if (made != NULL)
+        keep(cells, made);
     cells->cache->buckets.centers.used =
         cells->cache->buckets.centers.used || cells->has_block_centers;
     if (!cells->in_place)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs do not have it */
     return kvp_gpu_shift_matrices(cells) &&
            kvp_gpu_buckets_upload(cells->cache, cells->gpu->stream);
-}
-
-/* A thread brought the numbers of keys that had neither centre nor scale. */
-static bool bring_rest(kvp_gpu_cells *cells)
-{
-    return !cells->cache->buckets.plain || kvp_gpu_upload_plain(cells, NULL, NULL);
 }
 
 static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to)
@@ -155,18 +133,20 @@ static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to
             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
 }
 
-/* Brings the numbers of a learned transform to the GPU. Also brings the centre and the scale that
- * sealed keys have, which these numbers replace. */
-static bool upload(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
+/* Brings the numbers of a transform to the cells' arrays. made: a restored one; NULL: the
+ * learner's. Also brings the centre and the scale that sealed keys have, which these numbers
+ * replace. */
+static bool bring(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
 {
     const size_t width = kvp_gpu_width(cells);
-    float *former = malloc(2 * width * sizeof(*former));
     const bool center = cells->center != NULL, scale = cells->scale != NULL;
+    float *former = malloc(2 * width * sizeof(*former));
     const bool ok =
         former != NULL && copy_affine(cells, cells->center, former) &&
         copy_affine(cells, cells->scale, former + width) &&
-        kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs, made->start,
-                                 cells->gpu->stream) &&
+        (made != NULL ? kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs,
+                                                 made->kept, made->start, cells->gpu->stream)
+                      : kvp_gpu_learner_bring(cells, 0)) &&
         (!cells->cache->buckets.plain ||
          kvp_gpu_upload_plain(cells, center ? former : NULL, scale ? former + width : NULL));
 
@@ -176,10 +156,10 @@ static bool upload(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
 
 /* Puts a key transform in force. Keys in exact pages are transformed, which costs them a rounding
  * to fp16. */
-static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_learner *l, kvp_gpu_held_rows *held)
+static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made,
+                         kvp_gpu_held_rows *held)
 {
-    return kvp_gpu_decode_held(cells, held) &&
-           (l->brought ? bring_rest(cells) : upload(cells, &l->made)) && take(cells, l) &&
+    return kvp_gpu_decode_held(cells, held) && bring(cells, made) && take(cells, made) &&
            kvp_gpu_store_held(cells, held);
 }
 
@@ -199,9 +179,8 @@ static bool is_of_use(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_learner *l = cells->learner;
 
-    return !l->failed && l->made.codecs != NULL &&
-           kvp_gpu_tables(l->made.codecs[0]).key_transform_size > cells->head_dim &&
-           (l->made.start != NULL || cells->center == NULL || !cells->cache->buckets.plain);
+    return !l->failed &&
+           (l->has_block_centers || cells->center == NULL || !cells->cache->buckets.plain);
 }
 
 /* Ends learning for the first position bucket. */
@@ -236,18 +215,15 @@ static void leave_out(const kvp_gpu_incoming *in, kvp_gpu_page_list *list)
 
 bool kvp_gpu_first_adopt(const kvp_gpu_incoming *in, kvp_gpu_learned_transform *made)
 {
-    kvp_gpu_learner l = { .made = *made };
     kvp_gpu_held_rows held = { .list = { 0 } };
     bool ok;
 
-    *made = (kvp_gpu_learned_transform){ 0 };
     if (in->first)
         mark_plain(in->cache);
     held.list = kvp_gpu_list_pages(in->cache);
     leave_out(in, &held.list);
     ok = (held.list.n == 0 || kvp_gpu_bring_held(in->cache, &held)) &&
-         put_in_force(in->cells, &l, &held);
-    kvp_gpu_learner_drop(in->cells, &l);
+         put_in_force(in->cells, made, &held);
     end(in->cells);
     return ok;
 }
@@ -260,15 +236,14 @@ static bool join_tensor(kvp_kv *kv, kvp_gpu_held_rows *held)
 
     if (!kvp_gpu_lacks_key_transform(cells) || l == NULL || !l->begun)
         return true;
-    kvp_gpu_learner_finish(l);
+    kvp_gpu_learner_flush(cells->cache);
     if (l->failed)
         kvp_error("%s: out of GPU memory for learning a matrix; keys are stored without one",
                   kv->name);
     if (is_of_use(cells))
-        ok = put_in_force(cells, l, held);
+        ok = put_in_force(cells, NULL, held);
     else if (kvp_gpu_is_learning(cells) && !cells->in_place)
         ok = kvp_gpu_center_held(cells, held);
-    kvp_gpu_learner_drop(cells, l);
     end(cells);
     if (!ok)
         kvp_error("%s: keys could not be encoded again with the learned matrix", kv->name);
@@ -307,7 +282,6 @@ static void end_join(kvp_gpu_cache *cache)
 {
     kvp_gpu_first_matrix_end(cache);
     kvp_gpu_batch_done(cache->gpu);
-    kvp_gpu_release(&cache->kept_queries.keys);
     cache->lesson.begun = false;
 }
 
@@ -436,7 +410,7 @@ bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache)
     if (!cache->lacks_key_transform)
         return true;
     if (!cache->lesson.begun)
-        begin(cache, true);
+        begin(cache);
     cache->lesson.tried = false;
     return cache->lesson.begun ? join(cache) : seal_all_plain(cache);
 }
@@ -479,7 +453,7 @@ static kvant_lesson_step lesson_step(const kvp_gpu_cache *cache, const kvp_gpu_s
 static bool carry_out(kvp_gpu_cache *cache, kvant_lesson_action action)
 {
     switch (action) {
-    case KVANT_LESSON_BEGIN: begin(cache, false); return true;
+    case KVANT_LESSON_BEGIN: begin(cache); return true;
     case KVANT_LESSON_TEACH: cache->teaches = true; return true;
     case KVANT_LESSON_JOIN: return join(cache);
     case KVANT_LESSON_JOIN_LATE: return join_late(cache);
@@ -537,21 +511,18 @@ static const abi_tensor *attention_of(const abi_graph *graph, const abi_tensor *
     return found;
 }
 
-/* Copies the first rows of a batch from GPU memory. */
-static bool fetch_lesson(kvp_gpu_backend *b, const abi_tensor *node, kvp_gpu_learner_input *lesson)
+/* The first rows of a batch. False without memory. */
+static bool lesson_of_batch(kvp_gpu_backend *b, const abi_tensor *node,
+                            kvp_gpu_learner_input *lesson)
 {
     const abi_tensor *keys = node->src[0];
     const size_t all = (size_t)keys->ne[1],
-                 n = all < KVANT_LEARN_LESSON_ROWS ? all : KVANT_LEARN_LESSON_ROWS,
-                 row = (size_t)keys->ne[0] * sizeof(float);
-    abi_tensor copy = { 0 };
+                 n = all < KVANT_LEARN_LESSON_ROWS ? all : KVANT_LEARN_LESSON_ROWS;
     kvp_gpu_step step = { 0 };
 
-    *lesson = (kvp_gpu_learner_input){ .n = n, .hurries = true, .rows = malloc(n * row) };
-    if (lesson->rows == NULL || !kvp_gpu_fetch(b, KVP_FETCHED_KEYS, keys, &copy))
-        return false;
-    for (size_t i = 0; i < n; i++)
-        memcpy((char *)lesson->rows + i * row, (const char *)copy.data + i * copy.nb[1], row);
+    *lesson = (kvp_gpu_learner_input){
+        .n = n, .rows = keys->data, .type = KVANT_CUDA_F32, .stride = keys->nb[1] / sizeof(float)
+    };
     if (!kvp_gpu_find_step(b->gpu, node->src[1]->data, b->positions, all, &step) ||
         step.positions == NULL)
         return true;
@@ -588,12 +559,10 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
         cells->learner->begun || !look(b, values))
         return true;
     attention = attention_of(b->graph, node);
-    ok =
-        (attention == NULL || kvp_gpu_queries_keep(b, attention)) && fetch_lesson(b, node, &lesson);
+    ok = (attention == NULL || kvp_gpu_queries_keep(b, attention)) &&
+         lesson_of_batch(b, node, &lesson);
     if (ok && kvp_gpu_learner_start(cells, &lesson))
         return kvp_gpu_first_matrix_join(kvp_kv_of(node));
-    if (!ok)
-        kvp_gpu_lesson_free(&lesson);
     kvp_error("%s: no matrix could be learned from the first rows", kvp_root(node)->name);
     return false;
 }

@@ -198,6 +198,7 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     kvp_gpu_release(&cache->device_table);
     kvp_gpu_release(&cache->slots);
     kvp_gpu_release(&cache->moved);
+    kvp_gpu_release(&cache->expanded);
     kvp_gpu_release(&cache->late.arrays);
     kvp_gpu_release(&cache->sealing.lists);
     kvp_gpu_staging_free(cache);

@@ -20,6 +20,7 @@
  * Cache tensors:
  *
  *   cells.c        cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   matrices.c     their transforms in GPU memory
  *   rows.c         rows of these tensors, read and written without a graph
  *   marks.c        cells whose rows were refused
  *   fetch.c        copies in the computer's memory
@@ -37,7 +38,7 @@
  *   first_matrix.c when a layer's first key transform is made and comes in force (transform=first)
  *   held.c         exact rows that get this key transform
  *   lesson.c       the keys from which it is made
- *   learner.c      the threads that learn key transforms
+ *   learner.c      the work that makes key transforms
  *   queries.c      queries of prompts, from which key transforms are learned
  *   buckets.c      a key transform for each further position bucket
  *   centers.c      centres of blocks of keys
@@ -72,6 +73,7 @@
 #include "cache.h"
 #include "driver.h"
 
+#define KVP_LEARN_STREAMS 8u
 #define KVP_MAX_GPUS 17 /* 16 GPUs, and the first of them a second time */
 
 /* The numbers (cells or positions) that llama.cpp wrote to an input on the GPU, found by the
@@ -134,13 +136,17 @@ struct kvp_gpu {
      * that are uploaded or downloaded, under the lock; staging: the staging pages of groups.c,
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
-    cu_stream copying;            /* for copies to the computer's memory while kernels run */
+    /* make key transforms (learner.c), in parts of one memory that all layers share; NULL until the
+     * first ones */
+    cu_stream learning[KVP_LEARN_STREAMS];
+    kvp_gpu_memory learning_room;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as
      * fp16 */
     atomic_uint *unsealed;
-    /* a cache has memory that a hand-over needed, or rows of one that may have been refused */
+    /* a cache has memory that a hand-over or learning needed, or rows of a hand-over that may have
+     * been refused */
     atomic_bool hands_over;
     pthread_mutex_t list_lock;
 };
@@ -172,7 +178,9 @@ struct kvp_gpu_backend {
     struct kvp_gpu_scratch { /* for the current attention node */
         void *at;
         size_t bytes;
-        float *offsets;   /* products of queries and centres, for keys whose centres rotate */
+        float *offsets; /* products of queries and centres, for keys whose centres rotate */
+        float *queries; /* transformed queries */
+        size_t query_bytes;
         bool used_before; /* by other nodes, so its counters are not zero */
     } scratch;
     kvp_compute compute; /* for the operation that the CPU computes: the context shift */
@@ -266,18 +274,8 @@ size_t kvp_gpu_held(void);
  * graph there, and a wait would end the capture. NULL: waits for no back ends. */
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
-/* `kvp_gpu_ensure_copy_stream` creates the stream for copies that threads make.
- * `kvp_gpu_copying_release` frees it with the last back end, after waiting for the threads. The
- * lock is held. */
-bool kvp_gpu_ensure_copy_stream(kvp_gpu *gpu);
+/* Frees the stream that learns and memory for copies, with the last back end. The lock is held. */
 void kvp_gpu_copying_release(kvp_gpu *gpu);
-
-/* Copies n numbers to the computer's memory on that stream, and waits for them. halves: they are
- * fp16 on the GPU. False with a message. */
-bool kvp_gpu_copy_numbers(kvp_gpu *gpu, float *to, const void *from, size_t n, bool halves);
-
-/* Copies n numbers to the GPU on a stream, and waits for them. False with a message. */
-bool kvp_gpu_bring_numbers(kvp_gpu *gpu, void *to, const float *from, size_t n, cu_stream stream);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 
 /* Copies n rows of `width` bytes, which lie one after another on the GPU, and `pitch` bytes apart
@@ -350,9 +348,9 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values,
                         abi_tensor *attending);
 
-/* attention.c. Bytes behind an attention node's output, for unpacked pages and for products with
- * centres when there are many query rows. They are part of the node's size, so --fit counts
- * them. */
+/* attention.c. Bytes behind an attention node's output, for unpacked pages, transformed queries and
+ * their products with centres when there are many query rows. They are part of the node's size, so
+ * --fit counts them. */
 size_t kvp_gpu_room(kvp_gpu *gpu, const abi_tensor *node);
 
 /* accel.c. llama.cpp keeps its own cache, and the plug-in computes the attention nodes over it for

@@ -60,23 +60,23 @@ static kvant_status decode_run(const kvp_gpu_cells *cells, const kvp_gpu_held_ro
                                kvp_gpu_run run)
 {
     const size_t width = kvp_gpu_width(cells);
-    const kvant_cuda_decode_args args = {
-        .size = sizeof(args),
-        .codec = cells->open_codec,
-        .pages = cells->open_pages,
-        .blocks = held->pages + run.first,
-        .n_blocks = (uint32_t)run.n,
-        .n_kv_heads = cells->n_kv_heads,
-        .type = KVANT_CUDA_F32,
-        .out = held->rows + run.first * KVANT_PAGE_TOKENS * width,
-        .token_stride = width,
-        .head_stride = cells->head_dim,
-        .center = cells->center,
-        .scale = cells->scale,
-        .inverse_key_transform = kvp_gpu_matrix_of(cells, run.transform).inverse_key_transform
-    };
+    kvp_gpu_matrix matrix = kvp_gpu_matrix_of(cells, run.transform);
+    const kvant_status status = kvp_gpu_expand(cells, false, &matrix);
+    const kvant_cuda_decode_args args = { .size = sizeof(args),
+                                          .codec = cells->open_codec,
+                                          .pages = cells->open_pages,
+                                          .blocks = held->pages + run.first,
+                                          .n_blocks = (uint32_t)run.n,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .type = KVANT_CUDA_F32,
+                                          .out = held->rows + run.first * KVANT_PAGE_TOKENS * width,
+                                          .token_stride = width,
+                                          .head_stride = cells->head_dim,
+                                          .center = cells->center,
+                                          .scale = cells->scale,
+                                          .inverse_key_transform = matrix.inverse_key_transform };
 
-    return kvant_cuda_decode(&args, cells->gpu->stream);
+    return status == KVANT_OK ? kvant_cuda_decode(&args, cells->gpu->stream) : status;
 }
 
 /* Stores rows in the pages that they came from. */

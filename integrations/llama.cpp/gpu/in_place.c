@@ -415,7 +415,7 @@ static bool keeps_queries(kvp_gpu_cache *cache, const kvp_gpu_use *u)
 static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph, size_t n,
                       bool must)
 {
-    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
+    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n);
     kvp_gpu_in_place_settle(b, cache, cache->n_tensors);
     kvp_gpu_follow(b);
     return kvp_gpu_hand_over_layers(cache, n, must);
@@ -426,7 +426,7 @@ static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph 
 static bool hand_over_all(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                           bool writes_many)
 {
-    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
+    kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n);
     if (!writes_many || !kvp_gpu_in_place_waits(cache))
         return hand_over(b, cache, graph, cache->n_tensors, true);
     kvp_gpu_follow(b);
@@ -522,7 +522,7 @@ static bool end_prompt(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph
     if (n > left)
         return hand_over(b, cache, graph, n - left, false);
     if (2 * n > left) {
-        kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n, true);
+        kvp_gpu_in_place_learn(b, cache, graph, cache->in_place_state->n);
         kvp_gpu_in_place_settle(b, cache, cache->n_tensors);
     }
     return true;

@@ -68,11 +68,10 @@ void kvp_gpu_in_place_free(kvp_gpu_cache *cache);
 /* ready.c. These functions need all layers in place. A tensor from which nothing can be learned is
  * stored without a transform. */
 
-/* Lets threads begin, once, to learn key transforms from the first n rows, and from queries if some
- * were kept. The current graph shows how RoPE rotates keys. hurries: somebody will wait for the
- * threads soon. */
+/* Begins, once, to learn key transforms from the first n rows, and from queries if some were kept.
+ * The current graph shows how RoPE rotates keys. */
 void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                            size_t n, bool hurries);
+                            size_t n);
 
 /* Decides before a graph whose queries are kept whether it begins the threads of each layer when
  * the layer's rows are enqueued. The record has the graph's rows already. */

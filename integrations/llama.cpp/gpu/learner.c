@@ -1,126 +1,119 @@
 /* learner.c - see learner.h.
  *
- * One CPU is left to the GPU's caller. Threads have a low priority unless a prompt waits for them:
- * on a busy machine it would wait for all programs of a higher one. */
+ * Lessons wait until a graph has been enqueued. Then a few streams make the transforms of all
+ * layers. A layer takes few thread blocks, which stay for half a millisecond. Matrix products of a
+ * model need all multiprocessors at once, so they would wait for the blocks of every layer that
+ * learned while the graph runs. */
 #include "learner.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <kvant/tensor_hooks.h>
 
-#include "../host.h"
 #include "../log.h"
 #include "../rope.h"
 
-#define MOST_AT_ONCE 7 /* layers: more disturb a GPU's caller that decodes tokens */
+/* What a layer's learner has in GPU memory: lists of rows, then results (cells->results). */
+typedef struct learned_lists {
+    int32_t positions[KVP_LEARN_ROWS], queries[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
+    uint32_t places[KVP_LEARN_ROWS];
+} learned_lists;
 
-/* The C library keeps 40 MiB of stacks for new threads. With this size it keeps a stack for each
- * layer. With the usual 8 MiB a prompt would map and unmap most of them, and each time stop all
- * threads. */
-#define STACK ((size_t)1 << 20)
+_Static_assert(sizeof(learned_lists) % 16 == 0, "triangles are aligned");
 
-static pthread_once_t counted = PTHREAD_ONCE_INIT;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-
-/* Threads that wait to learn: at most `most` learn at once. They begin in the order of their
- * tickets, because a prompt waits for the first layer first. On a busy machine threads would begin
- * in any order. */
-typedef struct queue {
-    uint32_t most, n_tickets, n_over;
-} queue;
-
-static queue at_once, hurried; /* lessons that hurry have a separate queue */
-
-/* First lessons that hurry and are not over. A thread that makes a transform ahead of time waits
- * for them until somebody asks for its transform, because prompts need first transforms sooner. */
-static uint32_t n_firsts;
-
-static void add(uint32_t *number, int by)
+static size_t halves_of(const kvp_gpu_cells *cells)
 {
-    pthread_mutex_lock(&lock);
-    *number += (uint32_t)by;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    return kvant_cuda_triangle_halves(cells->head_dim, cells->n_kv_heads);
 }
 
-static void set_ahead(kvp_gpu_learner *l, bool ahead)
+static uint16_t *triangles_of(const kvp_gpu_cells *cells, uint32_t bucket)
 {
-    pthread_mutex_lock(&lock);
-    l->ahead = ahead;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    return (uint16_t *)(void *)((char *)cells->results.at + sizeof(learned_lists)) +
+           bucket * halves_of(cells);
 }
 
-static void wait_for_firsts(const kvp_gpu_learner *l)
+/* The centre of a bucket, or, for the bucket behind the last one, of a block at position 0. */
+static float *center_of(const kvp_gpu_cells *cells, uint32_t bucket)
 {
-    pthread_mutex_lock(&lock);
-    while (n_firsts > 0 && l->ahead)
-        pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
+    const size_t halves = cells->n_learned * halves_of(cells);
+
+    return (float *)(void *)(triangles_of(cells, 0) + (halves + 7) / 8 * 8) +
+           bucket * kvp_gpu_width(cells);
 }
 
-/* The caller of a GPU that computes a prompt has little to do: it leaves all CPUs but one. */
-static void count_cpus(void)
+/* How many position buckets the positions of a sequence reach, with the first one. A small cache
+ * ends learning with the first one. */
+static uint32_t count_buckets(const kvp_gpu_cells *cells)
 {
-    const uint32_t all = kvant_available_cpus() - 1, n = all < 1 ? 1 : all;
+    const kvp_gpu_cache *cache = cells->cache;
+    const size_t all = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS;
+    uint32_t n = 1, n_positions = 0;
 
-    hurried.most = n;
-    at_once.most = n > MOST_AT_ONCE ? MOST_AT_ONCE : n;
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        if (cache->tensors[i]->cells == cells)
+            n_positions = kvp_kv_n_positions(cache->tensors[i]);
+    while (all > KVANT_LESSON_FIRST_BUCKET && n < KVP_PLAIN &&
+           (uint32_t)kvant_lesson_bucket_at(n).first < n_positions)
+        n++;
+    return n;
 }
 
-/* A thread with a ticket waits in the queue and adds itself to n_over at its end. Otherwise later
- * threads would wait forever. */
-static uint32_t take_ticket(queue *of)
+bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells)
 {
-    uint32_t ticket;
-
-    pthread_mutex_lock(&lock);
-    ticket = of->n_tickets++;
-    pthread_mutex_unlock(&lock);
-    return ticket;
+    return cells->open_codecs[1] != NULL ||
+           (kvant_codec_unit_matrix(cells->sources[0], &cells->made) == KVANT_OK &&
+            kvant_cuda_codec_from(cells->made, &cells->codecs[1], NULL, 0) == KVANT_OK &&
+            kvant_cuda_codec_create_open(cells->codecs[1], &cells->open_codecs[1]) == KVANT_OK);
 }
 
-static void wait_in(const queue *of, uint32_t ticket)
+/* Memory and codecs that a transform needs are there before a prompt comes. */
+static bool reserve(kvp_gpu_cells *cells)
 {
-    pthread_mutex_lock(&lock);
-    while ((int32_t)(ticket - of->n_over) >= (int32_t)of->most) /* both may wrap around */
-        pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
+    const size_t width = kvp_gpu_width(cells);
+
+    cells->n_learned = count_buckets(cells);
+    if (!kvp_gpu_grow(cells->gpu, &cells->results,
+                      kvp_gpu_learned_bytes(cells->head_dim, cells->n_kv_heads, cells->n_learned),
+                      false) ||
+        !kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(float),
+                      false))
+        return false;
+    return kvp_gpu_have_matrix_codecs(cells);
 }
 
-void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l)
+size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
-    kvant_cuda_codec_free(&l->open);
-    kvant_cuda_codec_free(&l->sealed);
-    kvp_gpu_free_codecs(l->made.codecs, cells->n_kv_heads);
-    free(l->made.start);
-    free(l->made.kept);
-    l->made = (kvp_gpu_learned_transform){ 0 };
-    l->brought = false;
+    const size_t halves = n_buckets * kvant_cuda_triangle_halves(head_dim, n_kv_heads);
+
+    return sizeof(learned_lists) + (halves + 7) / 8 * 8 * sizeof(uint16_t) +
+           (n_buckets + 1) * (size_t)n_kv_heads * head_dim * sizeof(float);
 }
 
-void kvp_gpu_learner_finish(kvp_gpu_learner *l)
+/* Streams that learn at the same time, with working memory each: as many as their thread blocks
+ * fill a large GPU. */
+static uint32_t count_streams(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
-    if (l->runs)
-        pthread_join(l->thread, NULL);
-    l->runs = false;
+    const uint32_t blocks = n_buckets * n_kv_heads * (head_dim + 127) / 128, n = 128 / blocks;
+
+    return n < 1 ? 1 : n > KVP_LEARN_STREAMS ? KVP_LEARN_STREAMS : n;
 }
 
-static void finish_maker(kvp_gpu_learner *l)
+/* Working memory for all rows and queries of a lesson. Models have at most 16 query heads per kv
+ * head. */
+size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
-    set_ahead(l, false);
-    if (l->maker_runs)
-        pthread_join(l->maker, NULL);
-    l->maker_runs = false;
-}
+    kvant_cuda_learn_args args = { .head_dim = head_dim,
+                                   .n_kv_heads = n_kv_heads,
+                                   .group = 16,
+                                   .n_rows = KVP_LEARN_ROWS,
+                                   .n_tokens = KVP_KEPT_BATCHES * KVP_KEPT_TOKENS };
+    uint32_t knows_rope;
 
-void kvp_gpu_learner_finish_all(kvp_gpu_learner *l)
-{
-    kvp_gpu_learner_finish(l); /* first, because this thread may start the maker */
-    finish_maker(l);
+    if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) != KVANT_OK)
+        return 0;
+    args.n_transforms = n_buckets;
+    return count_streams(head_dim, n_kv_heads, n_buckets) * kvant_cuda_learn_bytes(&args);
 }
 
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
@@ -128,7 +121,11 @@ void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
     if (cells->learner != NULL && !cells->learner->begun)
         return; /* the learner is as good as new */
     kvp_gpu_learner_free(cells);
-    pthread_once(&counted, count_cpus);
+    if (!reserve(cells)) {
+        kvp_error("%s: out of GPU memory for learning matrices; keys are stored without them",
+                  cells->gpu->name);
+        return;
+    }
     cells->learner = calloc(1, sizeof(*cells->learner));
 }
 
@@ -138,17 +135,12 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
 
     if (l == NULL)
         return;
-    atomic_store(&l->dropped, true);
-    kvp_gpu_learner_finish_all(l); /* first, because threads use the learner in cells */
     cells->learner = NULL;
-    kvp_gpu_learner_drop(cells, l);
-    free(l->bucket_kept);
-    kvant_tensor_free(&l->tensor);
-    kvant_codec_free(&l->codec);
-    kvp_gpu_lesson_free(&l->lesson);
+    free(l->lists);
     if (l->ready != NULL)
         kvp_cu.event_free(l->ready);
-    kvant_os_free(l->memory);
+    if (l->made != NULL)
+        kvp_cu.event_free(l->made);
     free(l);
 }
 
@@ -174,379 +166,294 @@ void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows)
     l->rope.block_centers = l->has_block_centers;
 }
 
-/* The tensor */
-
-/* Creates the tensor that learns. Its block 0 is for first tokens of sequences, which are fp16 and
- * not learned from. */
-static bool create_tensor(kvp_gpu_learner *l, const kvp_gpu_cells *cells)
+/* The keys that are added: every second one of many, and none of the first tokens of a sequence.
+ * Keys without positions count as consecutive ones. */
+static uint32_t list_rows(const kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson,
+                          learned_lists *lists)
 {
-    kvant_codec_info info = { .size = sizeof(info) };
-    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
-    kvant_tensor_params params = { .size = sizeof(params),
-                                   .codecs = codecs,
-                                   .n_kv_heads = cells->n_kv_heads,
-                                   .n_sequences = 1,
-                                   .n_blocks = KVANT_LEARN_BATCH_ROWS / KVANT_PAGE_TOKENS + 1 };
-    char spec[64];
-    size_t bytes = 0;
-    bool ok;
+    const size_t least = lesson->n > 128 ? 2 : 1,
+                 needed = (lesson->n + KVP_LEARN_ROWS - 1) / KVP_LEARN_ROWS,
+                 step = needed > least ? needed : least;
+    uint32_t n = 0;
 
-    kvant_codec_get_info(cells->sources[0], &info);
-    snprintf(spec, sizeof(spec), "int-8:transform=first,rotate=none,sink=%u",
-             (unsigned)info.sink_tokens);
-    ok = codecs != NULL &&
-         kvant_codec_create(spec, cells->head_dim, info.role, 0, &l->codec, NULL, 0) == KVANT_OK;
-    for (uint32_t head = 0; ok && head < cells->n_kv_heads; head++)
-        codecs[head] = l->codec;
-    ok = ok && kvant_tensor_size(&params, &bytes) == KVANT_OK;
-    l->memory = ok ? kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
-                                                          KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN)
-                   : NULL;
-    if (l->memory != NULL)
-        memset(l->memory, 0, bytes);
-    ok = l->memory != NULL && kvant_tensor_create(&params, l->memory, &l->tensor) == KVANT_OK;
-    free(codecs);
-    if (ok && l->rope.size != 0 && kvant_tensor_set_rope(l->tensor, &l->rope) != KVANT_OK)
-        l->has_block_centers =
-            false; /* RoPE is for another number of channels than the tensor has */
-    return ok;
-}
-
-/* Copies n numbers that work wrote which was enqueued before the lesson began. */
-static bool copy_out(const kvp_gpu_cells *cells, float *to, const void *from, size_t n, bool halves)
-{
-    return kvp_gpu_enter(cells->gpu) &&
-           kvp_cu_ok(kvp_cu.event_finish(cells->learner->ready), "copying") &&
-           kvp_gpu_copy_numbers(cells->gpu, to, from, n, halves);
-}
-
-/* Makes queries whose directions are equally distributed, for layers without kept queries. */
-static void assume_queries(const kvp_gpu_cells *cells, float *queries, int32_t *positions)
-{
-    kvant_learn_assume_queries(queries, KVP_KEPT_TOKENS * kvp_gpu_width(cells));
-    for (uint32_t i = 0; i < KVP_KEPT_TOKENS; i++)
-        positions[i] = (int32_t)i;
-}
-
-static bool note_batch(const kvp_gpu_cells *cells, const float *rows, size_t row,
-                       const int32_t *positions)
-{
-    const kvant_queries queries = { .size = sizeof(queries),
-                                    .q = rows,
-                                    .token_stride = row / sizeof(*rows),
-                                    .head_stride = cells->head_dim,
-                                    .n_tokens = KVP_KEPT_TOKENS,
-                                    .n_heads = (uint32_t)(row / sizeof(*rows) / cells->head_dim),
-                                    .positions = positions[0] >= 0 ? positions : NULL };
-
-    return kvant_tensor_note_queries(cells->learner->tensor, &queries, 1) == KVANT_OK;
-}
-
-static bool note_queries(const kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner_input *lesson = &cells->learner->lesson;
-    const size_t width = kvp_gpu_width(cells) * sizeof(float),
-                 row = lesson->n_batches > 0 ? lesson->row : width;
-    float *rows = malloc(KVP_KEPT_TOKENS * row);
-    bool ok = rows != NULL;
-
-    if (ok && lesson->n_batches == 0) {
-        assume_queries(cells, rows, lesson->query_positions);
-        ok = note_batch(cells, rows, row, lesson->query_positions);
+    for (size_t i = 0; i < lesson->n; i += step) {
+        const int32_t position =
+            lesson->positions != NULL ? lesson->positions[i] : (int32_t)(KVANT_PAGE_TOKENS + i);
+        if (position >= 0 && position < (int32_t)cells->cache->sink_tokens)
+            continue;
+        lists->positions[n] = position;
+        lists->places[n++] = lesson->places != NULL ? lesson->places[i] : (uint32_t)i;
     }
-    for (uint32_t i = 0; i < lesson->n_batches && ok; i++)
-        ok = copy_out(cells, rows, lesson->queries[i], KVP_KEPT_TOKENS * row / sizeof(*rows),
-                      false) &&
-             note_batch(cells, rows, row, lesson->query_positions + i * KVP_KEPT_TOKENS);
-    free(rows);
-    return ok;
+    return n;
 }
 
-/* Writes n of the lesson's rows, from the first-th on, to the tensor. Refused rows do not stop the
- * learning; kernels report them when they are stored. */
-static void learn_rows(const kvp_gpu_cells *cells, size_t first, size_t n)
+static void list_queries(const kvp_gpu_learner_input *lesson, learned_lists *lists)
 {
-    const kvp_gpu_learner *l = cells->learner;
-    const size_t width = kvp_gpu_width(cells);
-    const int32_t *positions = l->lesson.positions != NULL ? l->lesson.positions + first : NULL;
-    int64_t slots[KVANT_LEARN_BATCH_ROWS], at = KVANT_PAGE_TOKENS;
-
-    for (size_t i = 0; i < n; i++)
-        slots[i] = positions != NULL && positions[i] >= 0 &&
-                           positions[i] < (int32_t)cells->cache->sink_tokens
-                       ? (int64_t)(i % KVANT_PAGE_TOKENS)
-                       : at++;
-    if (positions != NULL)
-        kvant_tensor_next_positions(l->tensor, positions, n);
-    kvant_tensor_learn(l->tensor, slots, n, l->lesson.rows + first * width, width, 1);
+    for (uint32_t i = 0; i < lesson->n_batches * KVP_KEPT_TOKENS; i++) {
+        const uint32_t first = i / KVP_KEPT_TOKENS * KVP_KEPT_TOKENS;
+        lists->queries[i] =
+            lesson->query_positions[first] >= 0 ? lesson->query_positions[i] : (int32_t)(i - first);
+    }
 }
 
-/* Makes room for a layer's learned transform; false without memory. */
-static bool have_learned(const kvp_gpu_cells *cells, kvp_gpu_learned_transform *learned)
-{
-    *learned =
-        (kvp_gpu_learned_transform){ calloc(cells->n_kv_heads, sizeof(*learned->codecs)), NULL,
-                                     calloc(1,
-                                            kvant_tensor_transform_size(cells->learner->tensor)) };
-    if (learned->codecs != NULL && cells->learner->has_block_centers)
-        learned->start = calloc(kvp_gpu_width(cells), sizeof(*learned->start));
-    return learned->codecs != NULL &&
-           (learned->start != NULL || !cells->learner->has_block_centers);
-}
-
-static bool read_learned(const kvp_gpu_cells *cells, uint32_t head,
-                         const kvp_gpu_learned_transform *learned)
-{
-    const kvant_tensor *tensor = cells->learner->tensor;
-    kvant_block_info info = { .size = sizeof(info) };
-    const size_t d = cells->head_dim;
-
-    if (kvant_tensor_get_block(tensor, 1, head, &info) != KVANT_OK ||
-        (info.start == NULL && learned->start != NULL))
-        return false;
-    if (learned->start != NULL)
-        memcpy(learned->start + head * d, info.start, d * sizeof(*info.start));
-    return kvant_tensor_make_codec(tensor, 1, head, cells->sources[head], &learned->codecs[head]) ==
-           KVANT_OK;
-}
-
-/* Makes codecs of the newest transform, or none if the tensor learned none from the rows. */
-static bool make_codecs(kvp_gpu_cells *cells)
+/* The arguments without working memory. False: no kernel learns from such rows. */
+static bool plan(const kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson, uint32_t n_rows)
 {
     kvp_gpu_learner *l = cells->learner;
-    kvant_block_info info = { .size = sizeof(info) };
-    size_t used;
-    bool ok;
+    learned_lists *at = cells->results.at;
+    uint32_t knows_rope = 0;
 
-    if (kvant_tensor_get_block(l->tensor, 1, 0, &info) != KVANT_OK || info.affine.center == NULL)
-        return true;
-    ok = have_learned(cells, &l->made);
-    for (uint32_t head = 0; head < cells->n_kv_heads && ok; head++)
-        ok = read_learned(cells, head, &l->made);
-    if (ok && l->made.kept != NULL)
-        kvant_tensor_get_transform(l->tensor, 1, l->made.kept, &used);
-    return ok;
-}
-
-/* A thread */
-
-static bool fetch_rows(const kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner_input *lesson = &cells->learner->lesson;
-    const size_t n = (lesson->places != NULL ? lesson->n_all : lesson->n) * kvp_gpu_width(cells);
-
-    if (lesson->rows != NULL)
-        return true;
-    lesson->rows = malloc(n * sizeof(*lesson->rows));
-    return lesson->rows != NULL && copy_out(cells, lesson->rows, lesson->halves, n, true);
-}
-
-/* Moves the rows that are learned from to the front. */
-static void gather_rows(const kvp_gpu_cells *cells)
-{
-    const kvp_gpu_learner_input *lesson = &cells->learner->lesson;
-    const size_t width = kvp_gpu_width(cells);
-
-    for (size_t i = 0; i < lesson->n && lesson->places != NULL; i++)
-        memmove(lesson->rows + i * width, lesson->rows + lesson->places[i] * width,
-                width * sizeof(*lesson->rows));
-}
-
-/* Does all that takes long when a matrix comes in force, because nobody waits here. It brings
- * the numbers to the GPU, and makes the kernels' side of the codec. Afterwards the first kv
- * head's codec stands for all. Rows that are sealed already need the former numbers until then.
- * After an error first_matrix.c tries again. */
-static void bring_made(kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = cells->learner;
-
-    if (l->made.codecs == NULL || cells->center != NULL || cells->scale != NULL ||
-        !kvp_gpu_enter(cells->gpu))
-        return;
-    if (cells->codecs[1] == NULL &&
-        (kvant_cuda_codec_from(l->made.codecs[0], &l->sealed, NULL, 0) != KVANT_OK ||
-         kvant_cuda_codec_create_open(l->sealed, &l->open) != KVANT_OK))
-        return;
-    l->brought = kvp_gpu_upload_transform(cells, (const kvant_codec *const *)l->made.codecs,
-                                          l->made.start, cells->gpu->copying);
-    for (uint32_t head = 1; head < cells->n_kv_heads && l->brought; head++)
-        kvant_codec_free(&l->made.codecs[head]);
-}
-
-static bool make_first(kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = cells->learner;
-    const size_t n = l->lesson.n, parts = (n + KVANT_LEARN_BATCH_ROWS - 1) / KVANT_LEARN_BATCH_ROWS;
-
-    if (atomic_load(&l->dropped))
-        return true;
-    if (!create_tensor(l, cells) || !fetch_rows(cells) || !note_queries(cells))
+    l->args = (kvant_cuda_learn_args){ .size = sizeof(l->args),
+                                       .head_dim = cells->head_dim,
+                                       .n_kv_heads = cells->n_kv_heads,
+                                       .group = (uint32_t)(lesson->row / sizeof(float) /
+                                                           kvp_gpu_width(cells)),
+                                       .type = lesson->type,
+                                       .n_rows = n_rows,
+                                       .n_tokens = lesson->n_batches * KVP_KEPT_TOKENS,
+                                       .batch_tokens = KVP_KEPT_TOKENS,
+                                       .rows = lesson->rows,
+                                       .token_stride = lesson->stride,
+                                       .head_stride = cells->head_dim,
+                                       .places = at->places,
+                                       .positions = at->positions,
+                                       .query_stride = lesson->row / sizeof(float),
+                                       .query_positions = at->queries,
+                                       .triangles = triangles_of(cells, 0),
+                                       .centers = center_of(cells, 0),
+                                       .start = center_of(cells, cells->n_learned) };
+    for (uint32_t i = 0; i < lesson->n_batches; i++)
+        l->args.queries[i] = (const float *)(const void *)lesson->queries[i];
+    if (n_rows == 0 || kvant_cuda_learn_plan(l->rope.size != 0 ? &l->rope : NULL, &l->args,
+                                             &knows_rope) != KVANT_OK)
         return false;
-    gather_rows(cells);
-    for (size_t i = 0; i < parts; i++)
-        learn_rows(cells, i * n / parts, (i + 1) * n / parts - i * n / parts);
-    kvp_gpu_lesson_free(&l->lesson);
-    if (!make_codecs(cells))
-        return false;
-    bring_made(cells);
+    l->has_block_centers = l->has_block_centers && knows_rope;
+    for (uint32_t i = 1; i < cells->n_learned && knows_rope; i++) {
+        const kvant_lesson_bucket bucket = kvant_lesson_bucket_at(i);
+        kvant_cuda_learn_span_add(&l->args, bucket.first, bucket.last);
+    }
     return true;
 }
 
-static void *learn(void *context)
+static bool have_events(kvp_gpu_learner *l)
 {
-    kvp_gpu_cells *cells = context;
-    queue *of = cells->learner->lesson.hurries ? &hurried : &at_once;
-
-    wait_in(of, cells->learner->ticket);
-    cells->learner->failed = !make_first(cells);
-    add(&of->n_over, 1);
-    return NULL;
+    return (l->ready != NULL ||
+            kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING), "creating an event")) &&
+           (l->made != NULL ||
+            kvp_cu_ok(kvp_cu.event_new(&l->made, CU_NO_TIMING), "creating an event"));
 }
 
-static bool start_maker(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries);
+/* Lets a learning stream begin behind the work enqueued so far, for which `ready` is recorded. */
+static bool have_stream(kvp_gpu *gpu, uint32_t stream, cu_event ready)
+{
+    return (gpu->learning[stream] != NULL ||
+            kvp_cu_ok(kvp_cu.stream_new(&gpu->learning[stream], CU_NON_BLOCKING),
+                      "creating a stream")) &&
+           kvp_cu_ok(kvp_cu.stream_wait(gpu->learning[stream], ready, 0), "learning");
+}
 
-/* Goes on with a further bucket. Both transforms fill `starts`, so the first one must be there. */
-static void go_on(kvp_gpu_cells *cells)
+static bool record_ready(const kvp_gpu_cells *cells)
+{
+    return have_events(cells->learner) &&
+           kvp_cu_ok(kvp_cu.event_record(cells->learner->ready, cells->gpu->stream), "learning");
+}
+
+static cu_stream stream_of(const kvp_gpu_cells *cells)
+{
+    return cells->gpu->learning[cells->learner->stream];
+}
+
+/* Matrices and centres */
+
+static bool copy_numbers(float *to, const float *from, size_t n, cu_stream stream)
+{
+    return kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)to, (cu_address)(uintptr_t)from,
+                                        n * sizeof(*to), stream),
+                     "copying");
+}
+
+/* Work on the learning stream, because it uses the working memory of learning. */
+static bool bring(kvp_gpu_cells *cells, uint32_t bucket)
+{
+    const size_t width = kvp_gpu_width(cells);
+    const float *start = center_of(cells, cells->n_learned), *center = center_of(cells, bucket);
+    float *starts = cells->starts.at;
+    cu_stream stream = stream_of(cells);
+
+    return kvp_gpu_bring_triangles(cells, bucket, triangles_of(cells, bucket), center, stream) &&
+           (bucket > 0 ||
+            copy_numbers(kvp_gpu_affine(cells, &cells->numbers), center, width, stream)) &&
+           copy_numbers(starts + bucket * width, start, width, stream) &&
+           copy_numbers(starts + (KVP_MOST_BUCKETS + bucket) * width, center, width, stream);
+}
+
+static bool note_made(const kvp_gpu_cells *cells)
+{
+    return kvp_cu_ok(kvp_cu.event_record(cells->learner->made, stream_of(cells)), "learning");
+}
+
+/* Learning */
+
+/* If no row has a centre or scale yet, nobody reads the arrays of the first transform. */
+static bool bring_first(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
-    const kvant_lesson_bucket bucket = kvant_lesson_bucket_at(l->lesson.ahead);
 
-    if (bucket.id == 0 || !l->brought || l->failed || atomic_load(&l->dropped))
-        return;
-    set_ahead(l, true);
-    if (!start_maker(cells, &bucket, l->lesson.hurries))
-        set_ahead(l, false);
+    l->brought = cells->center == NULL && cells->scale == NULL;
+    return !l->brought || bring(cells, 0);
 }
 
-static void *learn_apart(void *context)
+/* Enqueues a lesson in its stream. */
+static bool enqueue(kvp_gpu_cells *cells)
 {
-    kvp_gpu_cells *cells = context;
-    const bool hurries = cells->learner->lesson.hurries;
+    kvp_gpu_learner *l = cells->learner;
 
-    if (!hurries)
-        kvp_host_lower_priority();
-    learn(context);
-    go_on(cells);
-    if (hurries)
-        add(&n_firsts, -1);
+    return have_events(l) &&
+           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->results.at, l->lists,
+                                    sizeof(learned_lists), stream_of(cells)),
+                     "copying") &&
+           kvant_cuda_learn(&l->args, stream_of(cells)) == KVANT_OK && bring_first(cells) &&
+           note_made(cells);
+}
+
+static void end_lesson(kvp_gpu_learner *l, bool ok)
+{
+    l->failed = !ok;
+    free(l->lists);
+    l->lists = NULL;
+}
+
+/* The next layer whose lesson waits, from a tensor on. */
+static kvp_gpu_cells *next_waiting(const kvp_gpu_cache *cache, size_t *from)
+{
+    for (; *from < cache->n_tensors; ++*from) {
+        kvp_gpu_cells *cells = cache->tensors[*from]->cells;
+        if (cells->learner != NULL && cells->learner->lists != NULL)
+            return cells;
+    }
     return NULL;
 }
 
-static bool have_event(kvp_gpu_learner *l)
+/* Working memory of all streams, and their order behind the work enqueued so far. */
+static bool have_streams(kvp_gpu_cells *first, uint32_t n, size_t bytes)
 {
-    return l->ready != NULL ||
-           kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING | CU_EVENT_SLEEPS),
-                     "creating an event");
+    kvp_gpu *gpu = first->gpu;
+    bool ok = kvp_gpu_grow(gpu, &gpu->learning_room, n * bytes, false) && record_ready(first);
+
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = have_stream(gpu, i, first->learner->ready);
+    return ok;
+}
+
+/* The working memory of the largest lesson that waits. */
+static size_t most_bytes(const kvp_gpu_cache *cache)
+{
+    size_t most = 0, from = 0;
+
+    for (const kvp_gpu_cells *cells; (cells = next_waiting(cache, &from)) != NULL; from++) {
+        const size_t bytes = kvant_cuda_learn_bytes(&cells->learner->args);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache)
+{
+    size_t from = 0;
+
+    return next_waiting(cache, &from) != NULL;
+}
+
+void kvp_gpu_learner_flush(kvp_gpu_cache *cache)
+{
+    size_t from = 0, bytes = most_bytes(cache);
+    kvp_gpu_cells *cells = next_waiting(cache, &from);
+    uint32_t stream = 0, n = 0;
+    bool ok = false;
+
+    if (cells != NULL) {
+        n = count_streams(cells->head_dim, cells->n_kv_heads, cells->n_learned);
+        ok = have_streams(cells, n, bytes);
+    }
+    for (; cells != NULL; from++, cells = next_waiting(cache, &from)) {
+        kvp_gpu_learner *l = cells->learner;
+        l->stream = stream++ % n;
+        l->args.workspace = (char *)cells->gpu->learning_room.at + l->stream * bytes;
+        l->args.workspace_bytes = bytes;
+        end_lesson(l, ok && enqueue(cells));
+    }
 }
 
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson)
 {
     kvp_gpu_learner *l = cells->learner;
+    kvp_gpu_learner_input own = *lesson;
+    bool ok;
 
-    l->lesson = *lesson;
-    if (!kvp_gpu_ensure_copy_stream(cells->gpu) || !have_event(l) ||
-        !kvp_cu_ok(kvp_cu.event_record(l->ready, cells->gpu->stream), "copying")) {
-        kvp_gpu_lesson_free(&l->lesson);
-        return false;
-    }
+    kvp_gpu_queries_find(cells, &own);
     l->begun = true;
-    kvp_gpu_queries_find(cells, &l->lesson);
-    if (l->lesson.hurries)
-        add(&n_firsts, 1);
-    l->ticket = take_ticket(l->lesson.hurries ? &hurried : &at_once);
-    l->runs = kvant_os_start_thread(&l->thread, learn_apart, cells, STACK);
-    if (!l->runs)
-        learn(cells);
-    if (!l->runs && l->lesson.hurries)
-        add(&n_firsts, -1);
-    return true;
+    l->lists = malloc(sizeof(learned_lists));
+    ok = l->lists != NULL;
+    if (ok)
+        list_queries(&own, l->lists);
+    ok = ok && plan(cells, &own, list_rows(cells, &own, l->lists));
+    kvp_gpu_lesson_free(lesson);
+    if (!ok)
+        end_lesson(l, false);
+    return ok;
+}
+
+bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket)
+{
+    kvp_gpu_learner *l = cells->learner;
+    bool ok;
+
+    if (l->lists != NULL)
+        kvp_gpu_learner_flush(cells->cache);
+    ok = !l->failed && ((bucket == 0 && l->brought) ||
+                        (record_ready(cells) && have_stream(cells->gpu, l->stream, l->ready) &&
+                         bring(cells, bucket) && note_made(cells)));
+    return ok && kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, l->made, 0), "learning");
+}
+
+bool kvp_gpu_learner_read(const kvp_gpu_cells *cells, uint32_t bucket, uint16_t *triangles,
+                          float *center, float *start)
+{
+    const size_t bytes = kvp_gpu_width(cells) * sizeof(float),
+                 halves = halves_of(cells) * sizeof(*triangles);
+
+    return kvp_gpu_copy_out_rows(cells->gpu, triangles, halves, triangles_of(cells, bucket), halves,
+                                 1) &&
+           kvp_gpu_copy_out_rows(cells->gpu, center, bytes, center_of(cells, bucket), bytes, 1) &&
+           kvp_gpu_copy_out_rows(cells->gpu, start, bytes, center_of(cells, cells->n_learned),
+                                 bytes, 1);
 }
 
 /* Later position buckets */
 
-/* Finds the centres of a bucket. Layers without centres per block have none. */
-static bool find_centers(const kvp_gpu_learner *l, float *start, float *mean)
-{
-    return start == NULL ||
-           (kvant_tensor_bucket_center(l->tensor, 0, KVANT_PAGE_TOKENS - 1, start) == KVANT_OK &&
-            kvant_tensor_bucket_center(l->tensor, l->bucket.first, l->bucket.last, mean) ==
-                KVANT_OK);
-}
-
-static void *make_bucket(void *context)
-{
-    kvp_gpu_cells *cells = context;
-    kvp_gpu_learner *l = cells->learner;
-    float *mean = calloc(kvp_gpu_width(cells), sizeof(*mean));
-    kvp_gpu_learned_transform learned;
-    const bool room = have_learned(cells, &learned) && mean != NULL;
-    queue *of = l->making_hurries ? &hurried : &at_once;
-
-    if (!l->making_hurries)
-        kvp_host_lower_priority();
-    wait_for_firsts(l);
-    wait_in(of, take_ticket(of));
-    l->made_bucket = room && kvp_gpu_enter(cells->gpu) && find_centers(l, learned.start, mean) &&
-                     kvant_tensor_make_bucket_codecs(l->tensor, l->bucket.first, l->bucket.last,
-                                                     KVANT_PAGE_TOKENS, cells->sources,
-                                                     learned.codecs, learned.kept, 1) == KVANT_OK &&
-                     kvp_gpu_upload_bucket(cells, l->bucket.id, &learned, mean);
-    add(&of->n_over, 1);
-    l->bucket_kept = learned.kept;
-    kvp_gpu_free_codecs(learned.codecs, cells->n_kv_heads);
-    free(learned.start);
-    free(mean);
-    return NULL;
-}
-
-static bool start_maker(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries)
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket)
 {
     kvp_gpu_learner *l = cells->learner;
 
-    l->bucket = *bucket;
-    l->made_bucket = false;
-    l->making_hurries = hurries;
-    l->making = l->maker_runs = kvant_os_start_thread(&l->maker, make_bucket, cells, STACK);
-    return l->making;
-}
-
-/* Forgets a transform that was made ahead of time and is not the one that is needed. */
-static void forget_ahead(kvp_gpu_learner *l)
-{
-    finish_maker(l);
-    l->making = false;
-    free(l->bucket_kept);
-    l->bucket_kept = NULL;
-}
-
-bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries)
-{
-    kvp_gpu_learner *l = cells->learner;
-
-    if (l == NULL || l->tensor == NULL || cells->cache->buckets.centers.uneven ||
-        cells->cache->buckets.centers.rope.size == 0)
+    if (l == NULL || !l->begun || l->failed || bucket->id >= l->args.n_transforms ||
+        cells->cache->buckets.centers.uneven || cells->cache->buckets.centers.rope.size == 0)
         return false;
-    if (l->making && l->ahead && l->bucket.id != bucket->id)
-        forget_ahead(l);
-    set_ahead(l, false);
-    if (l->making)
-        return l->bucket.id == bucket->id;
-    return start_maker(cells, bucket, hurries);
+    l->bucket = bucket->id;
+    return true;
 }
 
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
+    const uint32_t bucket = l != NULL ? l->bucket : 0;
 
-    if (l == NULL || !l->making)
+    if (bucket == 0)
         return true;
-    finish_maker(l);
-    l->making = false;
-    cells->further_made |= (uint32_t)l->made_bucket << l->bucket.id;
-    if (l->made_bucket)
-        kvp_gpu_keep(cells, l->bucket.id, l->bucket_kept);
-    else
-        free(l->bucket_kept);
-    l->bucket_kept = NULL;
-    return l->made_bucket;
+    l->bucket = 0;
+    if (!kvp_gpu_learner_bring(cells, bucket))
+        return false;
+    kvp_gpu_keep(cells, bucket, NULL);
+    cells->further_made |= 1u << bucket;
+    cells->learned_ids |= 1u << bucket;
+    return true;
 }

@@ -1,25 +1,24 @@
 /* learner.h - makes a layer's first key transform, and the key transforms of further position
- * buckets. A thread per layer writes keys and queries to a tensor in the computer's memory, which
- * learns from them. A learner knows neither graphs nor caches. Its callers, first_matrix.c and
+ * buckets, by work that is enqueued on the GPU (kvant_cuda_learn). No thread waits for it: streams
+ * wait for events. A learner knows neither graphs nor caches. Its callers, first_matrix.c and
  * ready.c, choose the keys and queries, and decide when a key transform comes in force. */
 #pragma once
 
 #include "gpu.h"
 
-/* The keys and queries from which a first key transform is learned. */
+#define KVP_LEARN_ROWS 512u /* keys that are added, at most: every second one of a lesson's */
+
+/* The keys and queries from which key transforms are learned. Enqueued work writes the rows. */
 typedef struct kvp_gpu_learner_input {
-    size_t n;    /* keys */
-    float *rows; /* or NULL; the learner frees them */
-    const void
-        *halves;      /* the keys as fp16 on the GPU, if rows is NULL; enqueued work writes them */
-    uint32_t *places; /* which of n_all rows or halves are the keys; NULL: the first n. The learner
-                       * frees them */
-    size_t n_all;
+    size_t n;         /* keys */
+    const void *rows; /* on the GPU */
+    kvant_cuda_type type;
+    size_t stride;      /* numbers from row to row */
+    uint32_t *places;   /* which of n_all rows are the keys; NULL: the first n. The learner frees
+                         * them */
     int32_t *positions; /* or NULL: not known; the learner frees them */
-    bool hurries;       /* somebody waits for the matrix soon, so more threads work at once */
-    uint32_t ahead;     /* the position bucket that the thread goes on with; 0: none */
-    /* Batches of queries in GPU memory, readable at the same time (queries.c), and the bytes of one
-     * token's queries. */
+    size_t n_all;
+    /* Batches of queries in GPU memory (queries.c), and the bytes of one token's queries. */
     const char *queries[KVP_KEPT_BATCHES];
     uint32_t n_batches;
     size_t row;
@@ -58,12 +57,9 @@ bool kvp_gpu_center_held(kvp_gpu_cells *cells, kvp_gpu_held_rows *held);
  * layer's rows, so that later steps may change the pages. It returns false without memory. */
 bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache);
 bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_learner_input *lesson);
-void kvp_gpu_lesson_free(kvp_gpu_learner_input *lesson);
+void kvp_gpu_lesson_free(const kvp_gpu_learner_input *lesson);
 
 typedef struct kvp_gpu_learner {
-    kvant_codec *codec; /* encodes quickly, and learns the same transform */
-    kvant_tensor *tensor;
-    void *memory;
     /* rope_is_set: it is known how RoPE rotates keys; has_block_centers: so the blocks can have
      * centres */
     bool rope_is_set, has_block_centers;
@@ -72,45 +68,36 @@ typedef struct kvp_gpu_learner {
     /* the rows are in the first position bucket, so the first key transform is for this bucket
      * only */
     bool begins;
-    kvp_gpu_learner_input lesson;
-    cu_event ready; /* threads may read the lesson */
-    pthread_t thread;
-    /* begun: a thread was started for the first key transform; runs: it was not joined yet */
-    bool begun, runs;
-    uint32_t ticket; /* of the thread, in the queue of threads that learn */
-    bool failed;     /* there was no memory */
-    kvp_gpu_learned_transform made;
-    bool brought; /* the cells' arrays on the GPU have the numbers of made; nobody reads them yet */
-    kvant_cuda_codec *sealed, *open; /* what kernels need for made; NULL: the cells have them */
-    /* no caller uses the result, so a thread that starts later learns nothing */
-    atomic_bool dropped;
-    pthread_t maker; /* the thread for a further key transform */
-    /* making: its result was not used yet; maker_runs: it was not joined yet */
-    bool making, maker_runs, making_hurries;
-    atomic_bool made_over;      /* that thread has nothing left to do */
-    bool ahead;                 /* nobody has asked for its transform yet */
-    kvant_lesson_bucket bucket; /* the position bucket that it learns for */
-    bool made_bucket;
-    void *bucket_kept; /* the transform as records hold it, or NULL */
+    kvant_cuda_learn_args args;
+    cu_event ready, made;        /* the rows are written; the transforms are made */
+    bool begun;                  /* there was a lesson */
+    struct learned_lists *lists; /* of a lesson that waits; NULL: it was enqueued, or failed */
+    uint32_t stream;             /* in which it was enqueued */
+    bool failed;                 /* there was no memory */
+    bool brought; /* the cells' arrays have the first transform's numbers; nobody reads them yet */
+    uint32_t bucket; /* the further bucket that was requested; 0: none */
 } kvp_gpu_learner;
 
 /* Notes, once, how RoPE rotates keys, which their graph shows. */
 void kvp_gpu_learner_set_rope(const kvp_kv *kv, const abi_tensor *rows);
 
-/* A thread makes the first matrix of keys, and of queries that were kept, once. It reads what the
- * work enqueued so far writes. The learner owns the arrays of the lesson, also after an error
- * (false, with a message). finish waits for the thread. finish_all also waits for the thread of a
- * further key transform, and keeps its result. drop frees the results of the first thread. If
- * the lesson says so, another thread goes on with the transform of a further bucket. That transform
- * depends on the same rows alone, so it is the same whenever it is made. */
+/* Takes a lesson, once. The learner owns its arrays, also after an error (false). `flush` enqueues
+ * the lessons that wait, behind the work enqueued so far; it comes after a graph, or when a result
+ * is needed. `waits`: some lesson waits. */
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson);
-void kvp_gpu_learner_finish(kvp_gpu_learner *l);
-void kvp_gpu_learner_finish_all(kvp_gpu_learner *l);
-void kvp_gpu_learner_drop(const kvp_gpu_cells *cells, kvp_gpu_learner *l);
+void kvp_gpu_learner_flush(kvp_gpu_cache *cache);
+bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache);
 
-/* `kvp_gpu_learner_request` starts a thread that learns the transform of a further position bucket,
- * once for a bucket. With `hurries`, somebody will wait for it soon. False: there is nothing to
- * learn it from. `kvp_gpu_learner_answer` waits for the thread. It returns false when the thread
- * failed, and true when no thread was started. */
-bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket, bool hurries);
+/* Brings matrices and centres of a bucket to the cells' arrays, which former work may still read,
+ * before later work on the GPU's stream. */
+bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket);
+
+/* What the learner's work left, for records: false with a message. It waits for the stream. */
+bool kvp_gpu_learner_read(const kvp_gpu_cells *cells, uint32_t bucket, uint16_t *triangles,
+                          float *center, float *start);
+
+/* `kvp_gpu_learner_request` asks for the transform of a further position bucket. False: there is
+ * none. `kvp_gpu_learner_answer` brings it. It returns false without memory, and true when nothing
+ * was requested. */
+bool kvp_gpu_learner_request(kvp_gpu_cells *cells, const kvant_lesson_bucket *bucket);
 bool kvp_gpu_learner_answer(kvp_gpu_cells *cells);

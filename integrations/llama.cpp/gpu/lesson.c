@@ -1,8 +1,8 @@
 /* lesson.c - the keys that first matrices are made from: the rows in a cache's exact pages.
  *
- * Finds these rows and tells whether their tokens differ enough. Copies the rows of a layer for
- * threads, because later steps change the pages. first_matrix.c decides when, and learner.c makes
- * the matrices. */
+ * Finds these rows and tells whether their tokens differ enough. Copies the rows of a layer,
+ * because later steps change the pages while other streams learn. first_matrix.c decides when, and
+ * learner.c makes the matrices. */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -145,8 +145,8 @@ static size_t copy_bytes(const kvp_gpu_cache *cache, const kvp_gpu_page_list *li
     return rows_of(list) * width * sizeof(uint16_t);
 }
 
-/* Room for the rows of all layers, behind the numbers of the pages. Without it, rows are fetched
- * layer by layer. With -sm tensor more layers join the cache in the midst of a graph. */
+/* Room for the rows of all layers, behind the numbers of the pages. Without it, no matrix is
+ * learned. With -sm tensor more layers join the cache in the midst of a graph. */
 #define NUMBERS_BYTES 1024u /* of KVP_MOST_PAGES, so that copies are aligned */
 _Static_assert(KVP_MOST_PAGES * sizeof(int32_t) <= NUMBERS_BYTES, "numbers of all pages fit");
 
@@ -231,24 +231,17 @@ bool kvp_gpu_lesson_of(const kvp_gpu_cells *cells, kvp_gpu_learner_input *lesson
 {
     const kvp_gpu_page_list list = kvp_gpu_list_pages(cells->cache);
 
-    *lesson = (kvp_gpu_learner_input){ 0 };
-    if (list_rows(cells->cache, &list, lesson)) {
-        lesson->halves = copy(cells, &list);
-        if (lesson->halves == NULL)
-            lesson->rows = fetch(cells, &list);
-    }
-    if (lesson->halves != NULL || lesson->rows != NULL)
+    *lesson = (kvp_gpu_learner_input){ .type = KVANT_CUDA_F16, .stride = kvp_gpu_width(cells) };
+    if (list_rows(cells->cache, &list, lesson))
+        lesson->rows = copy(cells, &list);
+    if (lesson->rows != NULL)
         return true;
     kvp_gpu_lesson_free(lesson);
     return false;
 }
 
-void kvp_gpu_lesson_free(kvp_gpu_learner_input *lesson)
+void kvp_gpu_lesson_free(const kvp_gpu_learner_input *lesson)
 {
-    free(lesson->rows);
     free(lesson->places);
     free(lesson->positions);
-    lesson->rows = NULL;
-    lesson->places = NULL;
-    lesson->positions = NULL;
 }

@@ -17,8 +17,7 @@
 
 #include "../host.h"
 
-#define ROWS ((size_t)128) /* that a matrix is made from */
-#define MANY 512u          /* tokens of a prompt's batch */
+#define MANY 512u      /* tokens of a prompt's batch */
 #define HELD_ROWS 768u /* rows that a layer stores at once when its keys change their transform */
 #define NODES 1024     /* of a graph that does nothing; a token of 32 layers has 650 to 850 */
 
@@ -92,7 +91,15 @@ static kvant_cuda_kernel_query_args query_args(const layer *l, uint32_t n)
                                            .q_batch_stride = (size_t)l->n_heads * l->k->head_dim,
                                            .q_head_stride = l->k->head_dim,
                                            .inverse_key_transform = l->any,
-                                           .out = l->any };
+                                           .out = l->any,
+                                           .compact = l->has_block_centers };
+}
+
+/* Learned matrices are compact. */
+static void use_compact(const layer *l, kvant_cuda_kernel_append_args *args)
+{
+    args->k_compact = l->has_block_centers ? l->any : NULL;
+    args->k_matrix = l->has_block_centers ? (float *)l->any : NULL;
 }
 
 /* Rows of a step: to exact pages alone, or encoded at once. */
@@ -102,6 +109,7 @@ static void append_step(const layer *l, uint32_t n, bool open)
 
     args.k = keys_of(l, open);
     args.v = values_of(l, open);
+    use_compact(l, &args);
     if (l->has_block_centers) {
         args.k_block_centers = block_centers_of(l);
         args.center_slots = l->any;
@@ -119,6 +127,7 @@ static void append_held(const layer *l, bool open)
                                   values = append_args(l, KVANT_CUDA_F16, HELD_ROWS);
 
     keys.k = keys_of(l, open);
+    use_compact(l, &keys);
     values.v = values_of(l, open);
     kvant_cuda_kernel_append(&keys, l->stream);
     kvant_cuda_kernel_append(&values, l->stream);
@@ -224,7 +233,7 @@ static void attend(const layer *l, uint32_t n, bool further)
                                               .k_scale = l->k_scale,
                                               .workspace = l->any,
                                               .workspace_bytes =
-                                                  kvant_cuda_attention_workspace((uint32_t)d) +
+                                                  kvant_cuda_kernel_workspace((uint32_t)d, 2) +
                                                   (n > 1 ? KVANT_CUDA_SCRATCH_BYTES : 0),
                                               .query_tokens = n,
                                               .causal = n > 1,
@@ -269,6 +278,47 @@ static void fill_marked(const layer *l, void *marks)
 }
 
 /* A launch that the library refuses is one that this layer never has. */
+/* Learns from numbers that are never computed. */
+static void learn(const layer *l)
+{
+    kvant_cuda_learn_args args = { .size = sizeof(args),
+                                   .head_dim = l->k->head_dim,
+                                   .n_kv_heads = l->k->n_kv_heads,
+                                   .group = 1,
+                                   .type = KVANT_CUDA_F16,
+                                   .n_rows = 1,
+                                   .n_tokens = 1,
+                                   .batch_tokens = 1,
+                                   .rows = l->any,
+                                   .token_stride = kvp_gpu_width(l->k),
+                                   .head_stride = l->k->head_dim,
+                                   .queries = { l->any },
+                                   .query_stride = kvp_gpu_width(l->k),
+                                   .triangles = l->any,
+                                   .centers = l->any,
+                                   .start = l->any,
+                                   .workspace = l->any };
+    const kvant_cuda_compact_args compact = { .size = sizeof(compact),
+                                              .head_dim = l->k->head_dim,
+                                              .n_kv_heads = l->k->n_kv_heads,
+                                              .triangles = l->any,
+                                              .compact = (char *)l->any + 16 };
+    const kvant_cuda_expand_args expand = { .size = sizeof(expand),
+                                            .codec = l->k->codecs[0],
+                                            .n_kv_heads = l->k->n_kv_heads,
+                                            .compact = l->any,
+                                            .center = l->any,
+                                            .key_center = l->any };
+    uint32_t knows_rope;
+
+    if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) == KVANT_OK) {
+        args.workspace_bytes = kvant_cuda_learn_bytes(&args);
+        kvant_cuda_learn(&args, l->stream);
+        kvant_cuda_compact(&compact, l->stream);
+        kvant_cuda_expand(&expand, l->stream);
+    }
+}
+
 static void launch_all(const layer *l)
 {
     const kvant_cuda_kernel_query_args queries = query_args(l, MANY);
@@ -292,6 +342,8 @@ static void launch_all(const layer *l)
         attend(l, 1, further);
         attend(l, MANY, further);
     }
+    if (l->has_block_centers)
+        learn(l);
     fill_marked(l, l->any);
 }
 
@@ -335,73 +387,18 @@ static void launch_first_graph(const layer *l)
     kvp_cu.memory_free(none);
 }
 
-/* Keys with a matrix */
-
-static kvant_codec *learn_some(kvant_tensor *tensor, const kvant_codec *source, float *rows,
-                               uint32_t head_dim)
-{
-    const kvant_queries queries = { .size = sizeof(queries),
-                                    .q = rows,
-                                    .token_stride = head_dim,
-                                    .head_stride = head_dim,
-                                    .n_tokens = ROWS,
-                                    .n_heads = 1 };
-    kvant_codec *made = NULL;
-    int64_t slots[ROWS];
-    uint32_t random = 1;
-
-    for (size_t i = 0; i < ROWS; i++)
-        slots[i] = (int64_t)i;
-    for (size_t i = 0; i < ROWS * head_dim; i++) {
-        random = 1664525 * random + 1013904223;
-        rows[i] = (float)(random >> 8) * 0x1p-23f - 1;
-    }
-    if (kvant_tensor_note_queries(tensor, &queries, 1) == KVANT_OK &&
-        kvant_tensor_learn(tensor, slots, ROWS, rows, head_dim, 1) == KVANT_OK)
-        kvant_tensor_make_codec(tensor, 0, 0, source, &made);
-    return made;
-}
-
-/* A codec with the matrix of some rows, which is as good as any. */
-static kvant_codec *make_codec(const kvant_codec *source, uint32_t head_dim)
-{
-    kvant_codec *learner = NULL, *made = NULL;
-    kvant_tensor *tensor = NULL;
-    const kvant_tensor_params params = { .size = sizeof(params),
-                                         .codecs = (const kvant_codec *const *)&learner,
-                                         .n_kv_heads = 1,
-                                         .n_sequences = 1,
-                                         .n_blocks = ROWS / KVANT_PAGE_TOKENS };
-    float *rows = malloc(ROWS * head_dim * sizeof(*rows));
-    void *memory = NULL;
-    size_t bytes = 0;
-
-    if (rows != NULL &&
-        kvant_codec_create("int-8:transform=first,rotate=none", head_dim, KVANT_ROLE_K, 0, &learner,
-                           NULL, 0) == KVANT_OK &&
-        kvant_tensor_size(&params, &bytes) == KVANT_OK)
-        memory = kvant_os_alloc(KVANT_PAGE_ALIGN, (bytes + KVANT_PAGE_ALIGN - 1) /
-                                                      KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN);
-    if (memory != NULL)
-        memset(memory, 0, bytes);
-    if (memory != NULL && kvant_tensor_create(&params, memory, &tensor) == KVANT_OK)
-        made = learn_some(tensor, source, rows, head_dim);
-    kvant_tensor_free(&tensor);
-    kvant_codec_free(&learner);
-    kvant_os_free(memory);
-    free(rows);
-    return made;
-}
-
 /* The thread */
 
 static void load(kvp_gpu_loader *loader)
 {
     layer l = { .k = loader->k, .v = loader->v, .n_heads = loader->n_heads };
     const kvant_codec *source = l.k->sources[0];
-    kvant_codec *made = l.k->learns_key_transform ? make_codec(source, l.k->head_dim) : NULL;
-    const kvant_cuda_tables tables = kvp_gpu_tables(made != NULL ? made : source);
+    kvant_codec *made = NULL;
+    kvant_cuda_tables tables;
 
+    if (l.k->learns_key_transform)
+        kvant_codec_unit_matrix(source, &made);
+    tables = kvp_gpu_tables(made != NULL ? made : source);
     l.any = l.k->numbers.at;
     l.k_scale = tables.scale != NULL ? l.any : NULL;
     l.k_weights = tables.key_transform_size > 0 ? l.any : NULL;

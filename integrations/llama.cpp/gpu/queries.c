@@ -1,7 +1,7 @@
 /* queries.c - keeps queries of prompts, from which first key transforms are learned (learner.c).
  *
  * While the graph of a batch of 64 tokens or more runs, 64 of its queries are copied within GPU
- * memory, layer by layer. Threads fetch them. Graphs of few tokens are captured and copy none. */
+ * memory, layer by layer. Graphs of few tokens are captured and copy none. */
 #include "learner.h"
 
 #include <string.h>
@@ -101,9 +101,20 @@ void kvp_gpu_queries_forget(kvp_gpu_cache *cache)
     }
 }
 
+bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache)
+{
+    const bool any = cache->kept_queries.batches[0].at != NULL ||
+                     cache->kept_queries.keys.at != NULL || cache->gpu->learning_room.at != NULL;
+
+    return any && cache->learns_key_transform && !cache->lacks_key_transform &&
+           !cache->lesson.begun && !cache->late.any;
+}
+
 void kvp_gpu_queries_free(kvp_gpu_cache *cache)
 {
+    kvp_gpu_queries_forget(cache);
     for (uint32_t i = 0; i < KVP_KEPT_BATCHES; i++)
         kvp_gpu_release(&cache->kept_queries.batches[i]);
     kvp_gpu_release(&cache->kept_queries.keys);
+    kvp_gpu_release(&cache->gpu->learning_room);
 }

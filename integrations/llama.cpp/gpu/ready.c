@@ -1,10 +1,10 @@
 /* ready.c - prepares a hand-over before the room is full (in_place.h).
  *
- * Threads learn key transforms from the first rows, and from queries if prompts had some. A
- * prompt's graph begins the thread of a layer as soon as the layer's keys are enqueued. Then the
- * transforms come in force, a layer per step of few tokens, and threads learn the transforms of
- * further position buckets. Each stage begins when the room holds a fixed row count, so results do
- * not depend on time. The file hand_over.c stores the rows. */
+ * The GPU learns key transforms from the first rows, and from queries if prompts had some. A
+ * prompt's graph begins with a layer as soon as the layer's keys are enqueued. Then the transforms
+ * come in force, a layer per step of few tokens, and those of further position buckets follow. Each
+ * stage begins when the room holds a fixed row count, so results do not depend on time. The file
+ * hand_over.c stores the rows. */
 #include "in_place.h"
 #include "learner.h"
 
@@ -30,17 +30,14 @@ static bool learns(const kvp_gpu_cells *cells)
     return kvp_gpu_lacks_key_transform(cells) && cells->learner != NULL;
 }
 
-static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n, bool hurries)
+static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
 {
-    const kvp_gpu_cells *cells = kv->cells;
-    const kvp_gpu_cache *cache = cells->cache;
-    const size_t a_stream = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS;
     kvp_gpu_learner_input lesson = { .n = n,
-                                     .halves = kv->memory,
-                                     .hurries = hurries,
-                                     .ahead = kvant_lesson_bucket_ahead(cache->in_place_state->room,
-                                                                        a_stream),
+                                     .rows = kv->memory,
+                                     .type = KVANT_CUDA_F16,
+                                     .stride = kv->shape.row,
                                      .positions = malloc((n + 1) * sizeof(*lesson.positions)) };
+    const kvp_gpu_cells *cells = kv->cells;
 
     if (lesson.positions == NULL)
         return false;
@@ -56,7 +53,7 @@ static void report_failure(const kvp_gpu_cache *cache)
 }
 
 void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
-                            size_t n, bool hurries)
+                            size_t n)
 {
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
     bool ok = true;
@@ -69,8 +66,9 @@ void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const abi_tensor *rows =
             learns(cache->tensors[i]->cells) ? rows_for(cache->tensors[i], graph) : NULL;
-        ok = rows == NULL || learn(cache->tensors[i], rows, n, hurries);
+        ok = rows == NULL || learn(cache->tensors[i], rows, n);
     }
+    kvp_gpu_learner_flush(cache);
     if (!ok)
         report_failure(cache);
 }
@@ -155,7 +153,7 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
     if (in_place_state->whole || in_place_state->planned || !kvant_lesson_in_place_begins(room, n))
         return;
     if (cache->learns_key_transform)
-        kvp_gpu_in_place_learn(b, cache, graph, n, !short_step);
+        kvp_gpu_in_place_learn(b, cache, graph, n);
     if (!kvant_lesson_in_place_is_due(lesson, room, n, cache->n_tensors, short_step))
         return;
     if (lesson->n_ready < cache->n_tensors) {
@@ -167,7 +165,7 @@ void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, con
     if (lesson->n_ready < cache->n_tensors || !cache->learns_key_transform ||
         !kvant_lesson_in_place_goes_on(lesson, room, n, short_step))
         return;
-    kvp_gpu_buckets_prepare_next(cache, (int32_t)room, !short_step);
+    kvp_gpu_buckets_prepare_next(cache, (int32_t)room);
     lesson->requested_at = n;
 }
 
@@ -208,6 +206,6 @@ void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node)
     in_place_state->learns = true;
     in_place_state->lesson.begun = in_place_state->n;
     rows = rows_for(kv, b->graph);
-    if (rows != NULL && !learn(kv, rows, n, true))
+    if (rows != NULL && !learn(kv, rows, n))
         report_failure(cells->cache);
 }

@@ -4,6 +4,7 @@
  * Sealed pages have the bytes of a CPU's pages, and rows in exact pages are fp16 on both. A layer
  * keeps its learned transforms in the computer's memory as records hold them (`kept`). A cache in
  * place has no record: its fp16 rows are the smallest state without loss. */
+#include "learner.h"
 #include "saved.h"
 
 #include <stdlib.h>
@@ -39,6 +40,7 @@ void kvp_gpu_keep_none(kvp_gpu_cells *cells)
 {
     for (uint32_t id = 0; id < KVP_MOST_BUCKETS; id++)
         kvp_gpu_keep(cells, id, NULL);
+    cells->learned_ids = 0;
 }
 
 /* The id whose numbers serve blocks with this id: layers may lack some (kvp_gpu_matrix_of). */
@@ -67,6 +69,29 @@ static bool read_affine(const kvp_gpu_cells *cells, const kvant_tensor *form, vo
     return ok;
 }
 
+/* Fetches a learned transform from the GPU, once. */
+static const void *fetch_learned(kvp_gpu_cells *cells, const kvant_tensor *form, uint32_t id)
+{
+    const size_t width = kvp_gpu_width(cells),
+                 halves = kvant_cuda_triangle_halves(cells->head_dim, cells->n_kv_heads);
+    float *numbers = malloc(2 * width * sizeof(*numbers) + halves * sizeof(uint16_t));
+    void *transform = malloc(kvant_tensor_transform_size(form));
+    uint16_t *triangles = (uint16_t *)(void *)(numbers + 2 * width);
+    const bool ok = numbers != NULL && transform != NULL &&
+                    kvp_gpu_learner_read(cells, id, triangles, numbers, numbers + width);
+    const kvant_matrix_numbers of = { cells->center != NULL ? numbers : NULL, triangles,
+                                      cells->has_block_centers ? numbers + width : NULL,
+                                      &cells->cache->buckets.centers.rope };
+
+    if (ok)
+        kvant_tensor_matrix_transform(form, &of, transform);
+    kvp_gpu_keep(cells, id, ok ? transform : NULL);
+    if (!ok)
+        free(transform);
+    free(numbers);
+    return cells->kept[id];
+}
+
 const void *kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *room)
 {
     const kvant_tensor *form = kvp_gpu_form(cells);
@@ -77,6 +102,8 @@ const void *kvp_gpu_transform_of(kvp_gpu_cells *cells, uint32_t id, void *room)
     id = serving_id(cells, id);
     if (cells->kept[id] != NULL)
         return cells->kept[id];
+    if (cells->learned_ids >> id & 1)
+        return fetch_learned(cells, form, id);
     if (id > 0 || (cells->learned && cells->learns_key_transform && cells->key_transform_size > 0))
         return NULL; /* there was no memory to keep it */
     if (cells->learned)

@@ -9,8 +9,7 @@
 
 bool kvp_gpu_can_shift(const kvp_gpu_cells *cells)
 {
-    const bool full = cells->key_transform != NULL &&
-                      cells->key_transform_size == (size_t)cells->head_dim * cells->head_dim;
+    const bool full = cells->key_transform_size == (size_t)cells->head_dim * cells->head_dim;
 
     return full && cells->scale == NULL && (cells->center == NULL || cells->has_block_centers);
 }
@@ -80,13 +79,14 @@ static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
                           kvp_gpu_lineage lineage)
 {
     const size_t bytes = (size_t)cells->head_dim * cells->head_dim * sizeof(float);
-    const kvp_gpu_matrix of = kvp_gpu_matrix_of(cells, lineage.bucket);
+    kvp_gpu_matrix of = kvp_gpu_matrix_of(cells, lineage.bucket);
     float *host = malloc(bytes), *out = moved->numbers.at;
     int64_t *slots;
     float *rotation = kvp_gpu_batch_room(cells->gpu, cells->head_dim, cells->head_dim, &slots);
     bool ok = host != NULL && out != NULL && rotation != NULL &&
               fill_rotation(cells, lineage.by, host) &&
               kvp_gpu_upload(cells->gpu, rotation, host, bytes) &&
+              kvp_gpu_expand(cells, true, &of) == KVANT_OK &&
               multiply(cells, rotation, of.key_transform, out) &&
               multiply(cells, rotation, of.inverse_key_transform,
                        out + cells->n_kv_heads * cells->most_key_transform_size);

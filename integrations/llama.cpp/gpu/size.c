@@ -9,10 +9,10 @@
  */
 #include "gpu.h"
 
-/* The number of further position buckets for which a cache of this shape learns key transforms. A
- * cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first key transform
- * (first_matrix.c). */
-static size_t further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
+/* The number of further position buckets below n_positions for which a cache of this shape learns
+ * key transforms. A cache of at most KVANT_LESSON_FIRST_BUCKET cells ends learning with its first
+ * key transform (first_matrix.c). */
+size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions)
 {
     size_t n = 0;
 
@@ -28,18 +28,38 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 {
     kvant_codec_info info = { .size = sizeof(info) };
     bool learns;
-    size_t key_transform, numbers;
+    size_t matrices, bytes;
 
     kvant_codec_get_info(codecs[0], &info);
     learns = info.learns_transform && shape->role == KVANT_ROLE_K;
-    key_transform = learns ? (size_t)info.head_dim * info.head_dim
-                           : kvp_gpu_tables(codecs[0]).key_transform_size;
+    matrices = learns
+                   ? kvant_cuda_compact_bytes(info.head_dim, n_kv_heads)
+                   : 2 * n_kv_heads * kvp_gpu_tables(codecs[0]).key_transform_size * sizeof(float);
     /* numbers and key_center of kvp_gpu_cells */
-    numbers = 2 * n_kv_heads * key_transform + 4 * (size_t)shape->row;
-    if (learns) /* starts and further of kvp_gpu_cells */
-        numbers += 2 * KVP_MOST_BUCKETS * (size_t)shape->row +
-                   further_buckets(shape, n_positions) * 2 * n_kv_heads * key_transform;
-    return numbers * sizeof(float);
+    bytes = matrices + 4 * (size_t)shape->row * sizeof(float);
+    if (learns) /* starts, further and results of kvp_gpu_cells */
+        bytes += 2 * KVP_MOST_BUCKETS * (size_t)shape->row * sizeof(float) +
+                 kvp_gpu_further_buckets(shape, n_positions) * matrices +
+                 kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
+                                       (uint32_t)kvp_gpu_further_buckets(shape, n_positions) + 1);
+    return bytes;
+}
+
+/* The matrices of a layer that append and decode, or the two of KVP_PLAIN. */
+size_t kvp_gpu_expanded_bytes(uint32_t n_kv_heads, uint32_t head_dim)
+{
+    return 2 * (size_t)n_kv_heads * head_dim * head_dim * sizeof(float);
+}
+
+size_t kvp_gpu_matrix_room(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
+                           uint32_t n_kv_heads)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+
+    kvant_codec_get_info(codecs[0], &info);
+    return info.learns_transform && shape->role == KVANT_ROLE_K
+               ? kvp_gpu_expanded_bytes(n_kv_heads, info.head_dim)
+               : 0;
 }
 
 /* KVP_PLAIN is counted separately, because few caches need it. A cache that needs it has its matrix
@@ -47,12 +67,7 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
 size_t kvp_gpu_plain_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                            uint32_t n_kv_heads)
 {
-    kvant_codec_info info = { .size = sizeof(info) };
-
-    kvant_codec_get_info(codecs[0], &info);
-    if (!info.learns_transform || shape->role != KVANT_ROLE_K)
-        return 0;
-    return 2 * (size_t)n_kv_heads * info.head_dim * info.head_dim * sizeof(float);
+    return kvp_gpu_matrix_room(shape, codecs, n_kv_heads); /* as many numbers */
 }
 
 size_t kvp_gpu_staging_bytes(const kvp_kv_shape *shape)
@@ -67,12 +82,15 @@ size_t kvp_gpu_staging_room(const kvp_kv_shape *shape, const kvp_settings *setti
 }
 
 /* The exact pages of one layer as fp32 rows with their slots, while their rows get another
- * transform. */
+ * transform, and the working memory of learning: of heads of 128 channels, which need most of
+ * it. */
 size_t kvp_gpu_learning_room(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const size_t row = shape->row * sizeof(float) + sizeof(int64_t);
 
     if (shape->role != KVANT_ROLE_K || !kvp_kv_learns(settings))
         return 0;
-    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row;
+    return (size_t)kvp_kv_open_pages(shape, settings) * KVANT_PAGE_TOKENS * row +
+           kvp_gpu_learning_bytes(128, (shape->row + 127) / 128,
+                                  1 + (uint32_t)kvp_gpu_further_buckets(shape, shape->n_cells));
 }

@@ -111,8 +111,8 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 bool kvp_gpu_learn_written(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
 bool kvp_gpu_copy_first(kvp_gpu_cache *cache, uint32_t first, uint32_t to, uint32_t n);
 
-/* A learned transform: one codec per kv head (NULL: nothing was learned), and the centres of a
- * block at position 0 (NULL: all blocks share the codecs' centres). */
+/* A restored transform: one codec per kv head, and the centres of a block at position 0 (NULL: all
+ * blocks share the codecs' centres). */
 typedef struct kvp_gpu_learned_transform {
     kvant_codec **codecs;
     float *start;
@@ -162,10 +162,12 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
- * that were kept of a layer. */
+ * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries may be
+ * freed when no work is left on the GPU. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_learner_input *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
+bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache);
 void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 
 /* Whether this many bytes are less than a quarter of the free memory. The rest is left to other
@@ -173,16 +175,25 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
- * `kvp_gpu_learner_free` waits for its thread. */
+ * `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys with a matrix, whatever its
+ * numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer keeps of n transforms;
+ * `kvp_gpu_learning_bytes`: working memory of all layers while they are made. */
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
 void kvp_gpu_learner_free(kvp_gpu_cells *cells);
+bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
+size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
+size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
 
-/* cells.c. The matrices of a transform. If its position bucket has none, the last bucket before it
- * that has matrices counts. */
+/* matrices.c. The matrices of a transform, of which one form is there: the compact one, or weights
+ * and inverse weights. If its position bucket has none, the last bucket before it that has matrices
+ * counts. `kvp_gpu_expand` makes the inverse weights (rows: both) of a compact form, in memory that
+ * is the stream's until the next call, or an append, of any layer. */
 typedef struct kvp_gpu_matrix {
+    const void *compact;
     const float *key_transform, *inverse_key_transform;
 } kvp_gpu_matrix;
 kvp_gpu_matrix kvp_gpu_matrix_of(const kvp_gpu_cells *cells, uint32_t transform);
+kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matrix *matrix);
 
 /* centers.c. The lock is held for all of these functions.
  *
@@ -245,13 +256,12 @@ bool kvp_gpu_buckets_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step);
 bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream);
 
 /* buckets.c. The lock is held. `kvp_gpu_buckets_prepare_next` comes before rows at positions up to
- * `last` are stored. It puts the key transform that threads have learned in force. It also lets
- * threads begin with the next position bucket. With `hurries`, a prompt will wait for it soon.
- * `kvp_gpu_buckets_begin_late` lets threads begin after a graph in which first transforms came in
- * force. `kvp_gpu_buckets_begin_layer` lets the thread of a layer begin within such a graph, once
- * the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have all
- * become unused. */
-void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last, bool hurries);
+ * `last` are stored. It puts a requested key transform in force, and requests that of the next
+ * position bucket. `kvp_gpu_buckets_begin_late` requests one after a graph in which first
+ * transforms came in force. `kvp_gpu_buckets_begin_layer` does so for a layer within such a graph,
+ * once the layer has its first transform. `kvp_gpu_buckets_forget` is for a cache whose rows have
+ * all become unused. */
+void kvp_gpu_buckets_prepare_next(kvp_gpu_cache *cache, int32_t last);
 void kvp_gpu_buckets_begin_late(kvp_gpu_cache *cache);
 void kvp_gpu_buckets_begin_layer(const kvp_kv *kv);
 void kvp_gpu_buckets_forget(kvp_gpu_cache *cache);
@@ -280,16 +290,22 @@ kvp_gpu_run kvp_gpu_run_of_blocks(const kvp_gpu_cells *cells, bool open, size_t 
 kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numbers, size_t first,
                                  size_t n);
 
-/* cells.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
+/* matrices.c. These functions bring a transform to the GPU. `kvp_gpu_upload_transform` brings the
  * first position bucket's and makes it the cells' transform; it waits for the stream (NULL: a
- * stream that orders nothing). `kvp_gpu_upload_bucket` brings matrices and centres of a later
- * bucket. `kvp_gpu_upload_plain` brings the transform KVP_PLAIN: a centre and a scale (NULL: none)
- * in the computer's memory. */
+ * stream that orders nothing). kept: the learned transform as records hold it, or NULL.
+ * `kvp_gpu_upload_bucket` brings matrices and centres of a later bucket. `kvp_gpu_upload_plain`
+ * brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the computer's memory.
+ *
+ * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and
+ * key_center from the centre (NULL: it is set otherwise), by work in the stream. Other streams may
+ * use them after that work. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
-                              const float *start, cu_stream stream);
+                              const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean);
 bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
+bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
+                             const float *center, cu_stream stream);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .calibration import Calibration
 
-_STEP_ROWS = 512  # KVANT_CACHE_BATCH of the library's cache, STEP_ROWS of llama.cpp's
+_STEP_ROWS = 512  # KVANT_EXACT_STEP
 _CENTERS = {0: "none", 1: "first", 2: "file"}
 
 

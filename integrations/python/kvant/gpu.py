@@ -17,8 +17,9 @@ from .rope import Rope
 from .structs import CodecInfo, CudaQueryArgs, CudaTables
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}  # kvant_cuda_type
-_LEARNT_TOGETHER = 512  # rows, as a cache writes them
-SCRATCH_ROWS, SCRATCH_BYTES = 384, 129 << 20  # KVANT_CUDA_SCRATCH_ROWS, _BYTES
+_LEARNT_TOGETHER = 512  # KVANT_EXACT_STEP: rows, as a cache writes them
+SCRATCH_ROWS = 384  # KVANT_CUDA_SCRATCH_ROWS
+SCRATCH_BYTES = 129 << 20  # KVANT_CUDA_SCRATCH_BYTES
 
 
 def type_of(tensor: Tensor) -> int:
@@ -108,10 +109,8 @@ def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) 
         f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim
     )  # and learns the same
     k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
-    rows, at = (
-        Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)),
-        torch.arange(len(k), device="cpu"),
-    )
+    rows = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS))
+    at = torch.arange(len(k), device="cpu")
     rows.set_rope(
         None if rope is None else rope._replace(n_position_transforms=1)
     )  # a matrix for all positions

@@ -70,3 +70,16 @@ def memory_gpu(results):
     ways = ("pages, GiB", "process, GiB")
     heading = [f"{way} at {context}" for context in ("32k", "128k") for way in ways]
     return table(["KV cache", *heading, "GPU"], *rows)
+
+
+def memory_parts(results):
+    """What a context of 32,768 tokens of an 8B shape takes on a GPU, part by part."""
+    columns = ("kvant MiB, largest", "kvant MiB after 28000 tokens", "f16 MiB")
+    lines = results.lines("llama_cuda_parts.csv")
+    sums = [sum(line.number(column) for line in lines) for column in columns]
+    parts = [[line["part"], *(line.number(column) for column in columns)] for line in lines]
+    rows = [
+        [name, *(f"{number:,.0f}" for number in numbers)]
+        for name, *numbers in [*parts, ["all", *sums]]
+    ]
+    return table(["part", "while kvant learns", "at 28,000 tokens", "llama.cpp `f16`"], *rows)

@@ -83,8 +83,8 @@ struct AttentionArgs {
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;
-    uint8_t *
-        further_tiles; /* of queries (further_tiles.cuh): MOST_MATRICES - 1 for each thread block */
+    uint8_t
+        *further_tiles; /* of queries (further_tiles.cuh): n_matrices - 1 for each thread block */
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */

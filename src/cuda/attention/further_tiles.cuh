@@ -15,8 +15,7 @@ template <int D, class Q> KVANT_INLINE Q &further_tile(const AttentionArgs &p, i
 {
     static_assert(sizeof(Q) <= query_tile_bytes(D), "their room");
     return *reinterpret_cast<Q *>(p.further_tiles +
-                                  (blockIdx.x * (KVANT_CUDA_MOST_MATRICES - 1) + i - 1) *
-                                      query_tile_bytes(D));
+                                  ((i - 1) * gridDim.x + blockIdx.x) * query_tile_bytes(D));
 }
 
 /* Tile i. */

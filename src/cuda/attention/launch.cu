@@ -263,7 +263,8 @@ kvant_status check_attention(kvant_cuda_kernel_attention_args &args)
         (args.plain_queries.q && !valid_offsets(offsets_args(args))) ||
         (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
-    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
+    const size_t needed =
+        kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim, args.n_matrices);
     if (needed == 0)
         return KVANT_ERR_CUDA;
     const bool fits =
@@ -278,10 +279,11 @@ PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
 }
 
 /* The offset of the tiles of queries in the workspace: behind counters and partial results. */
-size_t tiles_at(uint32_t head_dim, uint32_t blocks)
+size_t tiles_at(uint32_t head_dim, const Device &device)
 {
-    return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float),
-                                    tile_workspace(head_dim, blocks));
+    return COUNTER_BYTES +
+           std::max((size_t)most_blocks(device) * 2 * partial_floats(head_dim) * sizeof(float),
+                    tile_workspace(head_dim, grid_of(device)));
 }
 
 AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
@@ -326,8 +328,7 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
     p.scale_log2 = args.scale * 1.44269504088896341f;
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
-    p.further_tiles =
-        static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, most_blocks(device));
+    p.further_tiles = static_cast<uint8_t *>(args.workspace) + tiles_at(k.head_dim, device);
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
@@ -411,11 +412,11 @@ kvant_status launch_others(const kvant_cuda_kernel_attention_args &args, bool an
     none.blocks = 1;
     const AttentionArgs common = launch_args(args, none, device);
     const int multiprocessors = (int)grid_of(device);
-    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
+    const size_t scratch_at = tiles_at(args.k_codec->params.head_dim, device);
     const kvant_status status =
         any || prefers_any(args, columns_of(args))
             ? KVANT_ERR_UNSUPPORTED
-            : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
+            : launch_tiles(args, common, multiprocessors, device.shared_bytes, scratch_at, stream);
     return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
@@ -440,13 +441,15 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec,
     return KVANT_OK;
 }
 
-size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
+size_t kvant_cuda_table_attention_workspace(uint32_t head_dim, uint32_t n_matrices)
 {
-    const uint32_t blocks = most_blocks(current_device());
-    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM)
+    const Device device = current_device();
+    const uint32_t blocks = most_blocks(device);
+    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM ||
+        n_matrices > KVANT_CUDA_MOST_MATRICES)
         return 0;
-    return tiles_at(head_dim, blocks) +
-           blocks * (KVANT_CUDA_MOST_MATRICES - 1) * query_tile_bytes(head_dim);
+    return tiles_at(head_dim, device) +
+           (size_t)blocks * (std::max(n_matrices, 1u) - 1) * query_tile_bytes(head_dim);
 }
 
 void kvant_cuda_table_limit_shared_memory(size_t bytes)

@@ -1,10 +1,11 @@
-/* queries.cu - multiplies queries with the matrix of transform=file: q times (R W^-1)^T.
+/* queries.cu - multiplies queries with the matrices of keys: q times (R W^-1)^T.
  *
  * A thread block multiplies up to 8 query heads of one kv head and one sequence with one matrix. A
  * thread has one channel and a quarter of the matrix's rows, so all of its loads overlap. The
- * quarters are added in order. */
+ * quarters are added in order. With a compact form a thread has a quarter of a row of W^-T, and
+ * each result is rotated. */
+#include "../compact.cuh"
 #include "../launch.h"
-#include "../rotate.cuh"
 #include "../ptx.cuh"
 #include "queries.h"
 
@@ -42,6 +43,46 @@ KVANT_INLINE void load_matrix(float (&key_transform)[AHEAD], const float *m, int
         key_transform[k] = m[(size_t)(first + k) * D];
 }
 
+/* Adds the quarters of a head's channel. */
+template <int D> KVANT_INLINE float add_quarters(const QuerySpace<D> &space, uint32_t head, int at)
+{
+    float y = 0;
+    for (int i = 0; i < QUARTERS; i++)
+        y += space.sums[i][head][at];
+    return y;
+}
+
+/* The block's heads through a compact form. */
+template <int D>
+KVANT_INLINE void compact_queries(QuerySpace<D> &space, const QueryArgs &args, uint32_t matrix,
+                                  uint32_t first_head, uint32_t n_heads)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quarter = threadIdx.x / D;
+    const uint32_t kv_head = blockIdx.y, n_all = gridDim.y * args.heads_a_kv;
+    InverseRow<D, QUARTERS> row;
+    row.load(args.matrices[matrix], gridDim.y, kv_head, threadIdx.x % D, quarter);
+    begin_next();
+    wait_for_prior();
+    load_queries(space, args, blockIdx.z - matrix * args.batch, first_head, n_heads);
+    __syncthreads();
+    float sum[QUERY_HEADS] = {};
+    row.each_group([&](const float(&m)[KVANT_COMPACT_COLUMNS], int channel) {
+        unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
+            unrolled_for (int i = 0; i < (int)KVANT_COMPACT_COLUMNS; i++)
+                sum[h] = fmaf(m[i], space.q[h][channel + i], sum[h]);
+    });
+    unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
+        space.sums[quarter][h][row.channel()] = sum[h] * row.unit;
+    __syncthreads();
+    float *out = args.out + ((size_t)blockIdx.z * n_all + first_head) * D;
+    for (uint32_t h = warp; h < n_heads; h += QUARTERS * D / 32) {
+        Row<D> y;
+        y.each(lane, [&](float &x, int channel) { x = add_quarters(space, h, channel); });
+        rotate(y, args.rotation, lane);
+        y.each(lane, [&](float x, int channel) { out[(size_t)h * D + channel] = x; });
+    }
+}
+
 /* AHEAD: numbers of the matrix that a thread reads at once. With few blocks, many reads at once
  * wait least. With many blocks, blocks hide each other's waits and need the registers. */
 template <int D, int AHEAD>
@@ -57,7 +98,10 @@ __global__ void __launch_bounds__(QUARTERS *D)
     const int channel = threadIdx.x % D, quarter = threadIdx.x / D,
               begin = quarter * (D / QUARTERS);
     const uint32_t matrix = blockIdx.z / args.batch;
-    const float *m = args.inverse_key_transform[matrix] + (size_t)kv_head * D * D + channel;
+    const float *m =
+        static_cast<const float *>(args.matrices[matrix]) + (size_t)kv_head * D * D + channel;
+    if (args.compact >> matrix & 1)
+        return compact_queries(space, args, matrix, first_head, n_heads);
     float sum[QUERY_HEADS] = {}, key_transform[AHEAD];
     load_matrix<D, AHEAD>(key_transform, m, begin); /* these loads run while queries are loaded */
     begin_next();
@@ -75,12 +119,8 @@ __global__ void __launch_bounds__(QUARTERS *D)
         space.sums[quarter][h][channel] = sum[h];
     __syncthreads();
     float *out = args.out + ((size_t)blockIdx.z * gridDim.y * args.heads_a_kv + first_head) * D;
-    for (uint32_t h = quarter; h < n_heads; h += QUARTERS) {
-        float y = 0;
-        for (int i = 0; i < QUARTERS; i++)
-            y += space.sums[i][h][channel];
-        out[(size_t)h * D + channel] = y;
-    }
+    for (uint32_t h = quarter; h < n_heads; h += QUARTERS)
+        out[(size_t)h * D + channel] = add_quarters(space, h, channel);
 }
 
 /* ---- many tokens ---- */
@@ -107,6 +147,64 @@ KVANT_INLINE void split(float x, __half &upper, __half &lower)
 {
     upper = __float2half_rn(x);
     lower = __float2half_rn(x - __half2float(upper));
+}
+
+/* Rotates N rows at once, so that their shuffles overlap; as rotate. */
+template <int D, int N>
+KVANT_INLINE void rotate_rows(Row<D> (&rows)[N], const kvant_cuda_wide_rotation &rotation, int lane)
+{
+    if (rotation.block == 0)
+        return;
+    unrolled_for (int n = 0; n < N; n++)
+        apply_signs(rows[n], rotation, lane);
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
+        const float sign = lane & distance ? -1.0f : 1.0f;
+        unrolled_for (int n = 0; n < N; n++)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+                rows[n].x[j] =
+                    fmaf(rows[n].x[j], sign, __shfl_xor_sync(FULL, rows[n].x[j], distance));
+    }
+    unrolled_for (int n = 0; n < N; n++)
+        hadamard_of_lane(rows[n], rotation);
+}
+
+/* Loads half a column of R W^-T from a compact form. Its numbers are copied to where queries will
+ * be. Then a warp makes rows of the matrix, which lie where the matrix's halves will be. */
+template <int D>
+KVANT_INLINE void load_compact(RowSpace<D> &space, float (&key_transform)[D / 2],
+                               const QueryArgs &args, uint32_t matrix, uint32_t kv_head)
+{
+    constexpr int AT_ONCE = 4, WARPS = 2 * D / 32, GROUPS = D / (int)KVANT_COMPACT_COLUMNS,
+                  NUMBERS = GROUPS * D - (int)KVANT_COMPACT_COLUMNS / 2 * GROUPS * (GROUPS - 1);
+    static_assert(COMPACT_PART<D> == D && sizeof(space.m) >= D * D * sizeof(float) &&
+                      sizeof(space.q) >= NUMBERS * sizeof(uint4),
+                  "one part, which fits");
+    float *rows = reinterpret_cast<float *>(space.m);
+    uint4 *copy = reinterpret_cast<uint4 *>(space.q);
+    const int lane = threadIdx.x & 31;
+    InversePart of(args.matrices[matrix], D, gridDim.y, kv_head, 0, D);
+    Row<D> units;
+    for (int i = threadIdx.x; i < NUMBERS; i += 2 * D)
+        copy[i] = of.groups[i];
+    units.each(lane, [&](float &x, int channel) { x = of.units[channel]; });
+    of.groups = copy;
+    __syncthreads();
+#pragma unroll 1
+    for (int first = (int)(threadIdx.x >> 5) * AT_ONCE; first < D; first += WARPS * AT_ONCE) {
+        Row<D> some[AT_ONCE];
+        unrolled_for (int n = 0; n < AT_ONCE; n++)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+                const int channel = lane + 32 * j;
+                some[n].x[j] =
+                    channel < first + n ? 0.0f : of.number(channel, first + n) * units.x[j];
+            }
+        rotate_rows(some, args.rotation, lane);
+        unrolled_for (int n = 0; n < AT_ONCE; n++)
+            some[n].each(lane, [&](float x, int channel) { rows[(first + n) * D + channel] = x; });
+    }
+    __syncthreads();
+    load_matrix<D, D / 2>(key_transform, rows + threadIdx.x % D, threadIdx.x / D * (D / 2));
 }
 
 /* A thread copies half a column. */
@@ -210,10 +308,13 @@ __global__ void __launch_bounds__(2 * D, 2)
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * (warp % 2),
               column = 32 * (warp / 2);
     float key_transform[D / 2];
-    load_matrix<D, D / 2>(key_transform,
-                          args.inverse_key_transform[matrix] + (size_t)kv_head * D * D +
-                              threadIdx.x % D,
-                          threadIdx.x / D * (D / 2));
+    if (args.compact >> matrix & 1)
+        load_compact(space, key_transform, args, matrix, kv_head);
+    else
+        load_matrix<D, D / 2>(key_transform,
+                              static_cast<const float *>(args.matrices[matrix]) +
+                                  (size_t)kv_head * D * D + threadIdx.x % D,
+                              threadIdx.x / D * (D / 2));
     begin_next();
     place_matrix(space, key_transform);
     if (!args.ready)
@@ -266,6 +367,20 @@ cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaSt
                         2 * D, parameters, sizeof(RowSpace<D>), stream);
 }
 
+/* A channel of W^-T q. */
+KVANT_INLINE float inverse_product(const QueryArgs &args, uint32_t matrix, uint32_t kv_head,
+                                   const float *q)
+{
+    const uint32_t d = blockDim.x, n = kvant_compact_part(d), channel = threadIdx.x,
+                   part = channel % (d / 2) / (n / 2),
+                   own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
+    const InversePart of(args.matrices[matrix], d, gridDim.x / args.heads_a_kv, kv_head, part, n);
+    float sum = 0;
+    for (uint32_t i = 0; i <= own; i++)
+        sum = fmaf(of.number(own, i), q[kvant_compact_channel(d, n, part, i)], sum);
+    return sum * of.units[own];
+}
+
 /* For any head_dim: a thread block processes a query head, and a thread a channel. */
 __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
     queries_any_kernel(const __grid_constant__ QueryArgs args)
@@ -276,12 +391,18 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
     q[channel] = load_number(
         args.q, sequence * args.batch_stride + head * args.head_stride + channel, args.type);
     __syncthreads();
-    const float *m = args.inverse_key_transform[matrix] + head / args.heads_a_kv * d * d + channel;
+    float *out = args.out + (blockIdx.y * (size_t)gridDim.x + head) * d + channel;
+    const uint32_t kv_head = (uint32_t)(head / args.heads_a_kv);
+    if (args.compact >> matrix & 1) {
+        *out = rotate_any(inverse_product(args, (uint32_t)matrix, kv_head, q), q, args.rotation);
+        return;
+    }
+    const float *m = static_cast<const float *>(args.matrices[matrix]) + kv_head * d * d + channel;
     float sum = 0;
 #pragma unroll 8
     for (size_t i = 0; i < d; i++)
         sum = fmaf(m[i * d], q[i], sum);
-    args.out[(blockIdx.y * (size_t)gridDim.x + head) * d + channel] = sum;
+    *out = sum;
 }
 
 cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads,

@@ -1,4 +1,4 @@
-/* queries.h - the launch that multiplies queries with the matrix of transform=file. */
+/* queries.h - the launch that multiplies queries with the matrices of keys. */
 #pragma once
 
 #include "../params.h"
@@ -14,8 +14,11 @@ struct QueryArgs {
     size_t batch_stride, head_stride; /* elements */
     float *out;                       /* for the first matrix, then for the next ones */
     uint32_t batch, n_matrices, heads_a_kv;
-    const float *inverse_key_transform[KVANT_CUDA_MOST_MATRICES]; /* the matrices of all kv heads */
+    /* the matrices of all kv heads, or, where `compact` has a bit, their compact form */
+    const void *matrices[KVANT_CUDA_MOST_MATRICES];
+    uint32_t compact;
     bool ready; /* as in cuda_kernels.h; kernels for few queries wait all the same */
+    kvant_cuda_wide_rotation rotation; /* follows a compact form */
 };
 
 constexpr uint32_t QUERY_HEADS = 8; /* Query heads of one kv head that a thread block processes. */
@@ -24,6 +27,10 @@ inline uint32_t groups_of(const QueryArgs &args)
 {
     return (args.heads_a_kv + QUERY_HEADS - 1) / QUERY_HEADS;
 }
+
+/* Makes the matrices R W of all kv heads from their compact form (compact.cu). */
+cudaError_t launch_expand(const kvant_cuda_codec &codec, uint32_t n_kv_heads, const void *compact,
+                          float *matrix, cudaStream_t stream);
 
 cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads,
                            cudaStream_t stream);

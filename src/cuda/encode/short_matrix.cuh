@@ -1,9 +1,10 @@
-/* short_matrix.cuh - keys and queries of a decode step through the matrix of transform=file. A
- * thread computes one number of a row.
+/* short_matrix.cuh - keys and queries of a decode step through a matrix, or through a transform in
+ * its compact form. A thread computes one number of a row.
  *
  * Owns the products. append_short.cu owns the kernels, and the rows' way to their pages. */
 #pragma once
 
+#include "../compact.cuh"
 #include "short_row.cuh"
 
 namespace kvant
@@ -73,19 +74,102 @@ KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_t
     return row;
 }
 
-/* The queries of a kv head, of tokens first .. end - 1, through their matrix: four heads at a time,
- * a channel a thread. */
+/* Computes W ((x - c) / s) from the triangle of a compact form, with all threads of a block of D.
+ * The caller rotates the row. */
 template <int D>
-KVANT_INLINE void short_queries(const QueryArgs &args, uint32_t matrix, uint32_t first_token,
-                                uint32_t end, int kv_head, int n_kv_heads)
+KVANT_INLINE Row<D> short_row_through_triangle(const ShortRole &role, kvant_cuda_type type,
+                                               const FewCenter &center, const KeyColumn<D> &column,
+                                               size_t row_at, int kv_head, bool &finite)
 {
-    constexpr int HEADS = 4, AHEAD = D > 128 ? 64 : D;
-    __shared__ float4 q[D];
-    const int channel = threadIdx.x, n = (int)args.heads_a_kv;
-    const float *column = args.inverse_key_transform[matrix] + (size_t)kv_head * D * D + channel;
+    __shared__ float x[D], y[D];
+    __shared__ float4 scaled[D / 4]; /* numbers times the steps of their rows, in part order */
+    const int channel = column.channel(), at = kv_head * D + channel;
+    float number;
+    if (center.any) {
+        center.about(static_cast<const float *>(role.rows) + row_at, x, D);
+        number = x[channel];
+    } else
+        number = load_number(role.rows, row_at + channel, type);
+    if (role.center)
+        number = __fsub_rn(number, role.center[at]);
+    if (role.scale)
+        number = __fdiv_rn(number, role.scale[at]);
+    reinterpret_cast<float *>(scaled)[threadIdx.x] = __fmul_rn(number, half_bits(column.step));
+    finite = __syncthreads_and(is_finite(number));
+    y[channel] = fmaf(number, half_bits(column.diagonal), column.sum(scaled));
+    __syncthreads();
+    Row<D> row;
+    row.each(threadIdx.x & 31, [&](float &to, int i) { to = y[i]; });
+    return row;
+}
+
+/* Four query heads of a kv head at a time go through a matrix, a channel a thread. */
+template <int D> struct ShortMatrix {
+    static constexpr int AHEAD = D > 128 ? 64 : D;
+    const float *column;
     float key_transform[AHEAD];
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
+
+    KVANT_INLINE void load_ahead(int first)
+    {
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            key_transform[i] = column[(size_t)(first + i) * D];
+    }
+    KVANT_INLINE void load(const QueryArgs &args, uint32_t matrix, int kv_head, int)
+    {
+        column = static_cast<const float *>(args.matrices[matrix]) + (size_t)kv_head * D * D +
+                 threadIdx.x;
+        load_ahead(0);
+    }
+    KVANT_INLINE void multiply(const float4 (&q)[D], bool again, float (&sum)[4])
+    {
+        unrolled_for (uint32_t first = 0; first < D; first += AHEAD) {
+            if (AHEAD < D && (first > 0 || again))
+                load_ahead(first);
+            unrolled_for (int k = 0; k < AHEAD; k++)
+                add_products(key_transform[k], q[first + k], sum);
+        }
+    }
+    KVANT_INLINE static void add_products(float m, const float4 &y, float (&sum)[4])
+    {
+        sum[0] = fmaf(m, y.x, sum[0]);
+        sum[1] = fmaf(m, y.y, sum[1]);
+        sum[2] = fmaf(m, y.z, sum[2]);
+        sum[3] = fmaf(m, y.w, sum[3]);
+    }
+};
+
+/* The same with a compact form. Products are rotated afterwards, a head a warp. */
+template <int D> struct ShortInverse {
+    InverseRow<D, 1> row;
+
+    KVANT_INLINE void load(const QueryArgs &args, uint32_t matrix, int kv_head, int n_kv_heads)
+    {
+        row.load(args.matrices[matrix], n_kv_heads, kv_head, threadIdx.x, 0);
+    }
+    KVANT_INLINE void multiply(const float4 (&q)[D], bool, float (&sum)[4])
+    {
+        row.each_group([&](const float(&m)[KVANT_COMPACT_COLUMNS], int channel) {
+            unrolled_for (int i = 0; i < (int)KVANT_COMPACT_COLUMNS; i++)
+                ShortMatrix<D>::add_products(m[i], q[channel + i], sum);
+        });
+        unrolled_for (int h = 0; h < 4; h++)
+            sum[h] *= row.unit;
+    }
+};
+
+/* The queries of a kv head, of tokens first .. end - 1, through their matrix: four heads at a
+ * time. */
+template <int D, class Matrix>
+KVANT_INLINE void queries_through(const QueryArgs &args, uint32_t matrix, uint32_t first_token,
+                                  uint32_t end, int kv_head, int n_kv_heads)
+{
+    constexpr int HEADS = 4;
+    constexpr bool COMPACT = std::is_same<Matrix, ShortInverse<D>>::value;
+    __shared__ float4 q[D];
+    __shared__ float y[COMPACT ? HEADS : 1][D];
+    const int channel = threadIdx.x, n = (int)args.heads_a_kv;
+    Matrix m;
+    m.load(args, matrix, kv_head, n_kv_heads);
     wait_for_prior();
     const uint32_t groups = (uint32_t)(n + HEADS - 1) / HEADS;
 #pragma unroll 1
@@ -103,25 +187,32 @@ KVANT_INLINE void short_queries(const QueryArgs &args, uint32_t matrix, uint32_t
         __syncthreads();
         q[channel] = make_float4(x[0], x[1], x[2], x[3]);
         __syncthreads();
-        unrolled_for (uint32_t first = 0; first < D; first += AHEAD) {
-            if (AHEAD < D && first + i > 0)
-                unrolled_for (int k = 0; k < AHEAD; k++)
-                    key_transform[k] = column[(size_t)(first + k) * D];
-            unrolled_for (int k = 0; k < AHEAD; k++) {
-                const float4 y = q[first + k];
-                sum[0] = fmaf(key_transform[k], y.x, sum[0]);
-                sum[1] = fmaf(key_transform[k], y.y, sum[1]);
-                sum[2] = fmaf(key_transform[k], y.z, sum[2]);
-                sum[3] = fmaf(key_transform[k], y.w, sum[3]);
-            }
+        m.multiply(q, i > 0, sum);
+        float *out =
+            args.out +
+            (((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n + head) * D;
+        if constexpr (COMPACT) {
+            unrolled_for (int h = 0; h < HEADS; h++)
+                y[h][m.row.channel()] = sum[h];
+            __syncthreads();
+            for (int h = threadIdx.x >> 5; h < HEADS && head + h < n; h += D / 32)
+                store_rotated<D>(y[h], args.rotation, out + h * D);
+        } else {
+            unrolled_for (int h = 0; h < HEADS; h++)
+                if (head + h < n)
+                    out[h * D + channel] = sum[h];
         }
-        unrolled_for (int h = 0; h < HEADS; h++)
-            if (head + h < n)
-                args.out[(((size_t)(matrix * args.batch + token) * n_kv_heads + kv_head) * n +
-                          head + h) *
-                             D +
-                         channel] = sum[h];
     }
+}
+
+template <int D>
+KVANT_INLINE void short_queries(const QueryArgs &args, uint32_t matrix, uint32_t first_token,
+                                uint32_t end, int kv_head, int n_kv_heads)
+{
+    if (args.compact >> matrix & 1)
+        queries_through<D, ShortInverse<D>>(args, matrix, first_token, end, kv_head, n_kv_heads);
+    else
+        queries_through<D, ShortMatrix<D>>(args, matrix, first_token, end, kv_head, n_kv_heads);
 }
 
 /* The rows of N tokens from `first` on, W ((x - c) / s), with all threads of a block of D, as

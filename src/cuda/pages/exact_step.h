@@ -14,6 +14,7 @@
 #include <kvant/cuda_kernels.h>
 
 #include "../../base/attributes.h"
+#include "../../store/rules.h"
 
 #if defined(__CUDACC__)
 #define EXACT_HOST __host__ __device__ inline
@@ -235,13 +236,12 @@ KVANT_INLINE void exact_free_slots(const kvant_cuda_exact_args *a, exact_kind *k
     exact_meet();
 }
 
-/* Blocks that leave at once: more of them where more sequences fill blocks. A list of more than 8
- * blocks makes a step late, and does not make the encoder faster. */
+/* Blocks that leave at once: more of them where more sequences fill blocks. */
 KVANT_INLINE uint32_t exact_group(uint32_t active)
 {
     if (active < 4)
         return active > 0;
-    return active < 32 ? active / 4 : 8;
+    return active < 4 * KVANT_PLAN_RUN ? active / 4 : KVANT_PLAN_RUN;
 }
 
 /* Plans a step; by one warp. */

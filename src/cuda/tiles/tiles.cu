@@ -316,7 +316,7 @@ bool prefers_codes(const kvant_cuda_kernel_attention_args &args, int shared_byte
 }
 
 kvant_status launch_tiles(const kvant_cuda_kernel_attention_args &args, const AttentionArgs &common,
-                          int multiprocessors, int shared_bytes, size_t needed, cudaStream_t stream)
+                          int multiprocessors, int shared_bytes, size_t used, cudaStream_t stream)
 {
     TileArgs p{};
     static_cast<AttentionArgs &>(p) = common;
@@ -324,7 +324,7 @@ kvant_status launch_tiles(const kvant_cuda_kernel_attention_args &args, const At
     p.values = tile_codec(*args.v_codec);
     const uint32_t head_dim = args.k_codec->params.head_dim;
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
-    const size_t scratch_at = (needed + 1023) / 1024 * 1024;
+    const size_t scratch_at = (used + 1023) / 1024 * 1024;
     if (rows > KVANT_CUDA_SCRATCH_ROWS && args.workspace_bytes > scratch_at) {
         const kvant_status status =
             launch_unpacked(args, p, scratch_at, multiprocessors, shared_bytes, stream);

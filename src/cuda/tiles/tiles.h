@@ -90,9 +90,8 @@ bool prefers_codes(const kvant_cuda_kernel_attention_args &args, int shared_byte
 
 /* Launches tile kernels. KVANT_ERR_UNSUPPORTED when no shape fits into shared_bytes. The
  * AttentionArgs part is filled as for a kernel without byte keys. Counters and partial results lie
- * in the first `needed` bytes of the workspace, unpacked pages behind them. */
+ * in the first `used` bytes of the workspace, unpacked pages behind them. */
 kvant_status launch_tiles(const kvant_cuda_kernel_attention_args &args, const AttentionArgs &common,
-                          int multiprocessors, int shared_bytes, size_t needed,
-                          cudaStream_t stream);
+                          int multiprocessors, int shared_bytes, size_t used, cudaStream_t stream);
 
 } // namespace kvant

@@ -25,9 +25,9 @@ kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_co
     return KVANT_ERR_UNSUPPORTED;
 }
 
-size_t host_attention_workspace(uint32_t head_dim)
+size_t host_attention_workspace(uint32_t head_dim, uint32_t n_matrices)
 {
-    return (size_t)head_dim * 3;
+    return (size_t)head_dim * (2 + (n_matrices > 1 ? n_matrices : 1));
 }
 
 void host_limit_shared_memory(size_t bytes)
@@ -236,7 +236,8 @@ static void swap_channels(const kvant_cuda_kernel_attention_args *a)
 static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
 {
     const unsigned char *workspace = a->workspace;
-    return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) &&
+    return a->workspace_bytes >=
+               host_attention_workspace(a->k_codec->params.head_dim, a->n_matrices) &&
            (a->clear_counters || workspace[0] == 0);
 }
 
@@ -264,7 +265,7 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
         return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2,
                  out_width = args->out_type == KVANT_CUDA_F32 ? 4 : 2,
-                 used = host_attention_workspace(args->k_codec->params.head_dim);
+                 used = host_attention_workspace(args->k_codec->params.head_dim, 1);
     if (args->page_offsets && (args->k_center || args->logit_softcap > 0))
         return KVANT_ERR_ARGUMENT;
     if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES ||
@@ -457,7 +458,6 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
 
 kvant_status host_rotate_rows(const kvant_cuda_rotate_rows_args *a, kvant_cuda_stream stream)
 {
-    (void)stream;
     static float columns[MOST * MOST]; /* columns of the kv head's matrix, each contiguous */
     float x[MOST], y[MOST];
     const size_t d = a->head_dim, group = a->n_heads / a->n_kv_heads;
@@ -489,8 +489,16 @@ void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
         const size_t at =
             i % rows / args->n_heads * args->q_batch_stride + head * args->q_head_stride;
-        const float *m =
-            (i < rows ? args->inverse_key_transform : args->further[i / rows - 1]) + kv * d * d;
+        const float *matrix = i < rows ? args->inverse_key_transform : args->further[i / rows - 1],
+                    *m = matrix + kv * d * d;
+        if (args->compact >> i / rows & 1) {
+            const kvant_transform t = host_compact_transform(args->k_codec, matrix, (uint32_t)kv);
+            float q[MOST];
+            for (size_t k = 0; k < d; k++)
+                q[k] = number(args->q, at + k, args->type);
+            kvant_transform_dual(&t, host_kernels(), 1, q, args->out + i * d);
+            continue;
+        }
         for (size_t j = 0; j < d; j++) {
             double sum = 0;
             for (size_t k = 0; k < d; k++)
@@ -504,6 +512,8 @@ kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
                                     kvant_cuda_stream stream)
 {
     ANSWER(transform_queries, args, stream);
+    if (args->compact && args->compact >> args->n_further >> 1)
+        return KVANT_ERR_ARGUMENT;
     host_rotate_queries(args);
     return KVANT_OK;
 }

@@ -21,7 +21,7 @@ typedef struct host_control {
     const char *function; /* "host_append" and the like */
     kvant_code_kind kind; /* kind of the codes of a view */
     const kvant_cuda_codec *codec;
-    unsigned char arguments[1024]; /* a copy, zeros behind it */
+    unsigned char arguments[4096]; /* a copy, zeros behind it */
     /* The attention that was computed last. A captured call is computed when its graph is
      * launched. */
     kvant_cuda_kernel_attention_args attention;

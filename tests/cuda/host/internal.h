@@ -35,10 +35,13 @@ bool host_answers(const char *function, const void *arguments, size_t size,
     X(transform_queries, kvant_cuda_kernel_query_args)                                             \
     X(center_rows, kvant_cuda_center_rows_args)                                                    \
     X(page_offsets, kvant_cuda_page_offsets_args)                                                  \
+    X(compact, kvant_cuda_compact_args)                                                            \
+    X(expand, kvant_cuda_expand_args)                                                              \
     X(fill_marked, kvant_cuda_marked_args)                                                         \
     X(decode, kvant_cuda_decode_args)                                                              \
     X(exact_step, kvant_cuda_exact_args)                                                           \
-    X(seal_rows, kvant_cuda_seal_rows_args)
+    X(seal_rows, kvant_cuda_seal_rows_args)                                                        \
+    X(learn, kvant_cuda_learn_args)
 
 typedef void host_work(void *data);
 #define HOST_RUN(name, type) host_work host_run_##name;
@@ -78,6 +81,13 @@ bool host_is_open(const kvant_cuda_codec *codec);
 /* The transform with the key transform W of a kv head, or without one. */
 kvant_transform host_transform(const kvant_cuda_codec *codec, const float *key_transform,
                                uint32_t head);
+
+/* The transform of a kv head in the compact form. */
+kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void *compact,
+                                       uint32_t head);
+/* Makes R W of all kv heads, or R W^-T. */
+void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, const void *compact,
+                        bool inverse, float *to);
 
 /* Subtracts block centres from rows; false if arguments are missing. */
 bool host_center(const kvant_cuda_center_rows_args *args);

@@ -153,6 +153,12 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
             host_source(roles[r]->codec)->info.block_tokens > 1)
             return KVANT_ERR_UNSUPPORTED;
     kvant_cuda_kernel_append_args about = *args;
+    if (args->k_compact) {
+        if (!args->k.codec || !args->k_matrix)
+            return KVANT_ERR_ARGUMENT;
+        host_expand_matrix(args->k.codec, args->n_kv_heads, args->k_compact, false, args->k_matrix);
+        about.k.key_transform = args->k_matrix;
+    }
     if (!center_keys(&about))
         return KVANT_ERR_ARGUMENT;
     append_role(&about, &about.k);

@@ -27,8 +27,9 @@ from .learn import LOG
 
 SHARE = 0.03  #: of the memory of the cache
 LEAST = 4  #: blocks of a kind, at least
-NEWEST = 2  #: of a sequence: the block that is being filled and the block before it
-GROUP = 8  #: blocks that are sealed at once, at most
+_NEWEST_TOKENS = 128  # KVANT_EXACT_NEWEST
+NEWEST = _NEWEST_TOKENS // PAGE_TOKENS  #: the block that is being filled, and the block before it
+GROUP = 8  # KVANT_PLAN_RUN: blocks that are sealed at once, at most
 MOST_STAGED = 256  #: tokens of a step whose rows pass through the pool
 _UNSUPPORTED = 30  #: KVANT_ERR_UNSUPPORTED
 # Methods of speculative decoding that have no layers: draft layers write rows between steps.
@@ -133,12 +134,8 @@ class State:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         n, wide = slots.first + slots.newest, torch.int64
-        self.slots, self.n_blocks, self.device, self.most_staged = (
-            slots,
-            n_blocks,
-            device,
-            MOST_STAGED,
-        )
+        self.slots, self.n_blocks, self.device = slots, n_blocks, device
+        self.most_staged = MOST_STAGED
         self.owners, self.places = array(n), array(n_blocks)
         self.births, self.lives, self.clock = (array(k, value=0) for k in (n, n, 1))
         self.table = array(most_sequences, table_width, value=0)

@@ -1,0 +1,211 @@
+/* compact.cuh - products with a transform in its compact form (device/compact.h), whose rotation
+ * follows. encode/compact.cu makes the form. Knows the head_dims of with_head_dim. */
+#pragma once
+
+#include "../device/compact.h"
+#include "rotate.cuh"
+
+namespace kvant
+{
+
+/* kvant_compact_part for these head_dims */
+template <int D> constexpr int COMPACT_PART = D <= 128 ? D : 64;
+
+/* The float of a code, the low 4 bits. The bits of 2^23 + 8 + code are those of the code, plus 8,
+ * after the bits of 2^23. */
+KVANT_INLINE float code_number(uint32_t bits)
+{
+    return __uint_as_float(0x4b000000u | (bits & 15u)) - (8388608.0f + KVANT_COMPACT_ZERO);
+}
+
+KVANT_INLINE float half_bits(uint16_t bits)
+{
+    __half_raw raw;
+    raw.x = bits;
+    return __half2float(raw);
+}
+
+/* The inverse of a part. */
+struct InversePart {
+    const float *units;
+    const uint4 *groups;
+    uint32_t n;
+
+    KVANT_INLINE InversePart(const void *compact, uint32_t d, uint32_t n_kv_heads, uint32_t kv_head,
+                             uint32_t part, uint32_t n_)
+        : n(n_)
+    {
+        const uint8_t *at = static_cast<const uint8_t *>(compact) +
+                            kvant_compact_inverses_at(d, n_kv_heads) +
+                            (kv_head * (d / n) + part) * kvant_compact_inverse_part(n);
+        units = reinterpret_cast<const float *>(at);
+        groups = reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(n * sizeof(float)));
+    }
+
+    KVANT_INLINE const uint4 *row(uint32_t row, uint32_t group) const
+    {
+        return groups + kvant_compact_rows(n, group) + row - KVANT_COMPACT_COLUMNS * group;
+    }
+
+    /* A number without its unit. */
+    KVANT_INLINE float number(uint32_t r, uint32_t column) const
+    {
+        const uint32_t group = column / KVANT_COMPACT_COLUMNS;
+        return half_bits(
+            reinterpret_cast<const uint16_t *>(row(r, group))[column % KVANT_COMPACT_COLUMNS]);
+    }
+};
+
+/* A thread's part of W^-T q: row `row` of all parts, in part order, and of each N-th group of
+ * columns from `first` on. A warp's rows are of one part. */
+template <int D, int STEP> struct InverseRow {
+    static constexpr int N = COMPACT_PART<D>, GROUPS = N / (int)KVANT_COMPACT_COLUMNS,
+                         LOADS = (GROUPS + STEP - 1) / STEP;
+    uint4 numbers[LOADS];
+    float unit;
+    int part, row, first;
+
+    /* kv_head's rows; `position` is below D */
+    KVANT_INLINE void load(const void *compact, uint32_t n_kv_heads, uint32_t kv_head, int position,
+                           int first_group)
+    {
+        part = position / N, row = position % N, first = first_group;
+        const InversePart of(compact, D, n_kv_heads, kv_head, part, N);
+        unit = of.units[row];
+        unrolled_for (int k = 0; k < LOADS; k++) {
+            const int group = first + k * STEP;
+            numbers[k] = make_uint4(0, 0, 0, 0);
+            if (group < GROUPS && (int)KVANT_COMPACT_COLUMNS * group <= row)
+                numbers[k] = *of.row(row, group);
+        }
+    }
+
+    KVANT_INLINE int channel() const
+    {
+        return (int)kvant_compact_channel(D, N, part, row);
+    }
+
+    /* Calls use(number, channel of q) for all of the row's numbers of the thread, eight at a time:
+     * use(numbers, first channel). */
+    template <class F> KVANT_INLINE void each_group(F &&use) const
+    {
+        const int last = (row | 31) / (int)KVANT_COMPACT_COLUMNS; /* the same in all lanes */
+        unrolled_for (int k = 0; k < LOADS; k++) {
+            const int group = first + k * STEP;
+            if (group > last || group >= GROUPS)
+                break;
+            float x[KVANT_COMPACT_COLUMNS];
+            const uint32_t words[4] = { numbers[k].x, numbers[k].y, numbers[k].z, numbers[k].w };
+            unrolled_for (int i = 0; i < 4; i++) {
+                const float2 pair = __half22float2(reinterpret_cast<const __half2 &>(words[i]));
+                x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+            }
+            use(x, (int)kvant_compact_channel(D, N, part, KVANT_COMPACT_COLUMNS * group));
+        }
+    }
+};
+
+/* The triangle of a part. */
+struct KeyPart {
+    const uint16_t *halves; /* steps, then the diagonal */
+    const uint4 *codes;
+    uint32_t n;
+
+    KVANT_INLINE KeyPart(const void *compact, uint32_t d, uint32_t kv_head, uint32_t part,
+                         uint32_t n_)
+        : n(n_)
+    {
+        const uint8_t *at = static_cast<const uint8_t *>(compact) +
+                            (kv_head * (d / n) + part) * kvant_compact_keys_part(n);
+        halves = reinterpret_cast<const uint16_t *>(at);
+        codes =
+            reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
+    }
+
+    /* W^T in this row and column, which is not above the row. */
+    KVANT_INLINE float number(uint32_t row, uint32_t column) const
+    {
+        constexpr uint32_t ROWS = KVANT_COMPACT_ROWS;
+        if (column == row)
+            return half_bits(halves[n + row]);
+        const uint32_t *words =
+            reinterpret_cast<const uint32_t *>(codes + kvant_compact_columns(row / ROWS) + column);
+        return __fmul_rn(half_bits(halves[row]),
+                         code_number(words[row % ROWS / 8] >> 4 * (row % 8)));
+    }
+};
+
+/* A thread's column of the triangle of its part, for keys; the thread is below D. A warp's columns
+ * are of one part and need the same groups. */
+template <int D> struct KeyColumn {
+    static constexpr int N = COMPACT_PART<D>, ROWS = (int)KVANT_COMPACT_ROWS, GROUPS = N / ROWS;
+    static_assert(N % ROWS == 0, "whole groups");
+    uint4 codes[GROUPS];
+    uint16_t step, diagonal; /* of the row that has the column's number */
+    int part, column;
+
+    KVANT_INLINE void load(const void *compact, uint32_t kv_head, int thread)
+    {
+        part = thread / N, column = thread % N;
+        const KeyPart of(compact, D, kv_head, part, N);
+        step = of.halves[column], diagonal = of.halves[N + column];
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            if (g >= column / ROWS)
+                codes[g] = of.codes[kvant_compact_columns(g) + column];
+    }
+
+    KVANT_INLINE int channel() const
+    {
+        return (int)kvant_compact_channel(D, N, part, column);
+    }
+
+    /* The sum over rows of codes times `scaled`, numbers of the part times their steps. */
+    KVANT_INLINE float sum(const float4 *scaled) const
+    {
+        float sums[4] = {};
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            if (g >= column / ROWS) {
+                const uint32_t words[4] = { codes[g].x, codes[g].y, codes[g].z, codes[g].w };
+                unrolled_for (int i = 0; i < ROWS / 4; i++) {
+                    const float4 s = scaled[(part * N + g * ROWS) / 4 + i];
+                    const uint32_t bits = words[i / 2] >> 16 * (i % 2);
+                    sums[0] = fmaf(code_number(bits), s.x, sums[0]);
+                    sums[1] = fmaf(code_number(bits >> 4), s.y, sums[1]);
+                    sums[2] = fmaf(code_number(bits >> 8), s.z, sums[2]);
+                    sums[3] = fmaf(code_number(bits >> 12), s.w, sums[3]);
+                }
+            }
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+};
+
+/* Rotates a row in shared memory and stores it; by a warp. */
+template <int D>
+KVANT_INLINE void store_rotated(const float *from, const kvant_cuda_wide_rotation &rotation,
+                                float *to)
+{
+    const int lane = threadIdx.x & 31;
+    Row<D> row;
+    row.each(lane, [&](float &x, int channel) { x = from[channel]; });
+    rotate(row, rotation, lane);
+    row.each(lane, [&](float x, int channel) { to[channel] = x; });
+}
+
+/* R x of a row in shared memory, a channel a thread; the result is the thread's. */
+KVANT_INLINE float rotate_any(float x, float *row, const kvant_cuda_wide_rotation &rotation)
+{
+    const uint32_t channel = threadIdx.x;
+    if (rotation.block == 0)
+        return x;
+    x = rotation.signs[channel / 32] >> channel % 32 & 1 ? -x : x;
+    for (uint32_t distance = 1; distance < rotation.block; distance *= 2) {
+        __syncthreads();
+        row[channel] = x;
+        __syncthreads();
+        const float other = row[channel ^ distance];
+        x = channel & distance ? other - x : x + other;
+    }
+    return x * rotation.scale;
+}
+
+} // namespace kvant

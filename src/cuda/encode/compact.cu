@@ -1,0 +1,286 @@
+/* compact.cu - makes the compact form of the matrices of keys (device/compact.h), and makes
+ * matrices from it.
+ *
+ * The inverse of a triangle is solved in binary64, a column a thread. Rows of R W are the rows of
+ * the triangles through the rotation; they have the bits of kvant_transform_set_matrix. */
+#include "../any/rows.cuh"
+#include "../checks.h"
+#include "../compact.cuh"
+#include "../launch.h"
+#include "../table.h"
+
+namespace kvant
+{
+
+/* The triangle of a part as a cache keeps it (math/triangle.h). */
+struct TrianglePart {
+    const uint16_t *halves;
+    uint32_t n;
+
+    /* The code of a number below the diagonal, plus 8. */
+    KVANT_INLINE uint32_t code(uint32_t row, uint32_t column) const
+    {
+        const uint8_t *codes = reinterpret_cast<const uint8_t *>(halves + 2 * n) + row * row / 4;
+        return (codes[column / 2] >> 4 * (column % 2) & 15u) ^ KVANT_COMPACT_ZERO;
+    }
+    KVANT_INLINE float number(uint32_t row, uint32_t column) const
+    {
+        return column == row ? half_bits(halves[n + row])
+                             : __fmul_rn(half_bits(halves[row]), code_number(code(row, column)));
+    }
+
+    /* Stores it in the compact form; thread c stores column c. */
+    KVANT_INLINE void store(uint8_t *to) const
+    {
+        const uint32_t column = threadIdx.x;
+        uint16_t *numbers = reinterpret_cast<uint16_t *>(to);
+        uint32_t *words =
+            reinterpret_cast<uint32_t *>(to + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
+        for (uint32_t i = column; i < 2 * n; i += blockDim.x)
+            numbers[i] = halves[i];
+        for (uint32_t g = column / KVANT_COMPACT_ROWS; KVANT_COMPACT_ROWS * g < n; g++)
+            for (uint32_t w = 0; w < 4; w++) {
+                uint32_t word = 0;
+                for (uint32_t i = 0; i < 8; i++) {
+                    const uint32_t row = KVANT_COMPACT_ROWS * g + 8 * w + i;
+                    word |= (row < n && column < row ? code(row, column) : KVANT_COMPACT_ZERO)
+                            << 4 * i;
+                }
+                words[4 * (kvant_compact_columns(g) + column) + w] = word;
+            }
+    }
+};
+
+/* The inverse of a triangle in shared memory: row by row, numbers up to the diagonal. Behind it
+ * two rows of the triangle. */
+struct Inverse {
+    double *numbers;
+    uint32_t n;
+
+    __host__ __device__ static size_t numbers_of(uint32_t n)
+    {
+        return n * (n + 1) / 2 + 2 * n;
+    }
+    /* with a copy of the triangle */
+    __host__ __device__ static size_t bytes(uint32_t n)
+    {
+        return numbers_of(n) * sizeof(double) + kvant_compact_triangle(n) * sizeof(uint16_t);
+    }
+    KVANT_INLINE double &at(uint32_t row, uint32_t column) const
+    {
+        return numbers[row * (row + 1) / 2 + column];
+    }
+
+    /* Thread j solves column j: L z = e_j. By all threads of the block. */
+    template <class Part> KVANT_INLINE void solve(const Part &triangle) const
+    {
+        double *const rows = numbers + n * (n + 1) / 2;
+        const uint32_t column = threadIdx.x;
+        for (uint32_t i = 0; i < n; i++) {
+            double *const row = rows + i % 2 * n; /* the other one may still be read */
+            if (column <= i)
+                row[column] = triangle.number(i, column);
+            __syncthreads();
+            if (column > i)
+                continue;
+            double sums[4] = {};
+            uint32_t k = column;
+            const double *z = &at(k, column); /* number k + 1 is k + 1 numbers further */
+            for (; k + 4 <= i; k += 4) {
+                sums[0] = fma(row[k], z[0], sums[0]);
+                sums[1] = fma(row[k + 1], z[k + 1], sums[1]);
+                sums[2] = fma(row[k + 2], z[2 * k + 3], sums[2]);
+                sums[3] = fma(row[k + 3], z[3 * k + 6], sums[3]);
+                z += 4 * k + 10;
+            }
+            for (; k < i; z += ++k)
+                sums[0] = fma(row[k], *z, sums[0]);
+            const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            at(i, column) = ((column == i ? 1.0 : 0.0) - sum) / row[i];
+        }
+        __syncthreads();
+    }
+
+    /* Stores the inverse of a part; thread r stores row r. */
+    KVANT_INLINE void store(uint8_t *to) const
+    {
+        const uint32_t r = threadIdx.x;
+        double largest = 0;
+        if (r >= n)
+            return;
+        for (uint32_t j = 0; j <= r; j++)
+            largest = fmax(largest, fabs(at(r, j)));
+        const float unit = power_above((float)largest);
+        reinterpret_cast<float *>(to)[r] = unit;
+        uint16_t *groups =
+            reinterpret_cast<uint16_t *>(to + kvant_compact_aligned(n * sizeof(float)));
+        constexpr uint32_t COLUMNS = KVANT_COMPACT_COLUMNS;
+        for (uint32_t g = 0; COLUMNS * g <= r; g++)
+            for (uint32_t j = 0; j < COLUMNS; j++) {
+                const uint32_t column = COLUMNS * g + j;
+                const double x = column <= r ? at(r, column) / (double)unit : 0.0;
+                groups[(kvant_compact_rows(n, g) + r - COLUMNS * g) * COLUMNS + j] =
+                    __half_as_ushort(__double2half(x));
+            }
+    }
+};
+
+/* Makes the compact form of a part of a kv head. */
+__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact)
+{
+    extern __shared__ double inverse_space[];
+    const uint32_t n = kvant_compact_part(d), part = blockIdx.x, kv_head = blockIdx.y,
+                   number = kv_head * (d / n) + part, size = (uint32_t)kvant_compact_triangle(n);
+    const Inverse inverse{ inverse_space, n };
+    uint16_t *copy = reinterpret_cast<uint16_t *>(inverse_space + Inverse::numbers_of(n));
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
+        copy[i] = triangles[(size_t)number * size + i];
+    __syncthreads();
+    const TrianglePart triangle{ copy, n };
+    inverse.solve(triangle);
+    triangle.store(compact + number * kvant_compact_keys_part(n));
+    inverse.store(compact + kvant_compact_inverses_at(d, gridDim.y) +
+                  number * kvant_compact_inverse_part(n));
+}
+
+/* Makes W^-T of a part of a kv head, by rows of the channel that it is multiplied with. It is not
+ * rotated yet. */
+__global__ void invert_kernel(const void *compact, uint32_t d, float *matrix)
+{
+    extern __shared__ double inverse_space[];
+    const uint32_t n = kvant_compact_part(d), part = blockIdx.x, kv_head = blockIdx.y;
+    const Inverse inverse{ inverse_space, n };
+    inverse.solve(KeyPart(compact, d, kv_head, part, n));
+    for (uint32_t j = 0; j < n; j++) {
+        float *row = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, j)) * d;
+        for (uint32_t channel = threadIdx.x; channel < d; channel += blockDim.x) {
+            const uint32_t own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
+            row[channel] =
+                channel % (d / 2) / (n / 2) == part && own >= j ? (float)inverse.at(own, j) : 0.0f;
+        }
+    }
+}
+
+/* Rows of R W from a compact form, or of R W^-T from W^-T, in place (compact NULL). A warp makes a
+ * row. */
+template <int P>
+__global__ void __launch_bounds__(256)
+    expand_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
+                  uint32_t d, float *matrix)
+{
+    const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, half = d / 2,
+                   n = kvant_compact_part(d),
+                   position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32,
+                   part = position / n, own = position % n;
+    if (position >= d)
+        return;
+    float *to = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, own)) * d;
+    Row<P> row{};
+    if (compact) {
+        const KeyPart triangle(compact, d, kv_head, part, n);
+        each_of(row, (int)d, (int)lane, [&](float &x, uint32_t channel) {
+            const uint32_t column = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
+            if (channel % half / (n / 2) == part && column <= own)
+                x = triangle.number(own, column);
+        });
+    } else
+        each_of(row, (int)d, (int)lane, [&](float &x, int channel) { x = to[channel]; });
+    rotate(row, rotation, (int)lane);
+    each_of(row, (int)d, (int)lane, [&](float x, int channel) { to[channel] = x; });
+}
+
+/* R W c of a kv head, a channel a thread. */
+__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
+    center_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
+                  const float *center, float *key_center)
+{
+    __shared__ float row[KVANT_CUDA_MOST_DIM];
+    const uint32_t d = blockDim.x, half = d / 2, channel = threadIdx.x, kv_head = blockIdx.x,
+                   n = kvant_compact_part(d), part = channel % half / (n / 2),
+                   own = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
+    const KeyPart triangle(compact, d, kv_head, part, n);
+    float sum = 0;
+    for (uint32_t i = own; i < n; i++)
+        sum = fmaf(triangle.number(i, own),
+                   center[kv_head * d + kvant_compact_channel(d, n, part, i)], sum);
+    key_center[kv_head * d + channel] = rotate_any(sum, row, rotation);
+}
+
+/* Launches a kernel with a thread block for each part, and memory for its inverse. */
+template <class... Parameters, class... Arguments>
+static cudaError_t launch_parts(void (*kernel)(Parameters...), uint32_t d, uint32_t n_kv_heads,
+                                cudaStream_t stream, Arguments... arguments)
+{
+    const uint32_t n = kvant_compact_part(d), threads = (n + 31) / 32 * 32;
+    const size_t bytes = Inverse::bytes(n);
+    const cudaError_t error = allow_shared((const void *)kernel, (int)bytes);
+    if (error != cudaSuccess)
+        return error;
+    kernel<<<dim3(d / n, n_kv_heads), threads, bytes, stream>>>(arguments...);
+    return cudaGetLastError();
+}
+
+static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_codec &codec,
+                                 uint32_t n_kv_heads, float *matrix, cudaStream_t stream)
+{
+    const uint32_t d = codec.params.head_dim;
+    return with_room(d, [&](auto p) {
+        constexpr int P = decltype(p)::value;
+        expand_kernel<P>
+            <<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(compact, codec.rotation, d, matrix);
+        return cudaGetLastError();
+    });
+}
+
+cudaError_t launch_expand(const kvant_cuda_codec &codec, uint32_t n_kv_heads, const void *compact,
+                          float *matrix, cudaStream_t stream)
+{
+    return rotate_matrix(compact, codec, n_kv_heads, matrix, stream);
+}
+
+} // namespace kvant
+
+using namespace kvant;
+
+static bool has_triangles(uint32_t head_dim)
+{
+    return head_dim > 0 && head_dim <= KVANT_CUDA_MOST_DIM && head_dim % 8 == 0 &&
+           Inverse::bytes(kvant_compact_part(head_dim)) <= 99 * 1024;
+}
+
+kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !has_triangles(args->head_dim) || !args->triangles ||
+        !args->compact || args->compact == args->triangles || args->n_kv_heads == 0 ||
+        args->n_kv_heads > 65535)
+        return KVANT_ERR_ARGUMENT;
+    return from_cuda(launch_parts(compact_kernel, args->head_dim, args->n_kv_heads,
+                                  static_cast<cudaStream_t>(stream), args->triangles,
+                                  args->head_dim, static_cast<uint8_t *>(args->compact)));
+}
+
+kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->codec || !args->compact ||
+        args->n_kv_heads == 0 || args->n_kv_heads > 65535 || args->codec->has_dense_rotation ||
+        (args->center && !args->key_center) || !has_triangles(args->codec->params.head_dim))
+        return KVANT_ERR_ARGUMENT;
+    const kvant_cuda_codec &codec = *args->codec;
+    const cudaStream_t on = static_cast<cudaStream_t>(stream);
+    cudaError_t error = cudaSuccess;
+    if (args->key_transform)
+        error = launch_expand(codec, args->n_kv_heads, args->compact, args->key_transform, on);
+    if (error == cudaSuccess && args->inverse_key_transform) {
+        error = launch_parts(invert_kernel, codec.params.head_dim, args->n_kv_heads, on,
+                             args->compact, codec.params.head_dim, args->inverse_key_transform);
+        if (error == cudaSuccess)
+            error =
+                rotate_matrix(nullptr, codec, args->n_kv_heads, args->inverse_key_transform, on);
+    }
+    if (error == cudaSuccess && args->center) {
+        center_kernel<<<args->n_kv_heads, codec.params.head_dim, 0, on>>>(
+            args->compact, codec.rotation, args->center, args->key_center);
+        error = cudaGetLastError();
+    }
+    return from_cuda(error);
+}

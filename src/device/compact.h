@@ -1,0 +1,111 @@
+/* compact.h - the compact form of the matrices W of a transform in a GPU's memory: where its
+ * numbers lie. Kernels and the computer's code read it.
+ *
+ * It has the numbers of the triangles L = W^T (math/triangle.h), for keys: kv head after kv head,
+ * part after part. A part of n channels has its steps and its diagonal in binary16, and from the
+ * next multiple of 16 bytes on its codes, plus 8, in groups of 32 rows of L. Group g has 16 bytes
+ * for each of the columns 0 to 32 g + 31: the codes of its rows 32 g to 32 g + 31 in that column,
+ * row 32 g in the lowest bits. A code that does not exist is 8. So a thread that has a column, and
+ * adds up what the rows give it, reads 16 bytes at a time, and so do its neighbours next to it.
+ *
+ * Then it has the inverse L^-1 = W^-T of each triangle, for queries. The inverse of a part begins
+ * with a unit for each of its rows, a power of two in binary32. Then come its numbers divided by
+ * the unit of their row, in binary16, in groups of 8 columns: of group g rows 8 g to n - 1, the 8
+ * numbers of a row next to each other. Numbers above the diagonal are 0. Here a thread has a
+ * row. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__CUDACC__)
+#define KVANT_ON_BOTH __host__ __device__
+#else
+#define KVANT_ON_BOTH
+#endif
+
+/* These three are kvant_key_transform_part, kvant_part_channel and kvant_triangle_size, which only
+ * the computer can call. test_compact compares them. */
+
+/* The channels of a part. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_part(uint32_t head_dim)
+{
+    uint32_t parts = 1;
+    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) &&
+           2 * parts <= head_dim)
+        parts++;
+    return head_dim % (2 * parts) ? head_dim : head_dim / parts;
+}
+
+/* The channel of the whole row that is channel i of a part of n channels. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_channel(uint32_t head_dim, uint32_t n,
+                                                           uint32_t part, uint32_t i)
+{
+    return i < n / 2 ? part * (n / 2) + i : head_dim / 2 + part * (n / 2) + i - n / 2;
+}
+
+/* Halves of a triangle of n rows. */
+KVANT_ON_BOTH static inline size_t kvant_compact_triangle(size_t n)
+{
+    return 2 * n + (n * n / 4 + 1) / 2;
+}
+
+#define KVANT_COMPACT_COLUMNS 8u /* of a group of the inverse */
+#define KVANT_COMPACT_ROWS 32u   /* of a group of codes */
+#define KVANT_COMPACT_ZERO 8u    /* the code 0 */
+
+KVANT_ON_BOTH static inline size_t kvant_compact_aligned(size_t bytes)
+{
+    return (bytes + 15) / 16 * 16;
+}
+
+/* The columns of all groups of codes before group g. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_columns(uint32_t g)
+{
+    return KVANT_COMPACT_ROWS / 2 * g * (g + 1);
+}
+
+/* Bytes of the triangle of a part, and of a kv head. */
+KVANT_ON_BOTH static inline size_t kvant_compact_keys_part(uint32_t n)
+{
+    const uint32_t groups = (n + KVANT_COMPACT_ROWS - 1) / KVANT_COMPACT_ROWS;
+    return kvant_compact_aligned(2 * n * sizeof(uint16_t)) +
+           (size_t)16 * kvant_compact_columns(groups);
+}
+
+KVANT_ON_BOTH static inline size_t kvant_compact_keys(uint32_t head_dim)
+{
+    const uint32_t n = kvant_compact_part(head_dim);
+    return head_dim / n * kvant_compact_keys_part(n);
+}
+
+/* The rows of all groups before group g. */
+KVANT_ON_BOTH static inline uint32_t kvant_compact_rows(uint32_t n, uint32_t g)
+{
+    return g * n - KVANT_COMPACT_COLUMNS / 2 * g * (g - (g > 0));
+}
+
+/* Bytes of the inverse of a part, and of a kv head. */
+KVANT_ON_BOTH static inline size_t kvant_compact_inverse_part(uint32_t n)
+{
+    const uint32_t groups = (n + KVANT_COMPACT_COLUMNS - 1) / KVANT_COMPACT_COLUMNS;
+    return kvant_compact_aligned(n * sizeof(float)) + (size_t)16 * kvant_compact_rows(n, groups);
+}
+
+KVANT_ON_BOTH static inline size_t kvant_compact_inverse(uint32_t head_dim)
+{
+    const uint32_t n = kvant_compact_part(head_dim);
+    return head_dim / n * kvant_compact_inverse_part(n);
+}
+
+/* The offset of the inverse of kv head 0. */
+KVANT_ON_BOTH static inline size_t kvant_compact_inverses_at(uint32_t head_dim, uint32_t n_kv_heads)
+{
+    return n_kv_heads * kvant_compact_keys(head_dim);
+}
+
+KVANT_ON_BOTH static inline size_t kvant_compact_size(uint32_t head_dim, uint32_t n_kv_heads)
+{
+    return kvant_compact_inverses_at(head_dim, n_kv_heads) +
+           n_kv_heads * kvant_compact_inverse(head_dim);
+}

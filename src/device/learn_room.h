@@ -1,0 +1,85 @@
+/* learn_room.h - the working memory of kvant_cuda_learn: what lies where. libkvant tells its size,
+ * and libkvant_cuda uses it. */
+#pragma once
+
+#include <kvant/cuda_kernels.h>
+
+#ifdef __CUDACC__
+#define KVANT_LEARN_BOTH static __host__ __device__ inline
+#else
+#define KVANT_LEARN_BOTH static inline
+#endif
+
+#define KVANT_LEARN_SLICE 128u /* vectors whose products are added apart */
+
+typedef struct kvant_learn_room {
+    size_t phases;  /* two numbers per key or query token and pair */
+    size_t flags;   /* a byte per sub-head and vector */
+    size_t rules;   /* per sub-head: origin, scales, and the length of a key that counts */
+    size_t sums;    /* per sub-head and slice: sums of products; of keys also their sum */
+    size_t balance; /* two numbers per transform and sub-head */
+    /* per sub-head the vectors that are added; afterwards, per transform and sub-head, four
+     * matrices */
+    size_t work;
+    size_t bytes;
+} kvant_learn_room;
+
+KVANT_LEARN_BOTH size_t kvant_learn_vectors(const kvant_cuda_learn_args *args)
+{
+    return args->n_rows + (size_t)args->n_tokens * args->group;
+}
+
+KVANT_LEARN_BOTH uint32_t kvant_learn_key_slices(const kvant_cuda_learn_args *args)
+{
+    return (args->n_rows + KVANT_LEARN_SLICE - 1) / KVANT_LEARN_SLICE;
+}
+
+KVANT_LEARN_BOTH uint32_t kvant_learn_query_slices(const kvant_cuda_learn_args *args)
+{
+    return (args->n_tokens * args->group + KVANT_LEARN_SLICE - 1) / KVANT_LEARN_SLICE;
+}
+
+KVANT_LEARN_BOTH size_t kvant_learn_rule(uint32_t part)
+{
+    return 2 * (size_t)part + 1;
+}
+
+/* Numbers of a sub-head's sums: sums of keys, then products of keys, then products of queries. */
+KVANT_LEARN_BOTH size_t kvant_learn_sums(const kvant_cuda_learn_args *args)
+{
+    const size_t n = args->part, keys = kvant_learn_key_slices(args);
+    return keys * n + (keys + kvant_learn_query_slices(args)) * n * n;
+}
+
+/* Numbers of a matrix in working memory. Smaller ones also serve as tables of turns and of nodes
+ * (src/cuda/learn). */
+KVANT_LEARN_BOTH size_t kvant_learn_matrix(uint32_t part)
+{
+    return (size_t)part * (part > 72 ? part : 72);
+}
+
+KVANT_LEARN_BOTH size_t kvant_learn_next(size_t *at, size_t bytes)
+{
+    const size_t here = *at;
+    *at += (bytes + 255) / 256 * 256;
+    return here;
+}
+
+KVANT_LEARN_BOTH kvant_learn_room kvant_learn_room_of(const kvant_cuda_learn_args *args)
+{
+    const size_t subs = (size_t)args->n_kv_heads * (args->head_dim / args->part),
+                 all = subs * args->n_transforms,
+                 matrices = all * 4 * kvant_learn_matrix(args->part) * sizeof(double),
+                 vectors = subs * kvant_learn_vectors(args) * args->part * sizeof(float);
+    kvant_learn_room room;
+    size_t at = 0;
+    room.phases = kvant_learn_next(&at, (args->n_rows + (size_t)args->n_tokens) * args->head_dim *
+                                            sizeof(float));
+    room.flags = kvant_learn_next(&at, subs * kvant_learn_vectors(args));
+    room.rules = kvant_learn_next(&at, subs * kvant_learn_rule(args->part) * sizeof(float));
+    room.sums = kvant_learn_next(&at, subs * kvant_learn_sums(args) * sizeof(float));
+    room.balance = kvant_learn_next(&at, all * 2 * sizeof(double));
+    room.work = kvant_learn_next(&at, matrices > vectors ? matrices : vectors);
+    room.bytes = at;
+    return room;
+}

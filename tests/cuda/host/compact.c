@@ -1,0 +1,67 @@
+/* compact.c - the compact form of matrices, and matrices made from it, on the mock device (host.h).
+ * Its form has the triangles as a cache keeps them, and it solves against them. */
+#include <string.h>
+
+#include "../../../src/device/compact.h"
+#include "internal.h"
+
+static size_t triangle_halves(uint32_t head_dim)
+{
+    const uint32_t n = kvant_compact_part(head_dim);
+    return head_dim / n * kvant_compact_triangle(n);
+}
+
+kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void *compact,
+                                       uint32_t head)
+{
+    kvant_transform t = host_transform(codec, NULL, 0);
+    t.key_transform = NULL;
+    t.part = kvant_compact_part(t.head_dim);
+    t.triangles = (const uint16_t *)compact + head * triangle_halves(t.head_dim);
+    return t;
+}
+
+kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(compact, args, stream);
+    if (!args->triangles || !args->compact || args->compact == args->triangles ||
+        args->head_dim % 8)
+        return KVANT_ERR_ARGUMENT;
+    memcpy(args->compact, args->triangles,
+           args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
+    return KVANT_OK;
+}
+
+void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, const void *compact,
+                        bool inverse, float *to)
+{
+    for (uint32_t head = 0; head < n_kv_heads; head++) {
+        const kvant_transform t = host_compact_transform(codec, compact, head);
+        const size_t d = t.head_dim;
+        for (size_t i = 0; i < d; i++) {
+            float unit[MOST] = { 0 };
+            unit[i] = 1;
+            (inverse ? kvant_transform_dual : kvant_transform_apply_rows)(
+                &t, host_kernels(), 1, unit, to + (head * d + i) * d);
+        }
+    }
+}
+
+kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(expand, args, stream);
+    if (!args->codec || !args->compact || !args->n_kv_heads)
+        return KVANT_ERR_ARGUMENT;
+    if (args->key_transform)
+        host_expand_matrix(args->codec, args->n_kv_heads, args->compact, false,
+                           args->key_transform);
+    if (args->inverse_key_transform)
+        host_expand_matrix(args->codec, args->n_kv_heads, args->compact, true,
+                           args->inverse_key_transform);
+    for (uint32_t head = 0; args->center && head < args->n_kv_heads; head++) {
+        const kvant_transform t = host_compact_transform(args->codec, args->compact, head);
+        kvant_transform_apply_rows(&t, host_kernels(), 1, args->center + head * t.head_dim,
+                                   args->key_center + head * t.head_dim);
+    }
+    return KVANT_OK;
+}

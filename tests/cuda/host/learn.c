@@ -1,0 +1,18 @@
+/* learn.c - learning on the mock device (host.h). */
+#include <stdlib.h>
+
+#include "../../../src/base/half.h"
+#include "../../../src/math/parts.h"
+#include "../learn_reference.h"
+#include "internal.h"
+#include "learn/sums.h"
+
+kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream stream)
+{
+    if (!args->rows || !args->workspace || !args->triangles || !args->centers || !args->start ||
+        (uintptr_t)args->workspace % 16 || args->workspace_bytes < kvant_cuda_learn_bytes(args))
+        return KVANT_ERR_ARGUMENT;
+    ANSWER(learn, args, stream);
+    learn_reference(args);
+    return KVANT_OK;
+}

@@ -1,0 +1,485 @@
+/* test_compact.c - matrices of keys in their compact form: queries and rows that go through it,
+ * and the matrices that are made from it. The reference is computed in binary64 from the triangles,
+ * or is the result with matrices in binary32. */
+#include <math.h>
+
+#include "../../src/base/alloc.h"
+#include "../../src/codec/codec_internal.h"
+#include "../../src/cache/key_transform.h"
+#include "../../src/device/compact.h"
+#include "../../src/math/triangle.h"
+#include "cuda_support.h"
+
+enum { KV_HEADS = 3, GROUP = 5, HEADS = KV_HEADS * GROUP, TOKENS = 203, MOST_DIM = 256 };
+
+typedef struct problem {
+    uint32_t d, n; /* n: channels of a part */
+    kvant_codec *codec;
+    kvant_cuda_codec *gpu, *open;
+    uint16_t *triangles; /* of all kv heads */
+    double *w, *inverse; /* W and W^-T by kv head: row i is the image of channel i */
+    float *matrices;     /* R W of all kv heads, then R W^-T */
+    float *gpu_matrices; /* the same */
+    void *compact;       /* on the device */
+    float *room;         /* on the device: for matrices */
+} problem;
+
+static double number_of(const uint16_t *triangle, uint32_t n, uint32_t i, uint32_t j)
+{
+    const uint8_t byte = kvant_triangle_codes(triangle, n, i)[j / 2];
+    const int bits = j % 2 ? byte >> 4 : byte & 15;
+    return i == j ? (double)kvant_half_to_float(triangle[n + i])
+                  : (double)kvant_half_to_float(triangle[i]) * (bits > 7 ? bits - 16 : bits);
+}
+
+/* Random triangles; their inverses are some ten times as large as they are. */
+static void fill_triangles(problem *p)
+{
+    const size_t size = kvant_triangle_size(p->n);
+    for (uint32_t part = 0; part < KV_HEADS * (p->d / p->n); part++)
+        for (uint32_t i = 0; i < p->n; i++) {
+            float row[MOST_DIM];
+            for (uint32_t j = 0; j < i; j++)
+                row[j] = random_normal() * 0.8f / sqrtf((float)p->n);
+            row[i] = random_uniform(0.4f, 2);
+            kvant_triangle_set_row(p->triangles + part * size, p->n, i, row);
+        }
+}
+
+/* Reads the triangle of a part, and inverts it, in binary64. */
+static void read_part(const problem *p, uint32_t head, uint32_t part)
+{
+    const uint32_t d = p->d, n = p->n;
+    const uint16_t *triangle = p->triangles + (head * (d / n) + part) * kvant_triangle_size(n);
+    for (uint32_t j = 0; j < n; j++) {
+        double z[MOST_DIM];
+        const size_t row = ((size_t)head * d + kvant_part_channel(d, n, part, j)) * d;
+        for (uint32_t i = 0; i < n; i++) {
+            const uint32_t channel = kvant_part_channel(d, n, part, i);
+            z[i] = i == j;
+            for (uint32_t k = j; k < i; k++)
+                z[i] -= number_of(triangle, n, i, k) * z[k];
+            z[i] = i < j ? 0 : z[i] / number_of(triangle, n, i, i);
+            p->inverse[row + channel] = z[i];
+            /* row j of the triangle is column j of W */
+            p->w[row + channel] = i <= j ? number_of(triangle, n, j, i) : 0;
+        }
+    }
+}
+
+static void make_matrices(problem *p)
+{
+    const size_t size = (size_t)p->d * p->d;
+    for (uint32_t head = 0; head < KV_HEADS; head++) {
+        for (uint32_t part = 0; part < p->d / p->n; part++)
+            read_part(p, head, part);
+        kvant_transform t = p->codec->transform;
+        assert_int_equal(
+            kvant_transform_set_matrix(&t, p->w + head * size, p->inverse + head * size), KVANT_OK);
+        memcpy(p->matrices + head * size, t.key_transform, size * sizeof *p->matrices);
+        memcpy(p->matrices + (KV_HEADS + head) * size, t.key_transform + size,
+               size * sizeof *p->matrices);
+        if (head > 0)
+            kvant_free(t.key_transform);
+        else
+            p->codec->transform = t; /* so that the codec has a full matrix */
+    }
+    kvant_codec_complete_view(p->codec);
+}
+
+static void problem_open(problem *p, const char *spec, uint32_t d)
+{
+    const size_t numbers = (size_t)KV_HEADS * d * d;
+    char text[256] = "";
+    *p = (problem){ .d = d, .n = kvant_key_transform_part(d) };
+    const size_t halves = KV_HEADS * (d / p->n) * kvant_triangle_size(p->n);
+    assert_int_equal(kvant_codec_create(spec, d, KVANT_ROLE_K, 7, &p->codec, text, sizeof text),
+                     KVANT_OK);
+    p->triangles = calloc(halves, sizeof *p->triangles);
+    p->w = calloc(2 * numbers, sizeof *p->w);
+    p->inverse = p->w + numbers;
+    p->matrices = malloc(2 * numbers * sizeof *p->matrices);
+    fill_triangles(p);
+    /* the copy of the codec before it has a matrix has the rotation */
+    make_matrices(p);
+    if (kvant_cuda_codec_from(p->codec, &p->gpu, text, sizeof text) != KVANT_OK)
+        fail_msg("%s, head_dim %u: %s", spec, d, text);
+    assert_int_equal(kvant_cuda_codec_create_open(p->gpu, &p->open), KVANT_OK);
+    p->gpu_matrices = device_copy(p->matrices, 2 * numbers * sizeof *p->matrices);
+    p->room = device_new(2 * numbers * sizeof *p->room, 0xff);
+    p->compact = device_new(kvant_cuda_compact_bytes(d, KV_HEADS), 0xff);
+    uint16_t *triangles = device_copy(p->triangles, halves * sizeof *triangles);
+    const kvant_cuda_compact_args args = { .size = sizeof args,
+                                           .head_dim = d,
+                                           .n_kv_heads = KV_HEADS,
+                                           .triangles = triangles,
+                                           .compact = p->compact };
+    assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+    device_free(triangles);
+}
+
+static void problem_close(problem *p)
+{
+    kvant_cuda_codec_free(&p->open);
+    kvant_cuda_codec_free(&p->gpu);
+    kvant_codec_free(&p->codec);
+    device_free(p->gpu_matrices);
+    device_free(p->room);
+    device_free(p->compact);
+    free(p->triangles);
+    free(p->w);
+    free(p->matrices);
+}
+
+/* ---- matrices ---- */
+
+static float *random_numbers(size_t n)
+{
+    float *numbers = malloc(n * sizeof *numbers);
+    for (size_t i = 0; i < n; i++)
+        numbers[i] = random_normal();
+    return numbers;
+}
+
+static void compare_matrices(const problem *p)
+{
+    const size_t numbers = (size_t)KV_HEADS * p->d * p->d;
+    const size_t width = KV_HEADS * p->d;
+    float *got = malloc(2 * numbers * sizeof *got), *center = random_numbers(width),
+          *gpu_center = device_copy(center, width * sizeof *center),
+          *key_center = device_new(width * sizeof *key_center, 0xff);
+    const kvant_cuda_expand_args args = { .size = sizeof args,
+                                          .codec = p->gpu,
+                                          .n_kv_heads = KV_HEADS,
+                                          .compact = p->compact,
+                                          .key_transform = p->room,
+                                          .inverse_key_transform = p->room + numbers,
+                                          .center = gpu_center,
+                                          .key_center = key_center };
+    assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
+    device_read(got, key_center, width * sizeof *got);
+    for (size_t i = 0; i < width; i++) {
+        const float *matrix = p->matrices + i / p->d * p->d * p->d + i % p->d;
+        double sum = 0, size = 0;
+        for (size_t j = 0; j < p->d; j++) {
+            const double product = (double)matrix[j * p->d] * (double)center[i / p->d * p->d + j];
+            sum += product;
+            size += fabs(product);
+        }
+        /* numbers of W are sums of binary32, and so are those of the rotation */
+        if (!(fabs((double)got[i] - sum) <= 1e-5 * size * sqrt(p->d)))
+            fail_msg("head_dim %u, centre %zu: %g, not %g", p->d, i, (double)got[i], sum);
+    }
+    free(center);
+    device_free(gpu_center);
+    device_free(key_center);
+    device_read(got, p->room, 2 * numbers * sizeof *got);
+    assert_memory_equal(got, p->matrices, numbers * sizeof *got);
+    /* Both inverses were rounded to binary32 and rotated, in at most 10 steps of a rounding each.
+     * A solution in binary32 may err more: the mock's. */
+    for (size_t row = 0; row < numbers / p->d; row++) {
+        double sum = 0;
+        for (size_t j = 0; j < p->d; j++)
+            sum += fabs(p->inverse[row * p->d + j]);
+        for (size_t j = row * p->d; j < (row + 1) * p->d; j++)
+            if (!(fabs((double)got[numbers + j] - (double)p->matrices[numbers + j]) <=
+                  64 * 0x1p-24 * sum))
+                fail_msg("head_dim %u, number %zu: %g, not %g", p->d, j, (double)got[numbers + j],
+                         (double)p->matrices[numbers + j]);
+    }
+    free(got);
+}
+
+/* ---- queries ---- */
+
+/* W^-T q of a query head before the rotation, and the bound of a row's error: each number of the
+ * inverse errs by half a unit of 2^-11 of at most twice its row's largest number, and the sum of
+ * d products has d roundings. squares: the sum of the variances that roundings to fp16 cause. */
+static double reference(const problem *p, uint32_t head, const float *q, double *z, double *squares)
+{
+    const size_t d = p->d, at = (size_t)(head / GROUP) * d * d;
+    double error = 0, length = 0;
+    for (size_t j = 0; j < d; j++)
+        length += (double)q[j] * q[j];
+    for (size_t i = 0; i < d; i++) {
+        double largest = 0, sum = 0, products = 0;
+        z[i] = 0;
+        for (size_t j = 0; j < d; j++) {
+            const double m = p->inverse[at + j * d + i];
+            z[i] += m * q[j];
+            products += fabs(m * q[j]);
+            largest = fmax(largest, fabs(m));
+            sum += m != 0 ? fabs((double)q[j]) : 0;
+        }
+        error += 0x1p-11 * largest * sum + (double)d * 0x1p-23 * products;
+        *squares += 0x1p-22 * largest * largest * length;
+    }
+    return error;
+}
+
+/* The rotation's matrix is R W of a W that is the identity. */
+static double rotated(const problem *p, const double *z, uint32_t channel)
+{
+    const kvant_transform *t = &p->codec->transform;
+    const uint32_t block = t->rotate == KVANT_ROTATE_HADAMARD ? t->block : 1,
+                   first = channel / block * block;
+    double sum = 0;
+    for (uint32_t i = first; i < first + block; i++) {
+        const uint32_t both = (i - first) & (channel - first);
+        const double sign = __builtin_popcount(both) % 2 ? -1 : 1;
+        sum += sign * z[i] * (block > 1 ? (double)t->signs[i] : 1);
+    }
+    return sum / sqrt(block);
+}
+
+static void compare_queries(const problem *p, uint32_t batch, const float *q, const float *gpu,
+                            uint32_t matrix)
+{
+    const uint32_t d = p->d;
+    const size_t n = (size_t)batch * HEADS * d;
+    float *got = malloc(n * sizeof *got);
+    double expected = 0, squares = 0;
+    device_read(got, gpu + matrix * n, n * sizeof *got);
+    for (size_t row = 0; row < (size_t)batch * HEADS; row++) {
+        double z[MOST_DIM];
+        const double error = reference(p, (uint32_t)(row % HEADS), q + row * d, z, &expected);
+        const uint32_t block =
+            p->codec->transform.rotate == KVANT_ROTATE_HADAMARD ? p->codec->transform.block : 1;
+        for (uint32_t j = 0; j < d; j++) {
+            const double want = rotated(p, z, j), off = (double)got[row * d + j] - want;
+            squares += off * off;
+            if (!(fabs(off) <= (block > 1 ? error / sqrt(block) : error) + 1e-5 * fabs(want)))
+                fail_msg("head_dim %u, batch %u, matrix %u, row %zu, channel %u: %g, not %g", d,
+                         batch, matrix, row, j, (double)got[row * d + j], want);
+        }
+    }
+    if (!(squares <= expected + 1e-8))
+        fail_msg("head_dim %u, batch %u: the sum of squared errors is %g, roundings give %g", d,
+                 batch, squares, expected);
+    free(got);
+}
+
+/* Three matrices, of which the middle one is in binary32. */
+static kvant_cuda_kernel_query_args queries_of(const problem *p, uint32_t batch, const float *q,
+                                               float *out)
+{
+    const size_t numbers = (size_t)KV_HEADS * p->d * p->d;
+    return (kvant_cuda_kernel_query_args){ .size = sizeof(kvant_cuda_kernel_query_args),
+                                           .k_codec = p->gpu,
+                                           .batch = batch,
+                                           .n_heads = HEADS,
+                                           .n_kv_heads = KV_HEADS,
+                                           .type = KVANT_CUDA_F32,
+                                           .q = q,
+                                           .q_batch_stride = HEADS * p->d,
+                                           .q_head_stride = p->d,
+                                           .inverse_key_transform = p->compact,
+                                           .out = out,
+                                           .n_further = 2,
+                                           .further = { p->gpu_matrices + numbers, p->compact },
+                                           .compact = 5 };
+}
+
+static void check_queries(const problem *p, uint32_t batch)
+{
+    const size_t n = (size_t)batch * HEADS * p->d;
+    float *q = random_numbers(n), *gpu_q = device_copy(q, n * sizeof *q),
+          *out = device_new(3 * n * sizeof *out, 0xff);
+    kvant_cuda_kernel_query_args args = queries_of(p, batch, gpu_q, out);
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_OK);
+    for (uint32_t matrix = 0; matrix < 3; matrix++)
+        compare_queries(p, batch, q, out, matrix);
+    args.compact = 8;
+    assert_int_equal(kvant_cuda_kernel_transform_queries(&args, NULL), KVANT_ERR_ARGUMENT);
+    free(q);
+    device_free(gpu_q);
+    device_free(out);
+}
+
+/* ---- rows ---- */
+
+typedef struct rows {
+    float *host, *gpu;
+    int64_t *slots;
+    float *queries, *out;
+} rows;
+
+static kvant_cuda_kernel_append_args append_of(const problem *p, const rows *r, bool open,
+                                               uint32_t n, void *pages)
+{
+    kvant_codec_info info = { .size = sizeof info };
+    assert_int_equal(kvant_cuda_codec_get_info(open ? p->open : p->gpu, &info), KVANT_OK);
+    return (kvant_cuda_kernel_append_args){ .size = sizeof(kvant_cuda_kernel_append_args),
+                                            .k = { .codec = open ? p->open : p->gpu,
+                                                   .pages = { pages, KV_HEADS * info.page_bytes,
+                                                              info.page_bytes },
+                                                   .rows = r->gpu,
+                                                   .token_stride = KV_HEADS * p->d,
+                                                   .head_stride = p->d },
+                                            .type = KVANT_CUDA_F32,
+                                            .n_tokens = n,
+                                            .n_kv_heads = KV_HEADS,
+                                            .slots = r->slots };
+}
+
+/* Appends rows with the matrix in binary32, or in its compact form, and reads the pages. */
+static uint8_t *append(const problem *p, const rows *r, bool open, uint32_t n, bool compact,
+                       size_t *bytes)
+{
+    kvant_codec_info info = { .size = sizeof info };
+    assert_int_equal(kvant_cuda_codec_get_info(open ? p->open : p->gpu, &info), KVANT_OK);
+    *bytes = (TOKENS + 63) / 64 * KV_HEADS * info.page_bytes;
+    void *pages = device_new(*bytes, 0);
+    uint8_t *host = malloc(*bytes);
+    kvant_cuda_kernel_append_args args = append_of(p, r, open, n, pages);
+    if (compact)
+        args.k_compact = p->compact, args.k_matrix = p->room;
+    else
+        args.k.key_transform = p->gpu_matrices;
+    if (compact)
+        args.queries = queries_of(p, n, r->queries, r->out);
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    device_read(host, pages, *bytes);
+    device_free(pages);
+    return host;
+}
+
+/* Few rows are multiplied with the triangle and then rotated. So their numbers differ by roundings
+ * of binary32, which can change the last bit of fp16. */
+static void compare_open(const problem *p, const uint8_t *got, const uint8_t *want, uint32_t n)
+{
+    const size_t page = (size_t)64 * p->d;
+    for (uint32_t t = 0; t < n; t++)
+        for (uint32_t head = 0; head < KV_HEADS; head++) {
+            const size_t at = (t / 64 * KV_HEADS + head) * page + t % 64 * p->d;
+            double length = 0;
+            for (uint32_t j = 0; j < p->d; j++) {
+                const double x = (double)kvant_half_to_float(((const uint16_t *)want)[at + j]);
+                length += x * x;
+            }
+            for (uint32_t j = 0; j < p->d; j++) {
+                const double x = (double)kvant_half_to_float(((const uint16_t *)got)[at + j]),
+                             y = (double)kvant_half_to_float(((const uint16_t *)want)[at + j]);
+                if (!(fabs(x - y) <= 0x1p-10 * fabs(y) + 1e-5 * sqrt(length)))
+                    fail_msg("head_dim %u, row %u of %u, channel %u: %g, not %g", p->d, t, n, j, x,
+                             y);
+            }
+        }
+}
+
+static void check_rows(const problem *p, uint32_t n)
+{
+    const size_t width = KV_HEADS * p->d, numbers = n * width, queries = (size_t)n * HEADS * p->d;
+    int64_t slots[TOKENS];
+    rows r = { .host = random_numbers(numbers) };
+    float *q = random_numbers(queries);
+    size_t bytes;
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = i;
+    r.gpu = device_copy(r.host, numbers * sizeof(float));
+    r.slots = device_copy(slots, n * sizeof *slots);
+    r.queries = device_copy(q, queries * sizeof(float));
+    r.out = device_new(3 * queries * sizeof(float), 0xff);
+    for (int open = 0; open < 2; open++) {
+        uint8_t *want = append(p, &r, open, n, false, &bytes),
+                *got = append(p, &r, open, n, true, &bytes);
+        if (open)
+            compare_open(p, got, want, n);
+        if (n >= 32) /* these kernels take the matrix that was made */
+            assert_memory_equal(got, want, bytes);
+        for (uint32_t matrix = 0; matrix < 3; matrix++)
+            compare_queries(p, n, q, r.out, matrix);
+        free(want);
+        free(got);
+    }
+    free(r.host);
+    free(q);
+    device_free(r.gpu);
+    device_free(r.slots);
+    device_free(r.queries);
+    device_free(r.out);
+}
+
+static void check(const char *spec, uint32_t d)
+{
+    problem p;
+    problem_open(&p, spec, d);
+    compare_matrices(&p);
+    check_queries(&p, 1);
+    check_queries(&p, 3);
+    if (!small_tests())
+        check_queries(&p, TOKENS);
+    check_rows(&p, 1);
+    check_rows(&p, 7);
+    check_rows(&p, 40);
+    if (!small_tests())
+        check_rows(&p, TOKENS);
+    problem_close(&p);
+}
+
+static void all_head_dims(void **state)
+{
+    const uint32_t dims[] = { 64, 128, 96, 256, 80, 160 };
+    (void)state;
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
+        check("int-4:rotate=hadamard", dims[i]);
+}
+
+static void trellis(void **state)
+{
+    (void)state;
+    check("trellis-4:rotate=hadamard", 64);
+    check("trellis-4:rotate=hadamard", 128);
+}
+
+static void no_rotation(void **state)
+{
+    (void)state;
+    check("int-8:rotate=none", 128);
+}
+
+static void functions_of_both_sides(void **state)
+{
+    (void)state;
+    for (uint32_t d = 8; d <= KVANT_MAX_HEAD_DIM; d += 8) {
+        const uint32_t n = kvant_compact_part(d);
+        assert_int_equal(n, kvant_key_transform_part(d));
+        assert_int_equal(kvant_compact_triangle(n), kvant_triangle_size(n));
+        for (uint32_t i = 0; i < d; i++)
+            assert_int_equal(kvant_compact_channel(d, n, i / n, i % n),
+                             kvant_part_channel(d, n, i / n, i % n));
+    }
+}
+
+static void refused_arguments(void **state)
+{
+    problem p;
+    (void)state;
+    problem_open(&p, "int-4:rotate=hadamard", 64);
+    kvant_cuda_compact_args compact = { .size = sizeof compact,
+                                        .head_dim = 64,
+                                        .n_kv_heads = 1,
+                                        .triangles = p.compact,
+                                        .compact = NULL };
+    assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_ERR_ARGUMENT);
+    compact.compact = p.compact; /* which are the triangles, too */
+    assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_ERR_ARGUMENT);
+    compact.compact = p.room;
+    compact.head_dim = 60;
+    assert_int_equal(kvant_cuda_compact(&compact, NULL), KVANT_ERR_ARGUMENT);
+    kvant_cuda_expand_args expand = {
+        .size = sizeof expand, .codec = p.gpu, .n_kv_heads = 0, .compact = p.compact
+    };
+    assert_int_equal(kvant_cuda_expand(&expand, NULL), KVANT_ERR_ARGUMENT);
+    problem_close(&p);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_head_dims),     cmocka_unit_test(trellis),
+        cmocka_unit_test(no_rotation),       cmocka_unit_test(functions_of_both_sides),
+        cmocka_unit_test(refused_arguments),
+    };
+    return begin_tests(argc, argv) ? cmocka_run_group_tests(tests, NULL, NULL) : 77;
+}
