@@ -230,6 +230,53 @@ KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const
     return piece.end;
 }
 
+/* Asks for the warp's first pages, as far as they are older than the new tokens. */
+template <class S, class L, class P, class F>
+KVANT_INLINE void fill_old_pages(const AttentionArgs &p, const L &lengths, const P &piece, int end,
+                                 int warp, F &feeder)
+{
+    const int ready = min(end, first_new_page<S::WARPS>(p.newest, lengths, piece, warp));
+    for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
+        feeder.fill(p, lengths);
+}
+
+/* All thread blocks wait, because the next kernel may count on earlier kernels. */
+template <class L>
+KVANT_INLINE void wait_and_clear(const AttentionArgs &p, const L &lengths, bool any_empty,
+                                 int head_dim)
+{
+    wait_for_prior();
+    if (any_empty)
+        clear_empty(p, lengths, head_dim);
+}
+
+/* Prepares the groups' numbers of a page of values: hybrid ones, and those of `valid` tokens. */
+template <class VC, int D>
+KVANT_INLINE void prepare_value_groups(const AttentionArgs &p, uint8_t *metadata, int valid,
+                                       int lane)
+{
+    if (p.v_groups.hybrid)
+        split_hybrid(metadata, p.v_groups, p.v_offset, lane);
+    if (valid < PAGE_TOKENS)
+        clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
+}
+
+/* Leaves the sums of a warp's pages of a stretch for the other warps, in its slot `used`. */
+template <class S, class VC, int D>
+KVANT_INLINE void leave_sums(const AttentionArgs &p, SharedMemory<S> &shared,
+                             Accumulator<VC, D> (&sums)[S::TILES], bool any, int used,
+                             int n_columns, int warp, int lane)
+{
+    unrolled_for (int t = 0; t < S::TILES; t++) {
+        sums[t].finish(p.v_step, p.v_bias, lane);
+        if (any)
+            store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t,
+                              n_columns, lane);
+        shared.results.put(warp, lane, any ? (warp * S::STAGES + used) * (S::SLOT / 4) : -1, t,
+                           sums[t].max, sums[t].sum);
+    }
+}
+
 /* OPEN: the table may name open blocks. MANY: keys may have several matrices, or centres.
  * GENERAL kernels are both, too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool MANY, bool GENERAL, int TILES,
@@ -263,11 +310,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     Stretch<GENERAL> at{};
     if (piece.begin < piece.end)
         at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    if (!GENERAL && !feeder.ring.COUNTS && p.table_ready && p.newest.cells) {
-        const int ready = min(at.end, first_new_page<S::WARPS>(p.newest, lengths, piece, warp));
-        for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
-            feeder.fill(p, lengths);
-    }
+    if (!GENERAL && !feeder.ring.COUNTS && p.table_ready && p.newest.cells)
+        fill_old_pages<S>(p, lengths, piece, at.end, warp, feeder);
     if (p.table_ready && !(OPEN && are_open(p, at, piece, lane))) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     const bool idle = piece.begin == piece.end;
@@ -276,10 +320,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         if (!idle)
             at.matrices = find_matrices(p, at, piece.begin, lane);
     if ((GENERAL && idle) || piece.any_empty) {
-        /* All thread blocks wait, because the next kernel may count on earlier kernels. */
-        wait_for_prior();
-        if (piece.any_empty)
-            clear_empty(p, lengths, D);
+        wait_and_clear(p, lengths, piece.any_empty, D);
         if (GENERAL && idle)
             return;
     }
@@ -395,11 +436,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                     feeder.ring.wait_values(slot, parity);
                 if (VC::GROUP != KVANT_CUDA_GROUP_TOKEN &&
                     (p.v_groups.hybrid || valid < PAGE_TOKENS)) {
-                    uint8_t *metadata = page + S::K_BYTES + v_codes;
-                    if (p.v_groups.hybrid)
-                        split_hybrid(metadata, p.v_groups, p.v_offset, lane);
-                    if (valid < PAGE_TOKENS)
-                        clear_scales<VC, D>(metadata, p.v_symmetric, p.v_groups, valid, lane);
+                    prepare_value_groups<VC, D>(p, page + S::K_BYTES + v_codes, valid, lane);
                     feeder.ring.fence_writes();
                 }
                 add_page<VC, D, PLAIN>(page + S::K_BYTES, v_codes, v_table, p.v_symmetric,
@@ -418,14 +455,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
                 reinterpret_cast<__half *>(shared.slots[warp][used]), counted, sums);
         if constexpr (MANY)
             counted.end(sums);
-        unrolled_for (int t = 0; t < TILES; t++) {
-            sums[t].finish(p.v_step, p.v_bias, lane);
-            if (any)
-                store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t,
-                                  at.pair.n_columns, lane);
-            shared.results.put(warp, lane, any ? (warp * S::STAGES + used) * (S::SLOT / 4) : -1, t,
-                               sums[t].max, sums[t].sum);
-        }
+        leave_sums<S>(p, shared, sums, any, used, at.pair.n_columns, warp, lane);
         __syncthreads();
         finish_pair<D, GENERAL>(p, shared.results, reinterpret_cast<const float *>(shared.slots),
                                 at.pair, share, !idle, warp, lane);
