@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "integrations" / "python"), str(ROOT / "bench")]
 
-import numpy as np  # noqa: E402
 import record  # noqa: E402
 import torch  # noqa: E402
 
@@ -110,10 +109,8 @@ def on_host(codecs, shape, workers, device, seconds):
     def decode(i):
         serde.decode(data[i], [y[i]], KEY)
 
-    raw, clock = (
-        x[0].nbytes * at_once,
-        time.perf_counter if workers > 1 or pinned else time.thread_time,
-    )
+    raw = x[0].nbytes * at_once
+    clock = time.perf_counter if workers > 1 or pinned else time.thread_time
     try:
         for what, call in (("encode", encode), ("decode", decode)):
             run = both(call) if at_once > 1 else functools.partial(call, 0)

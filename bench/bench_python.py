@@ -55,17 +55,11 @@ def least(calls):
 
 
 def encode_times(spec, role):
-    codec, rows = (
-        kvant.Codec(spec, 128, role),
-        np.random.default_rng(1).standard_normal((ROWS, 128), np.float32),
-    )
+    codec = kvant.Codec(spec, 128, role)
+    rows = np.random.default_rng(1).standard_normal((ROWS, 128), np.float32)
     pages = codec.encode(rows)
-    call, handle, at, to = (
-        library().kvant_codec_encode,
-        codec.handle,
-        rows.ctypes.data,
-        pages.ctypes.data,
-    )
+    call, handle = library().kvant_codec_encode, codec.handle
+    at, to = rows.ctypes.data, pages.ctypes.data
 
     def straight():
         for i in range(ROWS // 64):

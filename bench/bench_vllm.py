@@ -454,15 +454,8 @@ def compare(stock, other):
 def ids(a):
     """A small model: compares tokens of vLLM's own cache with tokens of exactly stored rows, and
     with tokens of vLLM's own cache on further backends."""
-    a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.feed_forward, a.vocabulary = (
-        2,
-        512,
-        8,
-        2,
-        64,
-        1024,
-        1024,
-    )
+    a.layers, a.hidden, a.feed_forward, a.vocabulary = 2, 512, 1024, 1024
+    a.heads, a.kv_heads, a.head_dim = 8, 2, 64
     a.options, a.shapes, a.prompts = {"gpu_memory_utilization": 0.1} | a.options, "16x512", ""
     against = [name for name in a.against.split(",") if name]
     in_float = [f"{name}@float32" for name in against] + ["f32/f32@@float32"]

@@ -516,10 +516,8 @@ def measure(run):
     if a.only:
         caches = [row for row in caches if row[0] in ["f32", *a.only.split()]]
     if a.output:
-        table, ids = (
-            Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context")),
-            ids[: a.contexts, : a.ctx],
-        )
+        table = Table(a.output, POSITIONS, ("machine", "model", "cache", "calibrated", "context"))
+        ids = ids[: a.contexts, : a.ctx]
         reference = []
         for name, options in caches:
 
@@ -530,12 +528,10 @@ def measure(run):
         del reference
     run.end = run.begin + a.limit
     if a.needles:
-        table, references = (
-            Table(
-                a.needles, NEEDLES, ("machine", "model", "cache", "calibrated", "kind", "tokens")
-            ),
-            {},
+        table = Table(
+            a.needles, NEEDLES, ("machine", "model", "cache", "calibrated", "kind", "tokens")
         )
+        references = {}
         there = sorted(
             {int(name.split("_")[2]) for name in run.arrays if name.startswith("needle")},
             reverse=True,

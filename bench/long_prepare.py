@@ -168,10 +168,8 @@ def reading(words, text, ids, lengths):
         for length in lengths:
             texts, answers = [], []
             for i, (row, place) in enumerate(zip(questions, places)):
-                asked, answer = (
-                    words(f"\n\nQuestion: {row['question']}\nAnswer: {row['begin']}"),
-                    words(f" {row['answer']}"),
-                )
+                asked = words(f"\n\nQuestion: {row['question']}\nAnswer: {row['begin']}")
+                answer = words(f" {row['answer']}")
                 room = length - len(asked) - len(answer) - len(words.first)
                 start = (place + shift) % len(ids) - int(
                     (0.02 + 0.96 * DEPTHS[i % len(DEPTHS)]) * (room - 64)
@@ -231,12 +229,12 @@ def pruned(model, output, keep, steps, merges=None, change=None):
             value = [value[i] for i in keep]
         writer.add_key_value(field.name, value, kind, inner)
     for tensor in reader.tensors:
-        data, kind = (
+        data = (
             tensor.data[keep]
             if tensor.name in ("token_embd.weight", "output.weight")
-            else tensor.data,
-            tensor.tensor_type,
+            else tensor.data
         )
+        kind = tensor.tensor_type
         if steps and (
             tensor.name == "output.weight" or re.search(r"ffn_(up|gate|down)\.weight", tensor.name)
         ):

@@ -214,10 +214,8 @@ def orders():
 
 def settings_file(path, layers, lines):
     """A settings file: its check sum is FNV-1a (settings.md)."""
-    text, check = (
-        f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines),
-        FNV_START,
-    )
+    text = f"kvant-settings 1\nlayers {layers}\n" + "".join(f"{line}\n" for line in lines)
+    check = FNV_START
     for byte in text.encode():
         check = (check ^ byte) * FNV_PRIME % 2**64
     path.write_text(f"{text}check {check:016x}\n")

@@ -39,11 +39,9 @@ def true_bits():
     layers of either width."""
     whole = slice(None)
     for b in (2, 3, 4):
-        low, high, triplets = (
-            f"turboquant-{b}:scale=norm",
-            f"turboquant-{b + 1}:scale=norm",
-            f"octopus-{b}:scale=norm",
-        )
+        low = f"turboquant-{b}:scale=norm"
+        high = f"turboquant-{b + 1}:scale=norm"
+        triplets = f"octopus-{b}:scale=norm"
         found = {
             spec: [error(spec, normal(s), whole, s) for s in range(SEEDS)]
             for spec in (low, high, triplets)
@@ -128,10 +126,8 @@ def errors_by_product():
         for product in (0.0, 0.06, 0.12, 0.18):
             found, bits = [], 0
             for seed in range(4 * SEEDS):
-                rows, query = (
-                    normal(seed).astype(float),
-                    np.random.RandomState(1000 + seed).standard_normal(DIM),
-                )
+                rows = normal(seed).astype(float)
+                query = np.random.RandomState(1000 + seed).standard_normal(DIM)
                 query /= np.linalg.norm(query)
                 rows -= np.outer(rows @ query, query)
                 rows *= np.sqrt(1 - product**2) / np.linalg.norm(rows, axis=1, keepdims=True)

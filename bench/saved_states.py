@@ -51,17 +51,7 @@ def action(server, what, repeats):
 def measure(cache, options, folder, log):
     name, kvant, flags, states = cache
     command = [options.server, "-m", options.model, "-c", str(options.tokens + 256), "-np", "1"]
-    command += [
-        "-fa",
-        "on",
-        "-t",
-        "2",
-        "--slot-save-path",
-        f"{folder}/",
-        "--cache-ram",
-        "0",
-        *flags,
-    ]
+    command += [*"-fa on -t 2 --slot-save-path".split(), f"{folder}/", "--cache-ram", "0", *flags]
     if kvant is not None:
         command = [options.kvant, "exec", *kvant, "--", *command]
     environment = dict(os.environ, **({"KVANT_STATES": states} if states else {}))

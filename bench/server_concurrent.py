@@ -16,7 +16,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 
 from llama_server import Server
 
@@ -113,10 +112,7 @@ def main():
             "4096",
             "-np",
             str(N_SLOTS),
-            "-t",
-            "1",
-            "-fa",
-            "on",
+            *"-t 1 -fa on".split(),
             kind,
         ]
         found = {

@@ -119,8 +119,8 @@ bool base_load(base *b, const char *folder, const base_key *key)
         memcpy(&b->kv_bytes, (char *)b->map + offsetof(header, kv_bytes), sizeof b->kv_bytes);
         return true;
     }
-    fprintf(stderr, "kvant: eval: %s cannot be used, so the f16 run is computed again: %s\n",
-            b->path, wrong);
+    report_line("kvant: ", "eval: %s cannot be used, so the f16 run is computed again: %s", b->path,
+                wrong);
     base_close(b);
     return false;
 }

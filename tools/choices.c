@@ -130,7 +130,7 @@ static void tell(const kvant_scheme_params *p, const kvant_scheme *scheme, bool 
         return;
     *told = true;
     if (info.not_used == NULL) {
-        fprintf(stderr, "kvant: using the calibration %s\n", info.calibration_path);
+        report_line("kvant: ", "using the calibration %s", info.calibration_path);
         return;
     }
     complain("%s", info.not_used);

@@ -128,13 +128,13 @@ static void continue_from_checkpoint(run *r)
         return;
     if (kvant_calibrator_restore(r->calibrator, work_key(r), r->part, &position, err, sizeof err) !=
         KVANT_OK) {
-        fprintf(stderr, "kvant: calibrate: cannot continue from %s, so it begins again: %s\n",
-                r->part, err);
+        report_line("kvant: ", "calibrate: cannot continue from %s, so it begins again: %s",
+                    r->part, err);
         return;
     }
     r->position = position;
-    fprintf(stderr, "kvant: calibrate: continues from %s, at %zu of %zu tokens\n", r->part,
-            r->position, r->reading.n_tokens);
+    report_line("kvant: ", "calibrate: continues from %s, at %zu of %zu tokens", r->part,
+                r->position, r->reading.n_tokens);
 }
 
 static void keep_checkpoint(run *r)
@@ -144,7 +144,7 @@ static void keep_checkpoint(run *r)
         return;
     if (kvant_calibrator_save(r->calibrator, work_key(r), r->position, r->part, err, sizeof err) ==
         KVANT_OK)
-        fprintf(stderr, "kvant: calibrate: the same command continues from here (%s)\n", r->part);
+        report_line("kvant: ", "calibrate: the same command continues from here (%s)", r->part);
     else
         complain("calibrate: %s", err);
 }
@@ -216,7 +216,7 @@ static bool prepare(run *r)
                                 .at_least =
                                     s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 16,
                                 .n_ctx = s->n_ctx };
-    if (!can_write_beside("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
+    if (!can_write_file("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
         !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
         return false;
     r->reading.n_positions = s->n_positions;
@@ -262,9 +262,9 @@ static void report_reader(const run *r)
 {
     const settings *s = r->settings;
     if (strcmp(s->output, s->beside) == 0)
-        fprintf(stderr,
-                "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n",
-                s->engine.model);
+        report_line(
+            "kvant: ", "calibrate: from now on all commands with -m %s use it, exec as well",
+            s->engine.model);
     else
         hint("use it with --calibration %s; commands find a calibration by themselves if its name "
              "is %s",

@@ -108,7 +108,7 @@ static bool capture_text(run *r)
                                 .text = s->file,
                                 .layers = s->some_layers ? s->layers : NULL,
                                 .query_step = s->query_step };
-    return can_write_beside("capture", s->output) && engine_open(&r->engine, &s->engine) &&
+    return can_write_file("capture", s->output) && engine_open(&r->engine, &s->engine) &&
            reading_open(&r->reading, &r->engine, "capture", &text) && check_layers(r) &&
            capture_write(&r->reading, &plan, &r->summary);
 }

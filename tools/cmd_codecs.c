@@ -287,12 +287,17 @@ static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, ui
 
 static void print_head(const kvant_settings_info *info, double bits)
 {
-    if (info->model[0] != 0)
-        printf("model        %s\n", info->model);
+    if (info->model[0] != 0) {
+        fputs("model        ", stdout);
+        print_plain(stdout, info->model);
+        putchar('\n');
+    }
     printf("layers       %" PRIu32 "\n", info->n_layers);
-    if (info->calibration != NULL)
-        printf("calibration  %s, checksum %016" PRIx64 "\n", info->calibration,
-               info->calibration_checksum);
+    if (info->calibration != NULL) {
+        fputs("calibration  ", stdout);
+        print_plain(stdout, info->calibration);
+        printf(", checksum %016" PRIx64 "\n", info->calibration_checksum);
+    }
     printf("codec bits   %.3f\n\n", bits);
 }
 

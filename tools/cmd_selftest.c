@@ -154,8 +154,8 @@ static bool write_report(const test_report *report, const char *path)
     const bool failed = ferror(file) != 0;
     if (fclose(file) != 0 || failed)
         return complain("--report %s: cannot be written", path);
-    fprintf(stderr, "kvant: %s can be sent unchanged: it has no user name, host name or path\n",
-            path);
+    report_line("kvant: ", "%s can be sent unchanged: it has no user name, host name or path",
+                path);
     return true;
 }
 
@@ -185,6 +185,8 @@ int command_selftest(int argc, char **argv)
         complain("--codec %s: %s", s.codec, why);
         return EXIT_USAGE;
     }
+    if (s.report != NULL && !can_write_file("selftest: --report", s.report))
+        return EXIT_RUNTIME;
     test_device devices[MOST_DEVICES];
     test_report report = { .devices = devices, .shared_kib = s.shared_kib };
     if (s.shared_kib > 0)

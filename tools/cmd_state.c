@@ -187,7 +187,8 @@ static int show(const char *path, const uint8_t *data, size_t size)
         return EXIT_RUNTIME;
     find_runs(data, size, &c);
     count_zeros(data, size, &c);
-    printf("%s: %u tokens%s, %.2f MiB, %.2f MiB on disk\n", path, b.n_tokens,
+    print_plain(stdout, path);
+    printf(": %u tokens%s, %.2f MiB, %.2f MiB on disk\n", b.n_tokens,
            b.all ? ", all sequences" : "", mib(size), os_bytes_on_disk(path) / 1048576);
     if (b.packed)
         printf("  packed %.2f MiB of llama.cpp's\n", mib(b.nominal));

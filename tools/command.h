@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define EXIT_OK 0
 #define EXIT_RUNTIME 1
@@ -43,11 +44,19 @@ static inline char *program_argument(const char *word)
 /* `kvant bench model`. */
 int bench_model(int argc, char **argv);
 
-/* Print one line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can
- * end with its complaint. */
+/* Prints a text that may come from a file, such as the name of a model. Control characters become
+ * blanks, so that they cannot change a terminal. */
+void print_plain(FILE *out, const char *text);
+
+/* Print one line on stderr, "kvant: ..." or "  hint: ...", as print_plain does. Both return false,
+ * so that a check can end with its complaint. */
 bool report_line(const char *prefix, const char *format, ...);
 #define complain(...) report_line("kvant: ", __VA_ARGS__)
 #define hint(...) report_line("  hint: ", __VA_ARGS__)
+
+/* Whether a file can be made there: minutes of work should not end in "permission denied". If not,
+ * a line says why; it begins with `subject`, such as the name of the command. */
+bool can_write_file(const char *subject, const char *path);
 
 /* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a
  * full disk must not look like success). */

@@ -203,9 +203,9 @@ static void take_over_results(eval_run *r)
                                                       &t->kv_bytes, t->values + chunk * r->n_rows);
     }
     if (found > 0)
-        fprintf(stderr,
-                "kvant: eval: continues from %s: %zu of %zu chunks and configurations are done\n",
-                r->options->resume, found, r->n_tallies * r->texts.n_chunks);
+        report_line(
+            "kvant: ", "eval: continues from %s: %zu of %zu chunks and configurations are done",
+            r->options->resume, found, r->n_tallies * r->texts.n_chunks);
 }
 
 static bool check_context(const eval_run *r, const struct llama_model *model)

@@ -88,8 +88,8 @@ static bool read_records(eval_state *s, uint64_t size)
     }
     const bool torn = s->end != size;
     if (s->n_records < n || torn)
-        fprintf(stderr, "kvant: --resume %s: %llu damaged records are computed again\n", s->path,
-                (unsigned long long)(n - s->n_records + torn));
+        report_line("kvant: ", "--resume %s: %llu damaged records are computed again", s->path,
+                    (unsigned long long)(n - s->n_records + torn));
     return true;
 }
 

@@ -187,7 +187,8 @@ static bool print_table(const kv_configs *list, const inspect_facts *f,
                         const inspect_contexts *contexts, const engine_fill *fills, bool on_gpu,
                         const double *bits)
 {
-    printf("%s, contexts of up to %.0f tokens\n", f->name, f->n_ctx_train);
+    print_plain(stdout, f->name);
+    printf(", contexts of up to %.0f tokens\n", f->n_ctx_train);
     if (!isnan(f->n_tokens))
         printf("the text has %.0f tokens\n", f->n_tokens);
     if (contexts->n == 1)

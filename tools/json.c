@@ -36,8 +36,10 @@ void json_string(FILE *out, const char *text)
         n = utf8_bytes(text);
         if (*text == '"' || *text == '\\')
             fprintf(out, "\\%c", *text);
-        else if (n == 0 || (unsigned char)*text < 0x20)
+        else if (n == 0 || (unsigned char)*text < 0x20 || *text == 0x7f)
             fprintf(out, "\\u%04x", (n == 0 ? 0xdc00u : 0) + (unsigned char)*text);
+        else if (n == 2 && (unsigned char)text[0] == 0xc2 && (unsigned char)text[1] < 0xa0)
+            fprintf(out, "\\u%04x", (unsigned)(unsigned char)text[1]); /* a control character */
         else
             fwrite(text, 1, (size_t)n, out);
     }

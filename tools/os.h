@@ -77,6 +77,7 @@ bool os_lock(int file);
 
 /* Folders and disks. A folder that exists is as good as a new one. */
 bool os_make_folder(const char *path);
+bool os_is_folder(const char *path);
 bool os_can_write_to(const char *folder);
 bool os_free_bytes(const char *folder, double *bytes);
 double os_bytes_on_disk(const char *path); /* fewer than the file's size where it has holes */

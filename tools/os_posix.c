@@ -236,6 +236,12 @@ bool os_make_folder(const char *path)
     return mkdir(path, 0777) == 0 || errno == EEXIST;
 }
 
+bool os_is_folder(const char *path)
+{
+    struct stat state;
+    return stat(path, &state) == 0 && S_ISDIR(state.st_mode);
+}
+
 bool os_can_write_to(const char *folder)
 {
     return access(folder, W_OK | X_OK) == 0;

@@ -345,6 +345,14 @@ bool os_make_folder(const char *path)
             kvant_windows_failed());
 }
 
+bool os_is_folder(const char *path)
+{
+    wchar_t wide[OS_MAX_PATH];
+    const DWORD found =
+        kvant_windows_path(path, wide) ? GetFileAttributesW(wide) : INVALID_FILE_ATTRIBUTES;
+    return found != INVALID_FILE_ATTRIBUTES && found & FILE_ATTRIBUTE_DIRECTORY;
+}
+
 /* Rights have many sources on Windows, so a file is created that is deleted when it is closed. */
 bool os_can_write_to(const char *folder)
 {

@@ -12,20 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool can_write_beside(const char *command, const char *path)
-{
-    char folder[4096];
-    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder)
-        return complain("%s: the path of -o is too long", command);
-    const size_t n = (size_t)(kvant_os_file_name(path) - path); /* with the slash */
-    folder[n > 1 ? n - 1 : n] = 0;
-    if (n == 0)
-        strcpy(folder, ".");
-    if (os_can_write_to(folder))
-        return true;
-    return complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
-}
-
 /* Keeps whole contexts from all parts of the text. False without memory. */
 static bool spread_tokens(reading *r, const reading_text *t)
 {

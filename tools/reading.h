@@ -44,7 +44,3 @@ void reading_close(reading *r);
  * after complaining. */
 bool reading_all(reading *r, size_t from, progress *p,
                  void (*on_batch)(void *user, size_t chunk, size_t start, size_t n), void *user);
-
-/* Whether a file can be made there: minutes of work should not end in "permission denied".
- * Complains. */
-bool can_write_beside(const char *command, const char *path);

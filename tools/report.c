@@ -53,7 +53,8 @@ static void print_row(const report_column *columns, size_t n_columns, const size
             cells != NULL ? cell_text(&columns[c], &cells[c], buffer) : columns[c].heading;
         const int padding = (int)(widths[c] - strlen(text));
         const bool left = columns[c].kind == COLUMN_TEXT;
-        printf("%*s%s", blanks + (left ? 0 : padding), "", text);
+        printf("%*s", blanks + (left ? 0 : padding), "");
+        print_plain(stdout, text);
         blanks = 2 + (left ? padding : 0);
     }
     putchar('\n');

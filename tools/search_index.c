@@ -152,6 +152,8 @@ bool search_build(const search_settings *s, const char *const *files)
     const char *codec = s->n_specs > 0 ? s->specs[0] : "turboquant-4";
     if (s->n_specs > 1)
         return complain("search build: %zu codecs are given, but an index has one", s->n_specs);
+    if (!can_write_file("search build", files[1]))
+        return false;
     bool ok = vectors_read(files[0], 0, &base) && search_make_index(s, codec, &base, &index);
     if (ok && kvant_index_save(index, files[1], err, sizeof err) != KVANT_OK)
         ok = complain("%s", err);

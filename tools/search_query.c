@@ -26,9 +26,9 @@ static bool open_for_query(const char *path, const search_settings *s, kvant_ind
     if (s->verify || info.file_bytes >> 20 < VERIFIED_MIB)
         return s->verify || kvant_index_verify(*index) == KVANT_OK ||
                complain("%s: %s", path, kvant_error_message());
-    fprintf(stderr,
-            "kvant: search: %s is not verified, as it has more than %u MiB: --verify does it\n",
-            path, VERIFIED_MIB);
+    report_line(
+        "kvant: ", "search: %s is not verified, as it has more than %u MiB: --verify does it", path,
+        VERIFIED_MIB);
     return true;
 }
 

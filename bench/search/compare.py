@@ -109,11 +109,9 @@ class Kvant:
         import kvant
 
         spec, _, train = name.partition("/")
-        self.name, self.system, self.learns = (
-            name,
-            f"kvant {kvant.version()}",
-            bool(train) or "dims=" in spec or "lists=" in spec,
-        )
+        self.name = name
+        self.system = f"kvant {kvant.version()}"
+        self.learns = bool(train) or "dims=" in spec or "lists=" in spec
         self.index = kvant.Index(d, spec=spec, **options)
 
     def train(self, rows, threads=1):

@@ -66,8 +66,9 @@ typedef struct kvant_cache kvant_cache;
 
 /* Zero means the default. */
 typedef struct kvant_cache_params {
-    size_t size; /* KVANT_CACHE_PARAMS sets it */
-    uint32_t n_layers, n_heads, n_kv_heads;
+    size_t size;       /* KVANT_CACHE_PARAMS sets it */
+    uint32_t n_layers; /* at most 4096 */
+    uint32_t n_heads, n_kv_heads;
     uint32_t head_dim;   /* of keys and queries */
     uint32_t v_head_dim; /* of values; default head_dim */
     /* The tokens of all sequences together. On the CPU a block takes memory when it is first
@@ -114,7 +115,8 @@ KVANT_API void kvant_cache_free(kvant_cache **cache);
  * after another. On a CPU a cache with a preset keeps the last 512 rows of a layer fp16 until rows
  * are appended to another layer. So attend to a layer before you append to the next layer. On an
  * error the layer keeps its length and the cache goes on working: KVANT_ERR_FULL (no block is
- * left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT, KVANT_ERR_CUDA. */
+ * left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY,
+ * KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                           const float *k, const float *v, uint32_t n);
 
@@ -208,8 +210,8 @@ typedef struct kvant_step {
 KVANT_API kvant_status kvant_cache_step(kvant_cache *cache, uint32_t layer, const kvant_step *step);
 
 /* Sequences are numbered from 0. create and fork return -1 when max_sequences sequences exist; fork
- * also when there is no such sequence. kvant_error_message() says why. free does nothing if there
- * is no such sequence. */
+ * also when there is no such sequence or no memory. kvant_error_message() says why. free does
+ * nothing if there is no such sequence. */
 KVANT_API int32_t kvant_sequence_create(kvant_cache *cache);
 KVANT_API int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence);
 KVANT_API void kvant_sequence_free(kvant_cache *cache, int32_t sequence);
@@ -226,7 +228,8 @@ KVANT_API kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t seque
  * the first n_tokens tokens. The cache uses their memory again. Their tokens count as masked, and
  * positions do not change. A new sequence begins after these blocks then, so that exported blocks
  * can follow them. Rows cannot be appended to a block that was dropped. KVANT_ERR_FULL: a new
- * sequence would be longer than max_tokens. KVANT_ERR_ARGUMENT: no such sequence. */
+ * sequence would be longer than max_tokens. KVANT_ERR_ARGUMENT: no such sequence.
+ * KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t n_tokens);
 
 /* Exports n_blocks blocks of a sequence from block `first` on, in all layers, as bytes for a store.

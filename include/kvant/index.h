@@ -158,7 +158,9 @@ KVANT_API kvant_status kvant_index_load(const char *path, kvant_index **index, c
 
 /* The same without reading the file. The file is mapped, and a page of it is read when a search
  * needs the page. The head and the length are verified now; kvant_index_verify verifies the rest.
- * Nobody may change the file in place while it is open. A new file may replace it by rename. */
+ * Nobody may change the file in place while it is open. A new file may replace it by rename. If
+ * the file was cut short in place, calls that read it return KVANT_ERR_FORMAT. If that happens
+ * during a call, the process gets SIGBUS. */
 KVANT_API kvant_status kvant_index_view(const char *path, kvant_index **index, char *err,
                                         size_t errlen);
 

@@ -7,10 +7,8 @@
  * llama.cpp gives every context an instance of every ACCEL device. KVANT_ACCEL decides when a
  * context is created, because a process may create contexts with and without the device (kvant
  * bench model). Unwanted instances belong to a second device object, which supports nothing. */
-
 #include "device.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "buffer.h"

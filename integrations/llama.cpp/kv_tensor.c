@@ -8,7 +8,6 @@
  * learned from the node's queries (transform=first) are pending in the same way. */
 #include "kv_tensor.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

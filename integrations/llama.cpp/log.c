@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "host.h"
 
@@ -23,8 +24,11 @@ static void write_line(const char *format, va_list arguments)
     char text[1024];
 
     vsnprintf(text, sizeof(text), format, arguments);
-    for (char *at = text; *at != '\0'; at++)
-        *at = (unsigned char)*at < ' ' ? ' ' : *at;
+    for (char *at = text; *at != '\0';) {
+        const size_t n = kvp_control_bytes(at);
+        memset(at, ' ', n);
+        at += n > 0 ? n : 1;
+    }
     fprintf(stderr, "kvant: %s\n", text);
 }
 

@@ -7,8 +7,18 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "attributes.h"
+
+/* The bytes of the control character at `at`, which could change a terminal; 0: it is no control
+ * character. In UTF-8 the characters U+0080 to U+009F have two bytes. */
+static inline size_t kvp_control_bytes(const char *at)
+{
+    const unsigned char *byte = (const unsigned char *)at;
+
+    return byte[0] < 0x20 || byte[0] == 0x7f ? 1 : byte[0] == 0xc2 && byte[1] >> 5 == 4 ? 2 : 0;
+}
 
 void kvp_log_set(bool verbose, bool quiet);
 void kvp_error(const char *format, ...) KVP_PRINTF(1, 2);

@@ -1,13 +1,11 @@
 /* model_file.c - see model_file.h. */
-#define _POSIX_C_SOURCE 200809L /* fseeko */
-
 #include "model_file.h"
 
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "gguf.h"
 #include "host.h"
 
 static bool is_model(const char *path)
@@ -70,71 +68,7 @@ bool kvp_find_model(char *model)
     return search.n == 1;
 }
 
-/* Metadata. No length is trusted: a string or an array that is longer than the rest of the file
- * ends the reading. */
-
-#define MOST_KEYS 65536u /* a file with more is damaged: models have some dozens */
-#define MOST_KEY 256u    /* bytes of a key's name; a longer one ends the reading */
-
-enum { GGUF_UINT32 = 4, GGUF_INT32 = 5, GGUF_STRING = 8, GGUF_ARRAY = 9 };
-
-/* Bytes of a number of this type; 0: the type is no number. */
-static size_t bytes_of(uint32_t type)
-{
-    static const uint8_t bytes[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
-
-    return type < sizeof(bytes) ? bytes[type] : 0;
-}
-
-typedef struct reader {
-    FILE *file;
-    uint64_t left; /* bytes of the file */
-} reader;
-
-static bool take(reader *r, void *to, size_t bytes)
-{
-    if (bytes > r->left || fread(to, 1, bytes, r->file) != bytes)
-        return false;
-    r->left -= bytes;
-    return true;
-}
-
-static bool skip(reader *r, uint64_t n, size_t each)
-{
-    const uint64_t bytes = each > 0 && n > r->left / each ? UINT64_MAX : n * each;
-
-    if (bytes > r->left || fseeko(r->file, (off_t)bytes, SEEK_CUR) != 0)
-        return false;
-    r->left -= bytes;
-    return true;
-}
-
-static bool skip_strings(reader *r, uint64_t n)
-{
-    uint64_t length;
-
-    for (; n > 0; n--)
-        if (!take(r, &length, sizeof(length)) || !skip(r, length, 1))
-            return false;
-    return true;
-}
-
-/* Skips a key's value; *number becomes the value if it is a 32-bit number. */
-static bool take_value(reader *r, uint32_t type, uint32_t *number)
-{
-    uint64_t n;
-
-    if (type == GGUF_UINT32 || type == GGUF_INT32)
-        return take(r, number, sizeof(*number));
-    if (type == GGUF_STRING)
-        return skip_strings(r, 1);
-    if (type != GGUF_ARRAY)
-        return bytes_of(type) > 0 && skip(r, 1, bytes_of(type));
-    if (!take(r, &type, sizeof(type)) || !take(r, &n, sizeof(n)))
-        return false;
-    return type == GGUF_STRING ? skip_strings(r, n)
-                               : bytes_of(type) > 0 && skip(r, n, bytes_of(type));
-}
+/* Metadata */
 
 static bool ends_with(const char *key, const char *end)
 {
@@ -150,37 +84,34 @@ struct layers {
     bool mixed;
 };
 
-static void note_key(const char *key, uint32_t type, uint32_t number, struct layers *layers)
+static void note_key(const char *key, const gguf_value *value, struct layers *layers)
 {
     if (ends_with(key, ".block_count"))
-        layers->all = number;
+        layers->all = value->number;
     if (ends_with(key, ".nextn_predict_layers"))
-        layers->drafting = number;
+        layers->drafting = value->number;
     if (ends_with(key, ".attention.shared_kv_layers"))
-        layers->sharing = number;
+        layers->sharing = value->number;
     if (ends_with(key, ".decoder_block_count") || strstr(key, ".ssm.") != NULL ||
         strstr(key, ".shortconv.") != NULL || strstr(key, ".wkv.") != NULL ||
-        (type == GGUF_ARRAY && ends_with(key, ".attention.head_count_kv")))
+        (value->type == GGUF_ARRAY && ends_with(key, ".attention.head_count_kv")))
         layers->mixed = true;
 }
 
 /* Reads up to the tokenizer's words, which mostly come after the keys that describe the model. */
-static bool read_keys(reader *r, uint64_t n, struct layers *layers)
+static bool read_keys(gguf_reader *r, struct layers *layers)
 {
-    char key[MOST_KEY];
+    char key[GGUF_TEXT];
+    gguf_value value;
 
-    for (; n > 0; n--) {
-        uint32_t type, number = 0;
-        uint64_t length;
-        if (!take(r, &length, sizeof(length)) || length >= sizeof(key) ||
-            !take(r, key, (size_t)length))
+    while (r->n_keys > 0) {
+        if (!gguf_take_name(r, key))
             return false;
-        key[length] = '\0';
         if (layers->all > 0 && strncmp(key, "tokenizer.", 10) == 0)
             return true;
-        if (!take(r, &type, sizeof(type)) || !take_value(r, type, &number))
+        if (!gguf_take_value(r, &value))
             return false;
-        note_key(key, type, number, layers);
+        note_key(key, &value, layers);
     }
     return true;
 }
@@ -192,22 +123,15 @@ static uint32_t less(uint32_t a, uint32_t b)
 
 kvp_model_layers kvp_count_model_layers(const char *path)
 {
-    struct { /* for files of version 2 or 3 */
-        char magic[4];
-        uint32_t version;
-        uint64_t n_tensors, n_keys;
-    } head;
+    FILE *file = kvp_host_open(path, false);
     struct layers layers = { 0 };
-    reader r = { kvp_host_open(path, false), 0 };
+    gguf_reader r;
     bool ok;
 
-    if (r.file == NULL)
+    if (file == NULL)
         return (kvp_model_layers){ 0 };
-    r.left = kvp_host_file_bytes(r.file);
-    ok = take(&r, &head, sizeof(head)) && memcmp(head.magic, "GGUF", sizeof(head.magic)) == 0 &&
-         (head.version == 2 || head.version == 3) && head.n_keys <= MOST_KEYS &&
-         read_keys(&r, head.n_keys, &layers);
-    fclose(r.file);
+    ok = gguf_begin(&r, file, kvp_host_file_bytes(file)) && read_keys(&r, &layers);
+    fclose(file);
     if (!ok)
         return (kvp_model_layers){ 0 };
     layers.all = less(layers.all, layers.drafting);

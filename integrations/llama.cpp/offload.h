@@ -9,8 +9,6 @@
 
 #include <stddef.h>
 
-#include "abi.h"
-
 /* Takes over every GPU of the process that is neither kvant's own nor on another computer. Returns
  * their number. Once, after the device KVANT is set up. */
 size_t kvp_offload_setup(void);

@@ -2,8 +2,6 @@
  * replaced. */
 #pragma once
 
-#include <stdbool.h>
-
 #include "abi.h"
 
 /* Creates a back end by the device's own function `init`. NULL on failure. */

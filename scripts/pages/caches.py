@@ -1,6 +1,6 @@
 """The caches that tables compare: their names on pages, their memory, their lines in results."""
 
-from results import Missing, one_of, starts
+from results import Missing, one_of
 from text import code, divergence
 
 PRESETS = ("quality", "balanced", "small", "tiny")

@@ -25,18 +25,23 @@
 #endif
 
 /* KVANT_INLINE marks functions that are always inlined. unrolled_for is a loop without a branch: of
- * at most 8 steps on CPUs, of any constant number of steps on GPUs. With AddressSanitizer or UBSan
- * loops are not unrolled: checking every access of every copy takes GCC minutes and 1.4 GB per
- * kernel file, instead of 9 s. */
+ * at most 8 steps on CPUs, of any constant number of steps on GPUs. rolled_for keeps its branch,
+ * where a compiler for GPUs would copy the body. With AddressSanitizer or UBSan loops are not
+ * unrolled: checking every access of every copy takes GCC minutes and 1.4 GB per kernel file,
+ * instead of 9 s. */
 #if defined(__CUDACC__)
 #define KVANT_INLINE __device__ __forceinline__
 #define unrolled_for _Pragma("unroll") for
+#define rolled_for _Pragma("unroll 1") for
 #elif defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__)
 #define KVANT_INLINE static inline __attribute__((always_inline))
 #define unrolled_for _Pragma("GCC unroll 8") for
 #else
 #define KVANT_INLINE static inline
 #define unrolled_for for
+#endif
+#ifndef rolled_for
+#define rolled_for for
 #endif
 
 /* The index of the lowest set bit of x. x is not 0. */

@@ -5,7 +5,6 @@
 #include "cpu.h"
 
 #include <stdbool.h>
-#include <stddef.h>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>

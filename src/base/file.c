@@ -69,26 +69,36 @@ kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8
     return status;
 }
 
-kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes,
-                            size_t *n, const kvant_error *error)
+kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, kvant_mapped_file *mapped,
+                            const kvant_error *error)
 {
     uint8_t head[KVANT_FILE_HEAD] = { 0 };
-    *bytes = NULL;
-    int fd = -1;
-    KVANT_FORWARD(open_file(path, &fd, error));
-    kvant_status status = read_head(fd, path, check, head, n, error);
+    *mapped = (kvant_mapped_file){ .file = -1 };
+    KVANT_FORWARD(open_file(path, &mapped->file, error));
+    kvant_status status = read_head(mapped->file, path, check, head, &mapped->n, error);
     if (status == KVANT_OK) {
-        *bytes = kvant_os_map_file(fd, *n);
-        if (!*bytes)
+        mapped->bytes = kvant_os_map_file(mapped->file, mapped->n);
+        if (!mapped->bytes)
             status = system_error(error, "map", path);
     }
-    kvant_os_close(fd);
+    if (status != KVANT_OK)
+        kvant_os_close(mapped->file);
     return status;
 }
 
-void kvant_unmap_file(const uint8_t *bytes, size_t n)
+void kvant_unmap_file(kvant_mapped_file *mapped)
 {
-    kvant_os_unmap(bytes, n);
+    if (!mapped->bytes)
+        return;
+    kvant_os_unmap(mapped->bytes, mapped->n);
+    kvant_os_close(mapped->file);
+    mapped->bytes = NULL;
+}
+
+bool kvant_mapped_file_is_whole(const kvant_mapped_file *mapped)
+{
+    uint64_t bytes;
+    return !mapped->bytes || (kvant_os_size(mapped->file, &bytes) && bytes >= mapped->n);
 }
 
 /* Writes a new file and flushes it before the caller renames it. Otherwise a crash soon after the

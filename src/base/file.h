@@ -2,6 +2,8 @@
  * a temporary file in the same folder and renames it. */
 #pragma once
 
+#include <stdbool.h>
+
 #include "error.h"
 
 #define KVANT_FILE_HEAD 64u /* bytes that are checked before memory is allocated */
@@ -15,10 +17,21 @@ typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const k
 kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes,
                              size_t *n, const kvant_error *error);
 
-/* The same without reading: *bytes is a mapping of the file for kvant_unmap_file, read-only. */
-kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, const uint8_t **bytes,
-                            size_t *n, const kvant_error *error);
-void kvant_unmap_file(const uint8_t *bytes, size_t n);
+/* A file that is mapped, read-only, and stays open. */
+typedef struct kvant_mapped_file {
+    const uint8_t *bytes; /* NULL: none */
+    size_t n;
+    int file;
+} kvant_mapped_file;
+
+/* The same without reading. On an error mapped->bytes is NULL. */
+kvant_status kvant_map_file(const char *path, kvant_check_head_fn *check, kvant_mapped_file *mapped,
+                            const kvant_error *error);
+void kvant_unmap_file(kvant_mapped_file *mapped);
+
+/* Whether the file still has all bytes that were mapped. Reading bytes beyond its end would end the
+ * process. */
+bool kvant_mapped_file_is_whole(const kvant_mapped_file *mapped);
 
 typedef struct kvant_file_part {
     const void *bytes;

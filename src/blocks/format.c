@@ -1,8 +1,6 @@
 /* format.c - see format.h. */
 #include "format.h"
 
-#include <string.h>
-
 #include "../base/half.h"
 
 /* A codebook of ggml (kvalues_iq4nl). */

@@ -1,6 +1,7 @@
 /* cache.c - the cache of a model: life, appending rows, attention. */
 #include "device.h"
 
+#include <kvant/settings.h>
 #include <math.h>
 #include <string.h>
 
@@ -38,6 +39,8 @@ static kvant_status resolve(kvant_cache_params *p)
 {
     if (!p->n_layers || !p->n_heads || !p->n_kv_heads || !p->head_dim || !p->max_tokens)
         return invalid("n_layers, n_heads, n_kv_heads, head_dim and max_tokens must be set");
+    if (p->n_layers > KVANT_SETTINGS_MAX_LAYERS)
+        return invalid("n_layers is above 4096");
     if (p->n_heads % p->n_kv_heads)
         return invalid("n_heads is not a multiple of n_kv_heads");
     if (p->max_tokens > INT32_MAX - KVANT_PAGE_TOKENS)

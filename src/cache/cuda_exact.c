@@ -247,7 +247,7 @@ void kvant_cuda_exact_encode(cuda_part *part, uint32_t block)
 {
     const int32_t page = kvant_cuda_exact_page(part, block);
     if (page >= 0)
-        encode_dirty(part, (kvant_plan_change){ block, (uint32_t)page });
+        encode_dirty(part, (kvant_plan_change){ .block = block, .page = (uint32_t)page });
 }
 
 static kvant_cuda_seal_pages stored_pages(const cuda_part *part)

@@ -18,8 +18,9 @@
 typedef struct kvant_sequence {
     bool alive;
     uint32_t n_blocks; /* entries of table */
-    int32_t *table;    /* max_blocks entries; KVANT_NO_BLOCK for blocks that were dropped */
-    uint32_t *lengths; /* per layer */
+    uint32_t room;     /* for this many entries; it grows with the sequence */
+    int32_t *table;    /* KVANT_NO_BLOCK for blocks that were dropped */
+    uint32_t *lengths; /* per layer; a part of cache->lengths */
 } kvant_sequence;
 
 typedef struct kvant_device kvant_device;
@@ -38,6 +39,7 @@ struct kvant_cache {
     int64_t *slots;         /* of a batch */
     uint8_t *pending;       /* per layer: a value of the enum below */
     kvant_sequence *sequences;
+    uint32_t *lengths; /* of all sequences */
 };
 
 /* kvant_cache.pending: for which rows the caller passed queries. */

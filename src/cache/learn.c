@@ -3,7 +3,6 @@
 
 #include <kvant/tensor_hooks.h>
 
-#include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "center.h"
 #include "transform_bytes.h"

@@ -44,9 +44,8 @@ kvant_status kvant_tensor_center_rope(const kvant_tensor *tensor, uint32_t block
                     KVANT_ERR_ARGUMENT);
     const kvant_centers *centers =
         kvant_tensor_transform_centers(tensor, tensor->blocks[block].transform_id);
-    kvant_rope rope;
     KVANT_RETURN_IF(!centers, KVANT_ERR_UNSUPPORTED);
-    kvant_centers_rope(centers, &rope, frequencies);
+    const kvant_rope rope = kvant_centers_rope(centers, frequencies);
     *n_dims = rope.n_dims;
     *interleaved = rope.interleaved;
     return KVANT_OK;

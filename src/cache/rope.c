@@ -115,6 +115,21 @@ bool kvant_rope_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pai
     return kvant_rope_part_pairs(rope, head_dim, head_dim, 0, pairs);
 }
 
+kvant_rope kvant_rope_of_pairs(uint32_t n_dims, uint32_t interleaved, const kvant_pair *pairs,
+                               uint32_t n, float *frequencies)
+{
+    for (uint32_t i = 0; i < n; i++)
+        frequencies[i] = 0;
+    for (uint32_t i = 0; i < n_dims / 2; i++)
+        for (uint32_t pair = 0; pair < n; pair++)
+            if (pairs[pair].first == (interleaved ? 2 * i : i))
+                frequencies[i] = pairs[pair].frequency;
+    return (kvant_rope){ .size = sizeof(kvant_rope),
+                         .n_dims = n_dims,
+                         .interleaved = interleaved,
+                         .frequencies = frequencies };
+}
+
 uint32_t kvant_rope_bucket(const kvant_rope_state *rope_state, int32_t position)
 {
     uint32_t bucket = 0;

@@ -33,6 +33,10 @@ bool kvant_rope_part_pairs(const kvant_rope *rope, uint32_t head_dim, uint32_t n
 /* Finds the head_dim / 2 pairs of a whole head. Returns false when a channel has no partner. */
 bool kvant_rope_pairs(const kvant_rope *rope, uint32_t head_dim, kvant_pair *pairs);
 
+/* Returns the RoPE with these n pairs of a whole head. frequencies: gets n numbers. */
+kvant_rope kvant_rope_of_pairs(uint32_t n_dims, uint32_t interleaved, const kvant_pair *pairs,
+                               uint32_t n, float *frequencies);
+
 /* Checks a RoPE that a caller passed. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE. */
 kvant_status kvant_rope_check(const kvant_rope *rope, uint32_t head_dim);
 

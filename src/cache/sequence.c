@@ -7,30 +7,49 @@
 #include "device.h"
 #include "tensor.h"
 
+#define FEWEST_ENTRIES 16u /* of a table: a cache line */
+
 kvant_status kvant_sequences_create(kvant_cache *cache)
 {
     uint32_t n = cache->params.max_sequences, n_layers = cache->params.n_layers;
     cache->sequences = kvant_alloc(n, sizeof *cache->sequences);
+    cache->lengths = kvant_alloc(n, n_layers * sizeof *cache->lengths);
     cache->references = kvant_alloc(cache->n_blocks, sizeof *cache->references);
     cache->n_free = cache->n_blocks;
-    KVANT_RETURN_IF(!cache->sequences || !cache->references, KVANT_ERR_MEMORY);
-    for (uint32_t i = 0; i < n; i++) {
-        cache->sequences[i].table = kvant_alloc(cache->n_blocks, sizeof(int32_t));
-        cache->sequences[i].lengths = kvant_alloc(n_layers, sizeof(uint32_t));
-        KVANT_RETURN_IF(!cache->sequences[i].table || !cache->sequences[i].lengths,
-                        KVANT_ERR_MEMORY);
-    }
+    KVANT_RETURN_IF(!cache->sequences || !cache->lengths || !cache->references, KVANT_ERR_MEMORY);
+    for (uint32_t i = 0; i < n; i++)
+        cache->sequences[i].lengths = cache->lengths + (size_t)i * n_layers;
     return KVANT_OK;
 }
 
 void kvant_sequences_destroy(kvant_cache *cache)
 {
-    for (uint32_t i = 0; cache->sequences && i < cache->params.max_sequences; i++) {
+    for (uint32_t i = 0; cache->sequences && i < cache->params.max_sequences; i++)
         kvant_free(cache->sequences[i].table);
-        kvant_free(cache->sequences[i].lengths);
-    }
     kvant_free(cache->sequences);
+    kvant_free(cache->lengths);
     kvant_free(cache->references);
+}
+
+/* Makes room for n entries in the table of a sequence. If every sequence had room for all blocks at
+ * once, thousands of sequences would take more memory for tables than for tokens. */
+static kvant_status make_room(const kvant_cache *cache, kvant_sequence *s, uint32_t n)
+{
+    const uint32_t twice = s->room < cache->n_blocks / 2 ? 2 * s->room : cache->n_blocks,
+                   room = n > twice                ? n
+                          : twice > FEWEST_ENTRIES ? twice
+                                                   : FEWEST_ENTRIES;
+    if (n <= s->room)
+        return KVANT_OK;
+    int32_t *table = kvant_alloc(room, sizeof *table);
+    if (!table)
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "out of memory for the blocks of a sequence");
+    if (s->table)
+        memcpy(table, s->table, s->n_blocks * sizeof *table);
+    kvant_free(s->table);
+    s->table = table;
+    s->room = room;
+    return KVANT_OK;
 }
 
 kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence)
@@ -143,6 +162,7 @@ kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32
             if (cache->references[s->table[index]] > 1)
                 KVANT_FORWARD(unshare(cache, sequence, index));
         } else {
+            KVANT_FORWARD(make_room(cache, s, s->n_blocks + 1));
             KVANT_FORWARD(take(cache, sequence, index, &s->table[s->n_blocks]));
             s->n_blocks++;
         }
@@ -177,8 +197,13 @@ int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence)
     if (to < 0)
         return -1;
     kvant_sequence *s = &cache->sequences[to];
+    if (make_room(cache, s, from->n_blocks) != KVANT_OK) {
+        s->alive = false;
+        return -1;
+    }
     s->n_blocks = from->n_blocks;
-    memcpy(s->table, from->table, from->n_blocks * sizeof *s->table);
+    if (s->n_blocks)
+        memcpy(s->table, from->table, from->n_blocks * sizeof *s->table);
     memcpy(s->lengths, from->lengths, cache->params.n_layers * sizeof *s->lengths);
     for (uint32_t i = 0; i < s->n_blocks; i++)
         if (s->table[i] != KVANT_NO_BLOCK)
@@ -241,11 +266,12 @@ kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint3
 }
 
 /* An empty sequence begins with n blocks that were dropped. */
-static kvant_status begin_late(kvant_cache *cache, kvant_sequence *s, uint32_t n)
+static kvant_status begin_late(const kvant_cache *cache, kvant_sequence *s, uint32_t n)
 {
     if (n > cache->params.max_tokens / KVANT_PAGE_TOKENS)
         return kvant_fail(NULL, KVANT_ERR_FULL, "the sequence would be longer than max_tokens, %u",
                           (unsigned)cache->params.max_tokens);
+    KVANT_FORWARD(make_room(cache, s, n));
     for (uint32_t i = 0; i < n; i++)
         s->table[i] = KVANT_NO_BLOCK;
     s->n_blocks = n;

@@ -99,24 +99,10 @@ bool kvant_shifts_same_rope(const kvant_shifts *shifts, const kvant_rope *rope)
            memcmp(pairs, shifts->pairs, n_pairs(shifts) * sizeof *pairs) == 0;
 }
 
-/* The first channel of the i-th pair that RoPE rotates. */
-static uint32_t rotated_channel(const kvant_shifts *shifts, uint32_t i)
+kvant_rope kvant_shifts_rope(const kvant_shifts *shifts, float *frequencies)
 {
-    return shifts->interleaved ? 2 * i : i;
-}
-
-void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *frequencies)
-{
-    *rope = (kvant_rope){ .size = sizeof *rope,
-                          .n_dims = shifts->n_dims,
-                          .interleaved = shifts->interleaved,
-                          .frequencies = frequencies };
-    for (uint32_t i = 0; i < n_pairs(shifts); i++)
-        frequencies[i] = 0;
-    for (uint32_t i = 0; i < shifts->n_dims / 2; i++)
-        for (uint32_t pair = 0; pair < n_pairs(shifts); pair++)
-            if (shifts->pairs[pair].first == rotated_channel(shifts, i))
-                frequencies[i] = shifts->pairs[pair].frequency;
+    return kvant_rope_of_pairs(shifts->n_dims, shifts->interleaved, shifts->pairs, n_pairs(shifts),
+                               frequencies);
 }
 
 uint32_t kvant_shifts_used(const kvant_tensor *tensor)

@@ -94,7 +94,9 @@ uint32_t kvant_shifts_used(const kvant_tensor *tensor);
 
 /* The shift id for rows that begin a block. */
 uint32_t kvant_shift_of_new_block(const kvant_tensor *tensor, uint32_t block);
-void kvant_shifts_rope(const kvant_shifts *shifts, kvant_rope *rope, float *frequencies);
+
+/* The RoPE of the shifts. frequencies: gets head_dim / 2 numbers. */
+kvant_rope kvant_shifts_rope(const kvant_shifts *shifts, float *frequencies);
 
 /* The part of a record's block that holds its shifts. The first function says whether one of
  * `slots` has a shift, the second how many bytes the part has. The next two write it,

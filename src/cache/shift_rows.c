@@ -7,6 +7,7 @@
 #include "../base/error.h"
 #include "center.h"
 #include "learning.h"
+#include "transform_bytes.h"
 
 /* Writing */
 
@@ -179,7 +180,6 @@ static kvant_status use_rope(kvant_tensor *tensor, const kvant_rope *rope)
 kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t n,
                               kvant_tensor *to, uint8_t *map)
 {
-    kvant_rope rope;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     uint32_t used, needed = 1;
     for (uint32_t i = 0; i < KVANT_MOST_SHIFTS; i++)
@@ -190,7 +190,7 @@ kvant_status kvant_shifts_map(const kvant_tensor *from, uint32_t first, uint32_t
             needed |= 1u << kvant_slot_shift(from, block, slot);
     if (needed == 1)
         return KVANT_OK;
-    kvant_shifts_rope(from->shifts, &rope, frequencies);
+    const kvant_rope rope = kvant_shifts_rope(from->shifts, frequencies);
     KVANT_FORWARD(use_rope(to, &rope));
     used = kvant_shifts_used(to);
     for (uint32_t i = 1; i < KVANT_MOST_SHIFTS; i++)
@@ -210,41 +210,25 @@ void kvant_shifts_copy_block(const kvant_tensor *from, uint32_t block, kvant_ten
     kvant_shifts_set_block(to, target, ids);
 }
 
-/* The shifts of a record's block (format.md): this header, then head_dim / 2 frequencies, of which
- * RoPE uses the first n_dims / 2, then the shifts of all slots. */
-typedef struct shifts_header {
-    uint32_t n_dims, interleaved;
-} shifts_header;
-_Static_assert(sizeof(shifts_header) == 8, "format.md");
-
-static size_t frequency_bytes(const kvant_tensor *tensor)
-{
-    return tensor->head_dim / 2 * sizeof(float);
-}
-
+/* The shifts of a record's block (format.md): the RoPE, then the shifts of all slots. */
 size_t kvant_shifts_export_bytes(const kvant_tensor *tensor)
 {
-    return (sizeof(shifts_header) + frequency_bytes(tensor) + KVANT_PAGE_TOKENS * sizeof(int32_t) +
-            7) /
-           8 * 8;
+    return (kvant_rope_bytes(tensor) + KVANT_PAGE_TOKENS * sizeof(int32_t) + 7) / 8 * 8;
 }
 
 void kvant_shifts_write(const kvant_tensor *tensor, const kvant_rope *rope,
                         const int32_t by[KVANT_PAGE_TOKENS], uint8_t *to)
 {
-    const shifts_header header = { rope->n_dims, rope->interleaved };
     memset(to, 0, kvant_shifts_export_bytes(tensor));
-    memcpy(to, &header, sizeof header);
-    memcpy(to + sizeof header, rope->frequencies, rope->n_dims / 2 * sizeof(float));
-    memcpy(to + sizeof header + frequency_bytes(tensor), by, KVANT_PAGE_TOKENS * sizeof *by);
+    kvant_rope_export(rope, to);
+    memcpy(to + kvant_rope_bytes(tensor), by, KVANT_PAGE_TOKENS * sizeof *by);
 }
 
 void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t slots, uint8_t *to)
 {
-    kvant_rope rope;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     int32_t by[KVANT_PAGE_TOKENS] = { 0 };
-    kvant_shifts_rope(tensor->shifts, &rope, frequencies);
+    const kvant_rope rope = kvant_shifts_rope(tensor->shifts, frequencies);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
         if ((tensor->blocks[block].written & slots) >> slot & 1)
             by[slot] = tensor->shifts->by[kvant_slot_shift(tensor, block, slot)];
@@ -254,39 +238,27 @@ void kvant_shifts_export(const kvant_tensor *tensor, uint32_t block, uint64_t sl
 void kvant_shifts_distances(const kvant_tensor *tensor, const uint8_t *data,
                             int32_t by[KVANT_PAGE_TOKENS])
 {
-    memcpy(by, data + sizeof(shifts_header) + frequency_bytes(tensor),
-           KVANT_PAGE_TOKENS * sizeof *by);
-}
-
-static kvant_status damaged(const char *what)
-{
-    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: %s", what);
+    memcpy(by, data + kvant_rope_bytes(tensor), KVANT_PAGE_TOKENS * sizeof *by);
 }
 
 kvant_status kvant_shifts_read(kvant_tensor *tensor, uint64_t written, const uint8_t *data,
                                uint32_t *used, uint8_t ids[KVANT_PAGE_TOKENS])
 {
-    shifts_header header;
+    kvant_rope rope;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     int32_t by[KVANT_PAGE_TOKENS];
-    memcpy(&header, data, sizeof header);
-    memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
-    memcpy(by, data + sizeof header + frequency_bytes(tensor), sizeof by);
-    const kvant_rope rope = { .n_dims = header.n_dims,
-                              .interleaved = header.interleaved,
-                              .frequencies = frequencies };
-    if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
-        return damaged("a number of its RoPE is out of range");
+    KVANT_FORWARD(kvant_rope_import(tensor, data, &rope, frequencies));
+    kvant_shifts_distances(tensor, data, by);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)
         if (by[slot] > KVANT_LARGEST_SHIFT || by[slot] < -KVANT_LARGEST_SHIFT ||
             (by[slot] && !(written >> slot & 1)))
-            return damaged("the shift of a slot is out of range");
+            return kvant_damaged("the shift of a slot is out of range");
     if (*used && !kvant_shifts_same_rope(tensor->shifts, &rope))
-        return damaged("its blocks were shifted with different RoPEs");
+        return kvant_damaged("its blocks were shifted with different RoPEs");
     const kvant_status status = use_rope(tensor, &rope);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED
-                   ? damaged("its RoPE rotates a channel without a pair")
+                   ? kvant_damaged("its RoPE rotates a channel without a pair")
                    : status;
     *used = *used ? *used : kvant_shifts_used(tensor);
     for (uint32_t slot = 0; slot < KVANT_PAGE_TOKENS; slot++)

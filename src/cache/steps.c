@@ -197,6 +197,34 @@ static void see_all(kvant_tensor *tensor, const int64_t *slots, size_t n)
             see(tensor, sequence_of(tensor, slots[i]));
 }
 
+/* A sequence that is written for weeks has more rows than there are positions. Once its clock is
+ * beyond LATEST_CLOCK, the sequence goes on with KEPT_CLOCK. Everything that the clock measured
+ * moves along. Rows before that are older than any window, so the plan may forget by how much. */
+#define LATEST_CLOCK (UINT64_C(1) << 30)
+#define KEPT_CLOCK (UINT64_C(1) << 29)
+
+static uint64_t moved_back(uint64_t clock, uint64_t by)
+{
+    return clock > by ? clock - by : 0;
+}
+
+static void move_clock_back(kvant_tensor *tensor, uint32_t sequence)
+{
+    const uint64_t by = tensor->clocks[sequence] - KEPT_CLOCK;
+    for (uint32_t i = 0; i < tensor->n_blocks; i++) {
+        const kvant_block *block = &tensor->blocks[i];
+        if (block->sequence != sequence)
+            continue;
+        kvant_plan_shift(tensor->plan, i, -(int32_t)(by < INT32_MAX ? by : INT32_MAX));
+        if (block->open_page >= 0) {
+            kvant_open_page *page = &tensor->open_pages[block->open_page];
+            page->clock = moved_back(page->clock, by);
+        }
+    }
+    tensor->clocks[sequence] = KEPT_CLOCK;
+    tensor->begun[sequence] = moved_back(tensor->begun[sequence], by);
+}
+
 static void begin_at_clocks(kvant_tensor *tensor, const int64_t *slots, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -208,6 +236,9 @@ void kvant_open_begin(kvant_tensor *tensor, const int64_t *slots, size_t n)
 {
     if (!tensor->plan)
         return;
+    for (size_t i = 0; i < n; i++)
+        if (tensor->clocks[sequence_of(tensor, slots[i])] > LATEST_CLOCK)
+            move_clock_back(tensor, sequence_of(tensor, slots[i]));
     begin_at_clocks(tensor, slots, n);
     for (size_t i = 0; tensor->step_rows && i + tensor->step_rows < n; i++)
         tensor->begun[sequence_of(tensor, slots[i])]++;

@@ -44,12 +44,12 @@ uint32_t kvant_transform_kind(const kvant_tensor *tensor, uint32_t transform_id)
 
 /* Sizes */
 
-/* Centres of blocks. After this header come head_dim / 2 frequencies, of which RoPE uses the first
- * n_dims / 2, then the centres at position 0 of all kv heads. */
-typedef struct centers_header {
+/* A RoPE. After this header come head_dim / 2 frequencies, of which RoPE uses the first
+ * n_dims / 2. */
+typedef struct rope_header {
     uint32_t n_dims, interleaved;
-} centers_header;
-_Static_assert(sizeof(centers_header) == 8, "format.md");
+} rope_header;
+_Static_assert(sizeof(rope_header) == 8, "format.md");
 
 static size_t key_transform_bytes(const kvant_tensor *tensor)
 {
@@ -62,16 +62,15 @@ static size_t affine_bytes(const kvant_tensor *tensor, uint32_t kind)
     return kind ? 2 * kvant_tensor_width(tensor) * number : 0;
 }
 
-static size_t frequency_bytes(const kvant_tensor *tensor)
+size_t kvant_rope_bytes(const kvant_tensor *tensor)
 {
-    return tensor->head_dim / 2 * sizeof(float);
+    return sizeof(rope_header) + tensor->head_dim / 2 * sizeof(float);
 }
 
+/* Centres of blocks: the RoPE, then the centres at position 0 of all kv heads. */
 static size_t centers_bytes(const kvant_tensor *tensor)
 {
-    return (sizeof(centers_header) + frequency_bytes(tensor) +
-            kvant_tensor_width(tensor) * sizeof(float) + 7) /
-           8 * 8;
+    return (kvant_rope_bytes(tensor) + kvant_tensor_width(tensor) * sizeof(float) + 7) / 8 * 8;
 }
 
 size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind)
@@ -89,36 +88,25 @@ static size_t centers_at(const kvant_tensor *tensor)
 
 /* Writing */
 
-/* The first channel of the i-th pair that RoPE rotates. */
-static uint32_t rotated_channel(const centers_header *header, uint32_t i)
+kvant_rope kvant_centers_rope(const kvant_centers *centers, float *frequencies)
 {
-    return header->interleaved ? 2 * i : i;
+    return kvant_rope_of_pairs(centers->n_dims, centers->interleaved, centers->pairs, centers->n,
+                               frequencies);
 }
 
-void kvant_centers_rope(const kvant_centers *centers, kvant_rope *rope, float *frequencies)
+void kvant_rope_export(const kvant_rope *rope, uint8_t *to)
 {
-    const centers_header header = { centers->n_dims, centers->interleaved };
-    *rope = (kvant_rope){ .size = sizeof *rope,
-                          .n_dims = header.n_dims,
-                          .interleaved = header.interleaved,
-                          .frequencies = frequencies };
-    for (uint32_t i = 0; i < centers->n; i++)
-        frequencies[i] = 0;
-    for (uint32_t i = 0; i < header.n_dims / 2; i++)
-        for (uint32_t pair = 0; pair < centers->n; pair++)
-            if (centers->pairs[pair].first == rotated_channel(&header, i))
-                frequencies[i] = centers->pairs[pair].frequency;
+    const rope_header header = { rope->n_dims, rope->interleaved };
+    memcpy(to, &header, sizeof header);
+    memcpy(to + sizeof header, rope->frequencies, rope->n_dims / 2 * sizeof(float));
 }
 
 /* The bytes behind the n_dims / 2 frequencies of the rope are zeros on entry. */
 static void write_centers(const kvant_tensor *tensor, const kvant_rope *rope, const float *start,
                           uint8_t *to)
 {
-    const centers_header header = { rope->n_dims, rope->interleaved };
-    memcpy(to, &header, sizeof header);
-    memcpy(to + sizeof header, rope->frequencies, rope->n_dims / 2 * sizeof(float));
-    memcpy(to + sizeof header + frequency_bytes(tensor), start,
-           kvant_tensor_width(tensor) * sizeof(float));
+    kvant_rope_export(rope, to);
+    memcpy(to + kvant_rope_bytes(tensor), start, kvant_tensor_width(tensor) * sizeof(float));
 }
 
 void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_numbers *numbers,
@@ -141,8 +129,7 @@ void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_num
 static void export_centers(const kvant_tensor *tensor, const kvant_centers *centers, uint8_t *to)
 {
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    kvant_rope rope;
-    kvant_centers_rope(centers, &rope, frequencies);
+    const kvant_rope rope = kvant_centers_rope(centers, frequencies);
     write_centers(tensor, &rope, centers->start, to);
 }
 
@@ -182,25 +169,33 @@ static kvant_status check_numbers(const float *center, const float *scale, size_
     return KVANT_OK;
 }
 
+kvant_status kvant_rope_import(const kvant_tensor *tensor, const uint8_t *data, kvant_rope *rope,
+                               float *frequencies)
+{
+    rope_header header;
+    memcpy(&header, data, sizeof header);
+    memcpy(frequencies, data + sizeof header, tensor->head_dim / 2 * sizeof(float));
+    *rope = (kvant_rope){ .n_dims = header.n_dims,
+                          .interleaved = header.interleaved,
+                          .frequencies = frequencies };
+    return header.interleaved > 1 || kvant_rope_check(rope, tensor->head_dim) != KVANT_OK
+               ? kvant_damaged("a number of its RoPE is out of range")
+               : KVANT_OK;
+}
+
 /* Reads centres of blocks that export_centers wrote. */
 static kvant_status import_centers(const kvant_tensor *tensor, const uint8_t *data,
                                    kvant_centers **centers)
 {
-    centers_header header;
+    kvant_rope rope;
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
-    memcpy(&header, data, sizeof header);
-    memcpy(frequencies, data + sizeof header, frequency_bytes(tensor));
-    const kvant_rope rope = { .n_dims = header.n_dims,
-                              .interleaved = header.interleaved,
-                              .frequencies = frequencies };
-    if (header.interleaved > 1 || kvant_rope_check(&rope, tensor->head_dim) != KVANT_OK)
-        return kvant_damaged("a number of its RoPE is out of range");
+    KVANT_FORWARD(kvant_rope_import(tensor, data, &rope, frequencies));
     const kvant_status status = kvant_centers_create(tensor, &rope, centers);
     if (status != KVANT_OK)
         return status == KVANT_ERR_MEMORY
                    ? status
                    : kvant_damaged("its RoPE rotates a channel without a pair");
-    memcpy((*centers)->start, data + sizeof header + frequency_bytes(tensor),
+    memcpy((*centers)->start, data + kvant_rope_bytes(tensor),
            kvant_tensor_width(tensor) * sizeof(float));
     for (size_t i = 0; i < kvant_tensor_width(tensor); i++)
         if (!isfinite((*centers)->start[i]))

@@ -29,13 +29,20 @@ size_t kvant_transform_bytes(const kvant_tensor *tensor, uint32_t kind);
 
 void kvant_transform_export(const kvant_tensor *tensor, uint32_t transform_id, uint8_t *to);
 
+/* The RoPE by which centres of blocks rotate. frequencies: gets head_dim / 2 numbers. */
+kvant_rope kvant_centers_rope(const struct kvant_centers *centers, float *frequencies);
+
+/* A RoPE in a record. kvant_rope_export leaves frequencies that RoPE does not use as they are.
+ * kvant_rope_import checks all numbers; frequencies: gets head_dim / 2. KVANT_ERR_FORMAT. */
+size_t kvant_rope_bytes(const kvant_tensor *tensor);
+void kvant_rope_export(const kvant_rope *rope, uint8_t *to);
+kvant_status kvant_rope_import(const kvant_tensor *tensor, const uint8_t *data, kvant_rope *rope,
+                               float *frequencies);
+
 /* Writes the numbers of a transform that no tensor has: its triangles are the parts' one after
  * another. Its scales are ones. */
 void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_numbers *numbers,
                               uint8_t *to);
-
-/* The RoPE by which centres of blocks rotate. frequencies: head_dim / 2 numbers. */
-void kvant_centers_rope(const struct kvant_centers *centers, kvant_rope *rope, float *frequencies);
 
 /* record_outer.c. The candidate with the head that it has in a record. */
 size_t kvant_candidate_export(const kvant_tensor *tensor, void *bytes);

@@ -8,7 +8,6 @@
 
 #include <math.h>
 
-#include "../base/half.h"
 #include "codec_internal.h"
 
 /* How a group's range becomes levels. A group of a hybrid codec is symmetric or asymmetric,

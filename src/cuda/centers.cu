@@ -220,8 +220,7 @@ KVANT_INLINE void load_phases(const OffsetArgs &args, const OffsetWork &w,
     constexpr int N = S::PAIRS <= 2 ? 8 : 1;
     const kvant_cuda_page_offsets_args &p = args.given;
     const int n_pages = (w.end_page - w.first_page + 7) / 8 * 8;
-#pragma unroll 1
-    for (int first = (int)threadIdx.x / 32; first < n_pages; first += N * S::WARPS) {
+    rolled_for (int first = (int)threadIdx.x / 32; first < n_pages; first += N * S::WARPS) {
         float x[N][S::PAIRS], y[N][S::PAIRS];
         unrolled_for (int j = 0; j < N; j++) {
             const int page = min(w.first_page + first + j * S::WARPS, w.end_page - 1);
@@ -314,8 +313,7 @@ template <class S> struct StartPairs {
         static_assert(A_WARP <= 32 && A_WARP % N == 0, "a lane knows where a row is");
         const kvant_cuda_page_offsets_args &p = args.given;
         const int warp = (int)threadIdx.x / 32;
-#pragma unroll 1
-        for (int first = 0; first < A_WARP; first += N) {
+        rolled_for (int first = 0; first < A_WARP; first += N) {
             float x[N][S::PAIRS], y[N][S::PAIRS];
             unrolled_for (int j = 0; j < N; j++) {
                 const size_t at = __shfl_sync(FULL, (unsigned long long)own, first + j);
@@ -340,8 +338,7 @@ KVANT_INLINE void add_channels(const OffsetSpace<S> &space, int first_tile,
 {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % S::ROW_WARPS * 16 + lane % 16,
               page = 8 * first_tile + lane % 8;
-#pragma unroll 1
-    for (uint32_t at = 0; at < 2 * space.cosines; at += STEP) {
+    rolled_for (uint32_t at = 0; at < 2 * space.cosines; at += STEP) {
         uint32_t a[2][2][4]; /* upper and lower halves, 16 numbers each */
         unrolled_for (int h = 0; h < 2; h++)
             unrolled_for (int i = 0; i < 2; i++)
@@ -395,8 +392,7 @@ KVANT_INLINE void find_offsets(const OffsetArgs &args, const OffsetWork &w,
     const PageNumbers numbers(p.block_centers, first, w.end_page - w.first_page);
     load_phases<S>(args, w, space);
     uint32_t left = numbers.all();
-#pragma unroll 1
-    for (bool again = false; left; left &= left - 1, again = true) {
+    rolled_for (bool again = false; left; left &= left - 1, again = true) {
         const uint32_t number = __ffs(left) - 1;
         const uint64_t pages = numbers.pages_with(number);
         pairs.load(p, w.kv_head, number);
@@ -404,8 +400,7 @@ KVANT_INLINE void find_offsets(const OffsetArgs &args, const OffsetWork &w,
             __syncthreads();
         pairs.place_rows(args, space, own_row);
         __syncthreads();
-#pragma unroll 1
-        for (int g = 0; g < S::TILES; g += S::GROUP) {
+        rolled_for (int g = 0; g < S::TILES; g += S::GROUP) {
             const int tile = warp / S::ROW_WARPS * S::TILES + g;
             const uint32_t own =
                 (uint32_t)(pages >> 8 * tile & (((uint64_t)1 << 8 * S::GROUP) - 1));

@@ -104,8 +104,7 @@ template <int D, class R> KVANT_INLINE void hadamard_of_lane(Row<D> &row, const 
 template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
-#pragma unroll 1
-    for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
+    rolled_for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
         float sign = lane & distance ? -1.0f : 1.0f;
         unrolled_for (int j = 0; j < N; j++)
             row.x[j] = __fmaf_rn(row.x[j], sign, __shfl_xor_sync(FULL, row.x[j], distance));
@@ -193,8 +192,7 @@ KVANT_INLINE float power_above(float x)
 
 KVANT_INLINE float warp_sum(float x)
 {
-#pragma unroll 1
-    for (int k = 16; k > 0; k /= 2)
+    rolled_for (int k = 16; k > 0; k /= 2)
         x += __shfl_xor_sync(FULL, x, k);
     return x;
 }

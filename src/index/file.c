@@ -133,6 +133,7 @@ kvant_status kvant_index_save(const kvant_index *index, const char *path, char *
         return kvant_fail(
             &error, KVANT_ERR_ARGUMENT,
             "index or path is NULL, or the index is not trained: call kvant_index_train first");
+    KVANT_FORWARD(kvant_index_check_view(index, &error));
     head h = head_of(index, &l);
     uint32_t *lists = list_section(index);
     if (!lists)
@@ -386,20 +387,29 @@ kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, 
 kvant_status kvant_index_view(const char *path, kvant_index **index, char *err, size_t errlen)
 {
     const kvant_error error = { errlen ? err : NULL, errlen };
-    const uint8_t *bytes;
-    size_t n;
+    kvant_mapped_file file;
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
     *index = NULL;
-    KVANT_FORWARD(kvant_map_file(path, check_head, &bytes, &n, &error));
-    const kvant_status status = kvant_index_parse(bytes, n, index, &error);
-    if (status != KVANT_OK)
-        kvant_unmap_file(bytes, n);
+    KVANT_FORWARD(kvant_map_file(path, check_head, &file, &error));
+    const kvant_status status = kvant_index_parse(file.bytes, file.n, index, &error);
+    if (status == KVANT_OK)
+        (*index)->file = file;
+    else
+        kvant_unmap_file(&file);
     return status;
+}
+
+kvant_status kvant_index_check_view(const kvant_index *index, const kvant_error *error)
+{
+    return kvant_mapped_file_is_whole(&index->file)
+               ? KVANT_OK
+               : damaged(error, "it was cut short while it was open as a view");
 }
 
 kvant_status kvant_index_verify(const kvant_index *index)
 {
     KVANT_RETURN_IF(!index, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_index_check_view(index, NULL));
     if (!index->mapped || checksum_fits(index->mapped, index->mapped_bytes))
         return KVANT_OK;
     return damaged(NULL, "its checksum does not match");

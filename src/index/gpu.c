@@ -67,6 +67,7 @@ kvant_status kvant_index_gpu_create(const kvant_index *index, kvant_index_gpu **
     if (index->n_lists)
         return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
                           "not on the GPU: an index with lists=: search it on the CPU");
+    KVANT_FORWARD(kvant_index_check_view(index, &error));
     kvant_index_gpu *made = kvant_alloc(1, sizeof *made);
     if (!made)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "out of memory for the copy of an index");

@@ -218,7 +218,7 @@ void kvant_index_free(kvant_index **index)
     if (old->mapped) {
         kvant_free(old->owners);
         kvant_id_table_destroy(&old->table);
-        kvant_unmap_file(old->mapped, old->mapped_bytes);
+        kvant_unmap_file(&old->file);
     } else {
         kvant_index_forget(old);
         kvant_free(KVANT_OWN(float, old->center));

@@ -17,6 +17,7 @@
 #include <kvant/index.h>
 
 #include "../base/error.h"
+#include "../base/file.h"
 #include "../device/index.h"
 #include "book.h"
 #include "ids.h"
@@ -61,6 +62,7 @@ struct kvant_index {
     kvant_id_table table; /* with ids only */
     const uint8_t *mapped; /* of a view: the mapped file, which owns the arrays */
     size_t mapped_bytes;
+    kvant_mapped_file file; /* of a view */
 };
 
 /* Arrays that belong to the index, and not to a mapped file, may be written. */
@@ -172,6 +174,10 @@ kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **ind
 
 /* Frees an index, but not the bytes of a file in which its arrays lie. */
 void kvant_index_drop(kvant_index **index);
+
+/* KVANT_ERR_FORMAT: the file of a view became shorter, so its arrays cannot be read any more. Every
+ * function that reads the arrays of an index calls this first. */
+kvant_status kvant_index_check_view(const kvant_index *index, const kvant_error *error);
 
 /* Sets in *passes a bit for each slot that passes the filters of a query. *passes NULL: all slots
  * pass. */

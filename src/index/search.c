@@ -414,6 +414,7 @@ kvant_status kvant_index_search_on(kvant_cuda_index *gpu, const kvant_index *ind
     KVANT_FORWARD(check_query(index, query, &q));
     if (q.n == 0)
         return KVANT_OK;
+    KVANT_FORWARD(kvant_index_check_view(index, NULL));
     search s = {
         .index = index, .query = &q, .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .gpu = gpu
     };

@@ -266,6 +266,7 @@ static kvant_status decode(const kvant_index *index, size_t slot, float *row, fl
 kvant_status kvant_index_reconstruct(const kvant_index *index, uint64_t id, float *row)
 {
     KVANT_RETURN_IF(!index || !row, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_index_check_view(index, NULL));
     const uint32_t slot = kvant_index_slot(index, id);
     if (slot == KVANT_NO_SLOT)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no vector of the index has the id %llu",

@@ -1,6 +1,5 @@
 /* blocks_c.c - attention on rows of ggml's block formats in portable C, the reference for every
  * level. */
-#include <stdbool.h>
 #include <string.h>
 
 #include "kernels.h"

@@ -5,6 +5,7 @@
 #include "../base/attributes.h"
 
 #define SLOTS KVANT_PAGE_TOKENS
+#define MOST_POSITION (INT32_MAX - 1) /* the position after it is an int32_t, too */
 
 /* Old blocks give up their pages first, blocks with first tokens last. */
 typedef enum rank { OLD, NEWEST, FIRST } rank;
@@ -89,12 +90,19 @@ void kvant_plan_release(kvant_plan *plan, uint32_t block)
     plan->blocks[block] = no_rows;
 }
 
+/* The positions of a block keep their distances, and stay so far from the ends of int32_t that one
+ * more position fits. */
 void kvant_plan_shift(kvant_plan *plan, uint32_t block, int32_t by)
 {
     plan_block *b = &plan->blocks[block];
-    b->last += by;
-    b->query += by;
-    b->end += by;
+    const int64_t low = b->query < b->end ? b->query : b->end,
+                  high = b->query < b->end ? b->end : b->query,
+                  most = MOST_POSITION - (high > b->last ? high : b->last),
+                  least = INT32_MIN - (low < b->last ? low : b->last);
+    const int64_t moved = by < least ? least : by > most ? most : by;
+    b->last = (int32_t)(b->last + moved);
+    b->query = (int32_t)(b->query + moved);
+    b->end = (int32_t)(b->end + moved);
 }
 
 void kvant_plan_set_params(kvant_plan *plan, const kvant_plan_params *params)
@@ -136,6 +144,7 @@ static void record_row(const kvant_plan *plan, plan_block *b, int64_t slot, int3
 {
     if (position < 0)
         return;
+    position = position < MOST_POSITION ? position : MOST_POSITION;
     const uint64_t bit = UINT64_C(1) << slot % SLOTS;
     b->last = b->written == plan->now && b->last > position ? b->last : position;
     b->first = (uint32_t)position < plan->params.first ? b->first | bit : b->first & ~bit;
@@ -237,7 +246,8 @@ static rank most_for(const kvant_plan *plan, const plan_block *b)
 static void seal_block(kvant_plan *plan, int32_t block)
 {
     plan->seal[plan->n_seal++] =
-        (kvant_plan_change){ (uint32_t)block, (uint32_t)plan->blocks[block].page };
+        (kvant_plan_change){ (uint32_t)block, (uint32_t)plan->blocks[block].page,
+                             KVANT_PLAN_NO_PAGE };
     leave(plan, (uint32_t)block);
 }
 
@@ -260,7 +270,7 @@ static void enter(kvant_plan *plan, uint32_t block, uint32_t page)
     plan->pages[page] = (int32_t)block;
     plan->blocks[block].page = (int32_t)page;
     plan->n_free--;
-    plan->open[plan->n_open++] = (kvant_plan_change){ block, page };
+    plan->open[plan->n_open++] = (kvant_plan_change){ block, page, KVANT_PLAN_NO_PAGE };
 }
 
 static void open_block(kvant_plan *plan, uint32_t block)
@@ -320,6 +330,7 @@ kvant_plan_changes kvant_plan_vacate(kvant_plan *plan, uint32_t n)
             continue;
         leave(plan, (uint32_t)block);
         enter(plan, (uint32_t)block, n);
+        plan->open[plan->n_open - 1].former = (int32_t)page;
     }
     return changes_of(plan);
 }
@@ -384,14 +395,21 @@ kvant_plan_changes kvant_plan_copy(kvant_plan *plan, uint32_t from, uint32_t to,
     return changes_of(plan);
 }
 
+static void put_back(kvant_plan *plan, uint32_t block, int32_t page)
+{
+    plan->pages[page] = (int32_t)block;
+    plan->blocks[block].page = page;
+    plan->n_free--;
+}
+
 void kvant_plan_undo(kvant_plan *plan)
 {
     for (uint32_t i = 0; i < plan->n_open; i++)
         leave(plan, plan->open[i].block);
-    for (uint32_t i = 0; i < plan->n_seal; i++) {
-        plan->pages[plan->seal[i].page] = (int32_t)plan->seal[i].block;
-        plan->blocks[plan->seal[i].block].page = (int32_t)plan->seal[i].page;
-        plan->n_free--;
-    }
+    for (uint32_t i = 0; i < plan->n_open; i++)
+        if (plan->open[i].former >= 0)
+            put_back(plan, plan->open[i].block, plan->open[i].former);
+    for (uint32_t i = 0; i < plan->n_seal; i++)
+        put_back(plan, plan->seal[i].block, (int32_t)plan->seal[i].page);
     clear_changes(plan);
 }

@@ -56,9 +56,11 @@ typedef struct kvant_plan_step {
     bool stays_exact; /* the step is not long, however many rows it has (step_rows) */
 } kvant_plan_step;
 
-/* A block that gives its page up, or gets one. */
+/* A block that gives its page up, or gets one. former: the page that an opened block had before
+ * (kvant_plan_vacate), or KVANT_PLAN_NO_PAGE. */
 typedef struct kvant_plan_change {
     uint32_t block, page;
+    int32_t former;
 } kvant_plan_change;
 
 typedef struct kvant_plan_changes {

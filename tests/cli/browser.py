@@ -24,15 +24,9 @@ class Browser:
         # The program needs the pipe as file descriptors 3 (in) and 4 (out).
         shell = 'exec 3<&"$1" 4>&"$2"; shift 2; exec "$@"'
         arguments = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
-            "--hide-scrollbars",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-extensions",
+            *"--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage".split(),
+            *"--no-first-run --hide-scrollbars --disable-background-networking".split(),
+            *"--disable-component-update --disable-extensions".split(),
             "--remote-debugging-pipe",
             f"--user-data-dir={self.folder.name}",
             "about:blank",

@@ -3,11 +3,10 @@
 import copy
 import json
 import pathlib
-import tempfile
 import unittest
 
 from browser import Browser
-from testing import run
+from testing import run, temporary_folder
 
 
 OK, RUNTIME, USAGE = 0, 1, 2
@@ -41,9 +40,7 @@ def presets():
 
 class Folder(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         self.page = self.folder / "page.html"
 
     def make(self, results):

@@ -9,44 +9,19 @@ import shutil
 import tempfile
 import unittest
 
-from testing import KVANT, LIB, PAPERS, SRC, run
+from testing import KVANT, LIB, PAPERS, SRC, run, temporary_folder
 
 OK, RUNTIME, USAGE = 0, 1, 2
 CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
 
 
 class BenchAttention(unittest.TestCase):
-    SMALL = [
-        "bench",
-        "attention",
-        "-n",
-        "128",
-        "-d",
-        "64",
-        "-g",
-        "3",
-        "-r",
-        "2",
-        "--kv-heads",
-        "1",
-        "--json",
-    ]
+    SMALL = "bench attention -n 128 -d 64 -g 3 -r 2 --kv-heads 1 --json".split()
 
     def test_every_shape_codec_and_level(self):
         done = run(
             *self.SMALL,
-            "--stock",
-            "none",
-            "-k",
-            "int-4",
-            "-k",
-            "trellis-4",
-            "-v",
-            "bdr-4",
-            "-q",
-            "1,16",
-            "-d",
-            "40,64",
+            *"--stock none -k int-4 -k trellis-4 -v bdr-4 -q 1,16 -d 40,64".split(),
             "--levels",
             "c,auto",
         )
@@ -150,10 +125,8 @@ class BenchCudaHost(unittest.TestCase):
     """
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        os.symlink(os.environ["CUDA_HOST"], pathlib.Path(folder.name) / "libcuda.so.1")
-        self.folder = folder.name
+        self.folder = temporary_folder(self.addCleanup)
+        os.symlink(os.environ["CUDA_HOST"], self.folder / "libcuda.so.1")
 
     def bench(self, *arguments, **environment):
         library = os.environ["CUDA_HOST"]
@@ -170,27 +143,9 @@ class BenchCudaHost(unittest.TestCase):
     def test_pages_table_and_queries_are_right(self):
         in_groups = "kivi-2" if PAPERS else "int-2:axis=channel"
         done = self.bench(
-            "-k",
-            "int-4",
-            "-k",
-            "turboquant-4",
-            "-v",
-            "int-2",
-            "-k",
+            *"-k int-4 -k turboquant-4 -v int-2 -k".split(),
             in_groups,
-            "-b",
-            "2",
-            "--heads",
-            "4",
-            "--kv-heads",
-            "2",
-            "-d",
-            "64",
-            "-n",
-            "3000,65",
-            "-r",
-            "2",
-            "--json",
+            *"-b 2 --heads 4 --kv-heads 2 -d 64 -n 3000,65 -r 2 --json".split(),
         )
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("host GPU 0, a copy reads and writes", done.stderr)

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 import settings
-from testing import PLUGIN, SRC, run
+from testing import PLUGIN, SRC, run, temporary_folder
 
 
 OK, RUNTIME, USAGE = 0, 1, 2
@@ -96,19 +96,7 @@ class Help(unittest.TestCase):
 
 class BenchEncode(unittest.TestCase):
     def test_f16_comes_first_and_ratios_refer_to_it(self):
-        done = run(
-            "bench",
-            "encode",
-            "-k",
-            "int-4",
-            "-k",
-            "turboquant-3",
-            "--head-dim",
-            "64",
-            "-r",
-            "3",
-            "--json",
-        )
+        done = run(*"bench encode -k int-4 -k turboquant-3 --head-dim 64 -r 3 --json".split())
         self.assertEqual((done.returncode, done.stderr), (OK, ""))
         rows = json.loads(done.stdout)
         self.assertEqual(
@@ -228,9 +216,8 @@ class PluginPath(unittest.TestCase):
 @unittest.skipUnless(SRC, "built without llama.cpp's headers")
 class LlamaErrors(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.file = pathlib.Path(self.folder.name) / "file"
+        self.folder = temporary_folder(self.addCleanup)
+        self.file = self.folder / "file"
         self.file.write_text("not a model\n" * 100)
 
     def check(self, arguments, code, *words, **environment):
@@ -257,10 +244,10 @@ class LlamaErrors(unittest.TestCase):
         """Every command that has a model and uses a calibration says that the file is no
         calibration, before it loads the model.
         """
-        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model = self.folder / "model.gguf"
         model.write_text("GGUF, but not really")
-        (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
-        out = pathlib.Path(self.folder.name) / "out"
+        (self.folder / "model.kvcal").write_text("no calibration")
+        out = self.folder / "out"
         for command in (
             ["run", "-p", "x"],
             ["eval", "-f", self.file],
@@ -286,7 +273,7 @@ class LlamaErrors(unittest.TestCase):
 
     def test_runtime_without_libllama(self):
         self.check(
-            ["run", "-p", "x", "-m", self.file, "--runtime", self.folder.name],
+            ["run", "-p", "x", "-m", self.file, "--runtime", self.folder],
             RUNTIME,
             "no libllama",
             "hint:",
@@ -332,7 +319,7 @@ class LlamaErrors(unittest.TestCase):
 
     def test_presets_and_settings_files(self):
         base = ["eval", "-m", self.file, "-f", self.file]
-        good = pathlib.Path(self.folder.name) / "model.kvant"
+        good = self.folder / "model.kvant"
         good.write_text(settings.plain(2, "1x64", "int-8", "f16"))
         self.check(
             [*base, "--preset", "large"],

@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 import settings
-from testing import LIB, N_LAYERS, PAPERS, SMALL, TEXT, command, run
+from testing import LIB, N_LAYERS, PAPERS, SMALL, TEXT, command, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # SmolLM2-135M-Instruct: query heads, kv heads, head_dim.
@@ -58,8 +58,8 @@ def parse(data):
 class Calibrate(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.path = pathlib.Path(cls.folder.name) / "model.kvcal"
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.path = cls.folder / "model.kvcal"
         cls.arguments = [
             "calibrate",
             "-m",
@@ -76,10 +76,6 @@ class Calibrate(unittest.TestCase):
         cls.done = run(*cls.arguments, "-o", cls.path, "--json")
         assert cls.done.returncode == OK, cls.done.stderr
         cls.data = cls.path.read_bytes()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
 
     def test_summary(self):
         (row,) = json.loads(self.done.stdout)
@@ -102,7 +98,7 @@ class Calibrate(unittest.TestCase):
         self.assertGreater(row["seconds"], 0)
 
     def sites(self, *arguments):
-        path = pathlib.Path(self.folder.name) / "other.kvcal"
+        path = self.folder / "other.kvcal"
         done = run(
             "calibrate",
             "-m",
@@ -127,11 +123,9 @@ class Calibrate(unittest.TestCase):
         whose roundings differ between positions. Both numbers of a pair are rounded to fp16, by
         2^-11 sqrt(2) each.
         """
-        once, first, spread = (
-            parse(self.data),
-            self.sites("-n", 128),
-            self.sites("-n", TOKENS, "--positions", 1024),
-        )
+        once = parse(self.data)
+        first = self.sites("-n", 128)
+        spread = self.sites("-n", TOKENS, "--positions", 1024)
         self.assertEqual(self.sites("-n", TOKENS, "--positions", 128), once)
         for layer, role in ((0, 0), (0, 1)):
             site = once[layer, role]
@@ -154,11 +148,10 @@ class Calibrate(unittest.TestCase):
 
     def beside(self, data):
         """A folder with the model and this calibration, as users have it."""
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        model = pathlib.Path(folder.name) / "model.gguf"
+        folder = temporary_folder(self.addCleanup)
+        model = folder / "model.gguf"
         model.symlink_to(SMALL)
-        (pathlib.Path(folder.name) / "model.kvcal").write_bytes(data)
+        (folder / "model.kvcal").write_bytes(data)
         return model
 
     def eval(self, model, *options):
@@ -221,10 +214,7 @@ class Calibrate(unittest.TestCase):
                         SMALL,
                         "--calibration",
                         self.path,
-                        "-k",
-                        "trellis-4:transform=file",
-                        "-v",
-                        "trellis-4:center=file",
+                        *"-k trellis-4:transform=file -v trellis-4:center=file".split(),
                     ).stdout
                 )[1]
                 self.assertEqual(row["kld_mean"], same["kld_mean"])
@@ -322,7 +312,7 @@ class Calibrate(unittest.TestCase):
             done = run(*arguments, "-k", "kmeans-4", "--calibration", self.path)
             self.assertEqual(done.returncode, USAGE)
             self.assertIn("--clusters 256", done.stderr)
-        broken = pathlib.Path(self.folder.name).parent / f"{self.path.parent.name}-broken"
+        broken = self.folder.parent / f"{self.path.parent.name}-broken"
         broken.write_bytes(self.data[:-1])
         try:
             done = run(*arguments, "-k", "int-4:center=file", "--calibration", broken)
@@ -375,6 +365,11 @@ class Calibrate(unittest.TestCase):
                 ["calibrate", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"],
                 RUNTIME,
                 "/nonexistent",
+            ),
+            (
+                ["calibrate", "-m", SMALL, "-f", TEXT, "-o", self.path.parent],
+                RUNTIME,
+                f"calibrate: {self.path.parent} is a folder",
             ),
             (
                 ["calibrate", "-m", SMALL, "-f", "/nonexistent", "-o", self.path],

@@ -13,7 +13,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, parse
-from testing import LIB, N_LAYERS, SMALL, TEXT, command, run
+from testing import LIB, N_LAYERS, SMALL, TEXT, command, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TOKENS, CTX, STEP = 112, 64, 8  # one context and three quarters
@@ -43,8 +43,8 @@ def read(data):
 class Capture(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.path = pathlib.Path(cls.folder.name) / "model.safetensors"
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.path = cls.folder / "model.safetensors"
         cls.base = ["capture", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
         done = run(
             *cls.base, "-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json"
@@ -53,10 +53,6 @@ class Capture(unittest.TestCase):
         cls.row = json.loads(done.stdout)[0]
         cls.data = cls.path.read_bytes()
         cls.metadata, cls.tensors = read(cls.data)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
 
     def test_what_the_file_says(self):
         queries = CTX // STEP + (TOKENS - CTX) // STEP
@@ -118,10 +114,8 @@ class Capture(unittest.TestCase):
         done = run(*self.base, "-o", every, "--layers", LAST)
         self.assertEqual(done.returncode, OK, done.stderr)
         _, tensors = read(every.read_bytes())
-        n_queries, all_queries = (
-            self.tensors[f"layers.{LAST}.q"][0][1],
-            tensors[f"layers.{LAST}.q"][1],
-        )
+        n_queries = self.tensors[f"layers.{LAST}.q"][0][1]
+        all_queries = tensors[f"layers.{LAST}.q"][1]
         positions = [*range(STEP - 1, CTX, STEP), *range(CTX + STEP - 1, TOKENS, STEP)]
         self.assertEqual(len(positions), n_queries)
         for head in range(N_HEADS):
@@ -248,6 +242,7 @@ class Capture(unittest.TestCase):
             (["capture", "-f", TEXT, "-o", self.path], USAGE, "no model"),
             (["capture", "-m", SMALL, "-o", self.path], USAGE, "no text"),
             (["capture", "-m", SMALL, "-f", TEXT], USAGE, "no output"),
+            ([*base[:-1], self.path.parent], RUNTIME, "is a folder"),
             ([*base, "--layers", "3-1"], USAGE, "--layers"),
             ([*base, "--layers", "x"], USAGE, "--layers"),
             ([*base, "--queries", "0"], USAGE, "--queries"),

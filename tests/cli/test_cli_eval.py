@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from testing import N_VOCABULARY, PLUGIN, SMALL, TEXT, command, rows_of, run
+from testing import N_VOCABULARY, PLUGIN, SMALL, TEXT, command, rows_of, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 BASE = ["eval", "-m", SMALL, "-f", TEXT, "-c", "64"]
@@ -35,20 +35,13 @@ class Kept(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.origin = tempfile.TemporaryDirectory()
-        folder = pathlib.Path(cls.origin.name)
+        cls.origin = folder = temporary_folder(cls.addClassCleanup)
         cls.rows = rows_of(cls.eval(folder, "--chunks", "2", *CONFIGS))
         cls.header = (folder / "state").stat().st_size - 2 * 3 * RECORD_BYTES
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.origin.cleanup()
-
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name) / "copy"
-        shutil.copytree(self.origin.name, self.folder)
+        self.folder = temporary_folder(self.addCleanup) / "copy"
+        shutil.copytree(self.origin, self.folder)
         self.state = self.folder / "state"
         self.bases = sorted((self.folder / "bases").iterdir())
 
@@ -213,10 +206,7 @@ class Kept(unittest.TestCase):
         filler = f"head -c 2093000 /dev/zero > {small}/filler; "
         done = subprocess.run(
             [
-                "unshare",
-                "-rm",
-                "sh",
-                "-c",
+                *"unshare -rm sh -c".split(),
                 script.replace("&& exec", f"&& {filler} exec"),
                 str(small),
                 *words,
@@ -238,7 +228,7 @@ class Rows(unittest.TestCase):
         other.write("A rose is a rose, said the gardener, and went on. " * 20)
         other.flush()
         cls.other = other
-        cls.folder = tempfile.TemporaryDirectory()
+        cls.folder = temporary_folder(cls.addClassCleanup)
         cls.arguments = [
             *BASE,
             "-f",
@@ -247,14 +237,13 @@ class Rows(unittest.TestCase):
             "2",
             *CONFIGS,
             "--resume",
-            pathlib.Path(cls.folder.name) / "state",
+            cls.folder / "state",
         ]
         cls.rows = rows_of(run(*cls.arguments, "--json"))
 
     @classmethod
     def tearDownClass(cls):
         cls.other.close()
-        cls.folder.cleanup()
 
     def test_a_row_a_text_and_one_of_all(self):
         names = [pathlib.Path(TEXT).name, pathlib.Path(self.other.name).name, "all"]

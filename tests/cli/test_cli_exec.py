@@ -7,11 +7,10 @@ import pathlib
 import shutil
 import struct
 import sys
-import tempfile
 import time
 import unittest
 
-from testing import PLUGIN, command, program, run
+from testing import PLUGIN, command, program, run, temporary_folder
 
 OK, USAGE = 0, 2
 ADDED = ["--device", "KVANT", "-ngl", "99", "-fa", "on"]
@@ -56,9 +55,7 @@ OTHER_GPUS = not CUDA and opens("libvulkan.so.1", "libamdhip64.so", "libze_loade
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def model(self, n_layers=30, size=0, name="model.gguf"):
         path = self.folder / name

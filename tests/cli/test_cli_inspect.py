@@ -22,18 +22,7 @@ class Inspect(unittest.TestCase):
     def test_rows(self):
         rows = rows_of(
             run(
-                "inspect",
-                "-m",
-                SMALL,
-                "-f",
-                TEXT,
-                "--stock",
-                "q4_0",
-                "-k",
-                "int-4",
-                "-v",
-                "int-2",
-                "--json",
+                "inspect", "-m", SMALL, "-f", TEXT, *"--stock q4_0 -k int-4 -v int-2 --json".split()
             )
         )
         self.assertEqual(
@@ -65,6 +54,24 @@ class Inspect(unittest.TestCase):
             done = run("inspect", "-m", path, "--json")  # decodes as UTF-8
         (row,) = rows_of(done)
         self.assertEqual(row["model"], name.decode("utf-8", "surrogateescape"))
+
+    def test_names_that_would_change_a_terminal(self):
+        """Control characters of a model's name become blanks in tables and are escaped in JSON."""
+        model = bytearray(pathlib.Path(SMALL).read_bytes())
+        at = model.index(b"general.name") + len("general.name") + 4 + 8
+        end = at + int.from_bytes(model[at - 8 : at], "little")
+        model[at:end] = name = (9 * b"\x1b]0;\xc2\x9b\x7f\n\xc3\x9b")[: end - at]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "m.gguf")
+            path.write_bytes(model)
+            table, json_rows = run("inspect", "-m", path), run("inspect", "-m", path, "--json")
+        shown = name
+        for control in (b"\x1b", b"\xc2\x9b", b"\x7f", b"\n"):
+            shown = shown.replace(control, b" " * len(control))
+        first = table.stdout.splitlines()[0].encode("utf-8", "surrogateescape")
+        self.assertTrue(first.startswith(shown + b", contexts"), first)
+        self.assertNotRegex(json_rows.stdout, "[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+        self.assertEqual(rows_of(json_rows)[0]["model"], name.decode("utf-8", "surrogateescape"))
 
     def test_without_a_text(self):
         row = rows_of(run("inspect", "-m", SMALL, "--json"))[0]

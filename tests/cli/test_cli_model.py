@@ -27,24 +27,8 @@ class Eval(unittest.TestCase):
         cls.rows = rows_of(
             run(
                 *cls.arguments,
-                "--stock",
-                "q8_0",
-                "--stock",
-                "q8_0/q4_0",
-                "-k",
-                "f16",
-                "-k",
-                "turboquant-4",
-                "-v",
-                "turboquant-3",
-                "-k",
-                "int-8:group=32",
-                "--protect",
-                "3",
-                "-k",
-                "turboquant-4",
-                "-v",
-                "turboquant-3",
+                *"--stock q8_0 --stock q8_0/q4_0 -k f16 -k turboquant-4 -v turboquant-3".split(),
+                *"-k int-8:group=32 --protect 3 -k turboquant-4 -v turboquant-3".split(),
                 "--fp32",
                 "--json",
             )
@@ -162,15 +146,7 @@ class Eval(unittest.TestCase):
     def test_threads_change_speed_only(self):
         arguments = [
             *self.small,
-            "-c",
-            "256",
-            "--chunks",
-            "1",
-            "-k",
-            "turboquant-4",
-            "-v",
-            "turboquant-3",
-            "--json",
+            *"-c 256 --chunks 1 -k turboquant-4 -v turboquant-3 --json".split(),
         ]
         one, two = (rows_of(run(*arguments, "-t", n_threads)) for n_threads in (1, 2))
         # kvant's attention gives the same bits with any number of threads, and so do llama.cpp's
@@ -207,19 +183,7 @@ class Eval(unittest.TestCase):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
         # A chunk is one batch. The first line about progress after the start's line comes after a
         # batch of the f16 cache.
-        command = [
-            KVANT,
-            *self.small,
-            "-c",
-            "64",
-            "--chunks",
-            "all",
-            "-t",
-            "1",
-            "-k",
-            "f16",
-            "--json",
-        ]
+        command = [KVANT, *self.small, *"-c 64 --chunks all -t 1 -k f16 --json".split()]
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
         )
@@ -249,11 +213,7 @@ class Eval(unittest.TestCase):
                 MODEL,
                 "-f",
                 TEXT,
-                "-c",
-                "512",
-                "--chunks",
-                "2",
-                "--kl-divergence-base",
+                *"-c 512 --chunks 2 --kl-divergence-base".split(),
                 os.path.join(folder, "base"),
             ]
             subprocess.run(base, check=True, capture_output=True, timeout=300)
@@ -269,20 +229,7 @@ class Eval(unittest.TestCase):
             return float(re.search(name + r"\s*:\s*([-0-9.]+)", done.stdout + done.stderr).group(1))
 
         ours = rows_of(
-            run(
-                "eval",
-                "-m",
-                MODEL,
-                "-f",
-                TEXT,
-                "-c",
-                "512",
-                "--chunks",
-                "2",
-                "--stock",
-                "q4_0",
-                "--json",
-            )
+            run("eval", "-m", MODEL, "-f", TEXT, *"-c 512 --chunks 2 --stock q4_0 --json".split())
         )
         # Both decode the same tokens. They cut batches differently, so sums round differently, and
         # nothing else differs. The standard error of a mean does not help here, because the tokens
@@ -375,19 +322,7 @@ class Bench(unittest.TestCase):
                 "model",
                 "-m",
                 SMALL,
-                "-d",
-                "64,0",
-                "-p",
-                "32",
-                "-n",
-                "4",
-                "-r",
-                "2",
-                "--stock",
-                "f16",
-                "-k",
-                "turboquant-4",
-                "--json",
+                *"-d 64,0 -p 32 -n 4 -r 2 --stock f16 -k turboquant-4 --json".split(),
             )
         )
         self.assertEqual(
@@ -401,21 +336,7 @@ class Bench(unittest.TestCase):
 
     def test_skipped_phase_is_null(self):
         (row,) = rows_of(
-            run(
-                "bench",
-                "model",
-                "-m",
-                SMALL,
-                "-p",
-                "0",
-                "-n",
-                "2",
-                "-r",
-                "1",
-                "--stock",
-                "f16",
-                "--json",
-            )
+            run("bench", "model", "-m", SMALL, *"-p 0 -n 2 -r 1 --stock f16 --json".split())
         )
         self.assertIsNone(row["prefill_tps"])
         self.assertGreater(row["decode_tps"], 0)
@@ -473,13 +394,7 @@ class Run(unittest.TestCase):
             SMALL,
             "-f",
             TEXT,
-            "-c",
-            "1024",
-            "--chunks",
-            "1",
-            "--preset",
-            "quality",
-            "--json",
+            *"-c 1024 --chunks 1 --preset quality --json".split(),
             KVANT_QUIET="0",
         )
         said = re.search(
@@ -514,13 +429,7 @@ class Run(unittest.TestCase):
             "run",
             "-m",
             MODEL,
-            "-k",
-            "f16",
-            "-f",
-            "-",
-            "--raw",
-            "-n",
-            "3",
+            *"-k f16 -f - --raw -n 3".split(),
             stdin="One, two, three, four,",
         )
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -533,13 +442,7 @@ class Run(unittest.TestCase):
             SMALL,
             "-p",
             "A word:",
-            "-n",
-            "8",
-            "--temp",
-            "1",
-            "--stock",
-            "f16",
-            "--seed",
+            *"-n 8 --temp 1 --stock f16 --seed".split(),
         ]
         self.assertEqual(run(*arguments, "7").stdout, run(*arguments, "7").stdout)
 
@@ -564,22 +467,14 @@ class Run(unittest.TestCase):
 class Exec(unittest.TestCase):
     def test_a_stock_program_runs_on_the_compressed_cache(self):
         done = run(
-            "exec",
-            "-k",
-            "int-8",
-            "--",
+            *"exec -k int-8 --".split(),
             os.path.join(LIB, "llama-completion"),
             "-m",
             MODEL,
             "-no-cnv",
             "-p",
             "The capital of France is",
-            "-n",
-            "8",
-            "--temp",
-            "0",
-            "-c",
-            "512",
+            *"-n 8 --temp 0 -c 512".split(),
             KVANT_VERBOSE="1",
         )
         self.assertEqual(done.returncode, OK, done.stderr)

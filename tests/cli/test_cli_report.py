@@ -7,20 +7,17 @@ import os
 import pathlib
 import signal
 import subprocess
-import tempfile
 import unittest
 
 import settings
-from testing import N_LAYERS, PLUGIN, SMALL, TEXT, command, run
+from testing import N_LAYERS, PLUGIN, SMALL, TEXT, command, run, temporary_folder
 
 RUNTIME, INTERRUPTED = 1, 130
 
 
 class Report(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         self.page = self.folder / "report.html"
         self.arguments = [
             "report",
@@ -30,11 +27,7 @@ class Report(unittest.TestCase):
             TEXT,
             "-o",
             self.page,
-            "--quick",
-            "-c",
-            "64",
-            "--stock",
-            "q4_0",
+            *"--quick -c 64 --stock q4_0".split(),
         ]
 
     def until(self, step):

@@ -4,7 +4,6 @@ interrupted run, and names mistakes.
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_KV_HEADS
-from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run
+from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # One context is measured, to save time. tests/tuning/test_probes.py tests which contexts of several
@@ -44,8 +43,8 @@ class Tune(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.path = pathlib.Path(cls.folder.name) / "model.kvant"
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.path = cls.folder / "model.kvant"
         cls.state = cls.path.with_name("state")
         cls.base = [
             "tune",
@@ -70,10 +69,6 @@ class Tune(unittest.TestCase):
         rows = json.loads(cls.done.stdout)
         cls.settings = [row for row in rows if row["setting"] is not None]
         cls.sites = [row for row in rows if row["setting"] is None]
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
 
     @classmethod
     def interrupt(cls, arguments):
@@ -243,9 +238,7 @@ class Mistakes(unittest.TestCase):
         """A candidate that needs a calibration uses the file. A candidate that cannot be made ends
         the command before it measures.
         """
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        model = pathlib.Path(folder.name) / "model.gguf"
+        model = temporary_folder(self.addCleanup) / "model.gguf"
         model.symlink_to(SMALL)
         arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4]
         arguments += ["--probe-ctx", 640, "--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
@@ -300,9 +293,7 @@ class Mistakes(unittest.TestCase):
         self.assertIn("python3-numpy", done.stderr)
 
     def test_mistakes_are_named(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        path = pathlib.Path(folder.name) / "model.kvant"
+        path = temporary_folder(self.addCleanup) / "model.kvant"
         broken = path.with_name("broken.gguf")
         with open(SMALL, "rb") as model:
             broken.write_bytes(model.read(1 << 20))
@@ -315,6 +306,7 @@ class Mistakes(unittest.TestCase):
             (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
             (["tune", "-m", SMALL, "--bits", "4"], USAGE, "no text"),
             (base[:-2], USAGE, "no budget"),
+            ([*base[:5], "-o", folder.name, *base[7:]], RUNTIME, "is a folder"),
             ([*base, "--kv-bytes", "64M"], USAGE, "one of them"),
             ([*base[:-1], "17"], USAGE, "--bits"),
             ([*base[:-2], "--kv-bytes", "12Q"], USAGE, "--kv-bytes"),

@@ -4,13 +4,11 @@ the tokens.
 
 import json
 import math
-import pathlib
 import statistics
-import tempfile
 import unittest
 
 from test_cli_capture import OK, RUNTIME, read
-from testing import SMALL, TEXT, run
+from testing import SMALL, TEXT, run, temporary_folder
 
 CTX = 64
 ROWS = CTX - 1 - CTX // 2
@@ -19,18 +17,14 @@ ROWS = CTX - 1 - CTX // 2
 class Values(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.path = pathlib.Path(cls.folder.name) / "values"
+        cls.folder = temporary_folder(cls.addClassCleanup)
+        cls.path = cls.folder / "values"
         cls.base = ["eval", "-m", SMALL, "-f", TEXT, "-c", CTX, "-k", "turboquant-2", "--json"]
         cls.base += ["--resume", cls.path.with_name("state")]
         done = run(*cls.base, "--spread", 2, "--chunks", 3, "--values", cls.path)
         assert done.returncode == OK, done.stderr
         cls.rows = json.loads(done.stdout)
         cls.metadata, cls.tensors = read(cls.path.read_bytes())
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
 
     def test_rows_are_made_of_them(self):
         self.assertEqual(self.metadata["format"], "kvant-values-1")

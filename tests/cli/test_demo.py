@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import pty
-import re
 import signal
 import subprocess
 import sys

@@ -94,14 +94,7 @@ class Usage(unittest.TestCase):
 class Codecs(unittest.TestCase):
     def test_errors_of_any_codec(self):
         done = run(
-            "bench",
-            "distortion",
-            "--quick",
-            "--json",
-            "-k",
-            "turboquant-4:scale=norm",
-            "-k",
-            "trellis-4",
+            *"bench distortion --quick --json -k turboquant-4:scale=norm -k trellis-4".split()
         )
         self.assertEqual(done.returncode, OK)
         scalar, trellis = json.loads(done.stdout)

@@ -5,12 +5,11 @@ environment and at the flags that the program gets.
 import json
 import os
 import pathlib
-import tempfile
 import unittest
 import unittest.mock
 
 import settings
-from testing import PLUGIN, program, run
+from testing import PLUGIN, program, run, temporary_folder
 
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
@@ -19,9 +18,8 @@ OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 @unittest.skipUnless(PLUGIN, "the plug-in is not built")
 class Exec(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.server = program(self.folder.name, "llama-server", 'printf "%s\\n" "$@"')
+        self.folder = temporary_folder(self.addCleanup)
+        self.server = program(self.folder, "llama-server", 'printf "%s\\n" "$@"')
 
     def environment(self, *arguments, **environment):
         done = run("exec", *arguments, "--", "env", **environment)
@@ -86,7 +84,7 @@ class Exec(unittest.TestCase):
             self.assertIn("quality, balanced, small or tiny", done.stderr)
 
     def config(self, text):
-        path = pathlib.Path(self.folder.name) / "model.kvant"
+        path = self.folder / "model.kvant"
         path.write_text(text)
         return path
 
@@ -171,9 +169,9 @@ class Exec(unittest.TestCase):
         self.assertIn("model        tested\n", done.stdout)
 
     def test_calibration_beside_the_model_must_be_one(self):
-        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model = self.folder / "model.gguf"
         model.write_text("weights")
-        (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
+        (self.folder / "model.kvcal").write_text("no calibration")
         done = run("exec", self.server, "-m", model)
         self.assertEqual(done.returncode, OK)
         self.assertIn("model.kvcal is not used: this is not a calibration file", done.stderr)
@@ -313,7 +311,7 @@ class Exec(unittest.TestCase):
         self.assertIn("hint:", done.stderr)
 
     def test_program_that_may_not_run(self):
-        path = pathlib.Path(self.folder.name) / "llama-text"
+        path = self.folder / "llama-text"
         path.write_text("not a program")
         self.assertEqual(run("exec", path).returncode, RUNTIME)
 

@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import unittest
 
 import ollama_like
-from testing import KVANT, LIB, MODEL, command, program, run
+from testing import KVANT, LIB, MODEL, command, program, run, temporary_folder
 
 HERE = pathlib.Path(__file__).resolve().parent
 # llama.cpp's libraries with back ends linked in.
@@ -37,9 +36,7 @@ def script_of_the_page():
 
 class Case(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def assertCompressed(self, done):
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -8,10 +8,9 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from testing import KVANT, program, run
+from testing import KVANT, program, run, temporary_folder
 
 OK, RUNTIME, USAGE = 0, 1, 2
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python"
@@ -19,9 +18,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python
 
 class Door(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
 
     def told(self, *arguments, **environment):
         """The words and the environment with which an interpreter would be started."""
@@ -79,10 +76,8 @@ class Door(unittest.TestCase):
         """Without a plotting library the page has only tables, and the command says so."""
         moved = self.install()
         shutil.copytree(PACKAGE / "kvant", self.folder / "share" / "kvant" / "python" / "kvant")
-        results, page = (
-            pathlib.Path(__file__).parent / "report_results.json",
-            self.folder / "page.html",
-        )
+        results = pathlib.Path(__file__).parent / "report_results.json"
+        page = self.folder / "page.html"
         done = subprocess.run(
             [moved, "report", "--from", results, "-o", page], capture_output=True, text=True
         )

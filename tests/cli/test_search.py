@@ -5,13 +5,11 @@ format.
 import json
 import math
 import os
-import pathlib
 import random
 import struct
-import tempfile
 import unittest
 
-from testing import run
+from testing import run, temporary_folder
 
 OK, RUNTIME, USAGE = 0, 1, 2
 DIM, N = 24, 200
@@ -47,9 +45,7 @@ def closest(rows, query, k):
 
 class Search(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         rng = random.Random(5)
         self.rows = [
             [struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0] for _ in range(DIM)]
@@ -92,16 +88,7 @@ class Search(unittest.TestCase):
             self.assertEqual(self.index.stat().st_size, info["file_bytes"])
             found = json.loads(
                 run(
-                    "search",
-                    "query",
-                    self.index,
-                    self.base,
-                    "-k",
-                    "3",
-                    "-n",
-                    "4",
-                    "--verify",
-                    "--json",
+                    "search", "query", self.index, self.base, *"-k 3 -n 4 --verify --json".split()
                 ).stdout
             )
             self.assertEqual(
@@ -127,16 +114,7 @@ class Search(unittest.TestCase):
             "eval",
             self.base,
             self.base,
-            "-c",
-            "turboquant-8",
-            "-c",
-            "turboquant-1",
-            "-c",
-            "turboquant-2:dims=8",
-            "-k",
-            "5",
-            "-n",
-            "50",
+            *"-c turboquant-8 -c turboquant-1 -c turboquant-2:dims=8 -k 5 -n 50".split(),
             "--json",
         )
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -153,11 +131,7 @@ class Search(unittest.TestCase):
                 "eval",
                 self.base,
                 self.base,
-                "-c",
-                "turboquant-1",
-                "-m",
-                "l2",
-                "--rerank",
+                *"-c turboquant-1 -m l2 --rerank".split(),
                 N,
                 "--json",
             ).stdout
@@ -204,16 +178,14 @@ class Search(unittest.TestCase):
         self.said("takes 2 files, not 1", "build", self.base, code=USAGE)
         self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
         self.said("there is no codec 'float'", "build", self.base, self.index, "-c", "float-4")
+        self.said("is a folder", "build", self.base, self.index.parent)
         self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")
         self.said(
             "but an index has one",
             "build",
             self.base,
             self.index,
-            "-c",
-            "turboquant-4",
-            "-c",
-            "turboquant-2",
+            *"-c turboquant-4 -c turboquant-2".split(),
         )
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
         self.said(
@@ -237,10 +209,7 @@ class Search(unittest.TestCase):
                 "query",
                 self.index,
                 self.base,
-                "-n",
-                "2",
-                "--json",
-                "--allow",
+                *"-n 2 --json --allow".split(),
                 self.write("ids", b" 7\n\n150\r\n99999\n7"),
             ).stdout
         )
@@ -269,11 +238,7 @@ class Search(unittest.TestCase):
             "eval",
             self.base,
             self.base,
-            "-c",
-            "turboquant-4",
-            "--device",
-            "cuda",
-            "--json",
+            *"-c turboquant-4 --device cuda --json".split(),
             **gpu,
         )
         self.assertEqual(json.loads(measured.stdout)[0]["device"], "cuda")

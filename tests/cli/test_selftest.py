@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import unittest
 
-from testing import KVANT, PAPERS, run
+from testing import KVANT, PAPERS, run, temporary_folder
 
 OK, WRONG, USAGE, INTERRUPTED = 0, 1, 2, 130
 HOST = os.environ.get("CUDA_HOST", "")
@@ -72,7 +72,8 @@ class Cpus(unittest.TestCase):
         self.assertEqual(run("selftest", "word").returncode, USAGE)
         done = run("selftest", "-c", "int-4", "--no-speeds", "--report", "/nowhere/report.json")
         self.assertEqual(done.returncode, WRONG)
-        self.assertIn("--report /nowhere/report.json", done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertIn("selftest: --report: cannot write to the folder /nowhere", done.stderr)
 
     def test_interrupted(self):
         started = subprocess.Popen(
@@ -136,10 +137,8 @@ class WrongCpus(unittest.TestCase):
 @unittest.skipUnless(HOST, "no mock of a GPU")
 class Gpus(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        os.symlink(HOST, pathlib.Path(folder.name) / "libcuda.so.1")
-        self.folder = folder.name
+        self.folder = temporary_folder(self.addCleanup)
+        os.symlink(HOST, self.folder / "libcuda.so.1")
 
     def selftest(self, codec, *words, **environment):
         environment = {

@@ -2,12 +2,10 @@
 page (docs/reference/format.md, "Saved states").
 """
 
-import pathlib
 import struct
-import tempfile
 import unittest
 
-from testing import run
+from testing import run, temporary_folder
 
 
 OK, RUNTIME, USAGE = 0, 1, 2
@@ -54,9 +52,8 @@ def run_of_codes(cells, room):
 
 class State(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.path = pathlib.Path(self.folder.name) / "slot.bin"
+        self.folder = temporary_folder(self.addCleanup)
+        self.path = self.folder / "slot.bin"
 
     def info(self, data):
         self.path.write_bytes(data)
@@ -134,7 +131,7 @@ class State(unittest.TestCase):
             self.assertEqual(done.returncode, RUNTIME)
             self.assertIn(f"kvant: {self.path}: not a state that llama.cpp saved", done.stderr)
         self.assertEqual(run("state", "info", "/nowhere/slot.bin").returncode, RUNTIME)
-        self.assertEqual(run("state", "info", self.folder.name).returncode, RUNTIME)
+        self.assertEqual(run("state", "info", self.folder).returncode, RUNTIME)
 
     def test_usage(self):
         for words in ([], ["info"], ["pack", "file"]):

@@ -4,10 +4,9 @@ offset. The text kvant:manual never changes.
 
 import hashlib
 import pathlib
-import tempfile
 import unittest
 
-from testing import KVANT, SMALL, SRC, run
+from testing import KVANT, SMALL, SRC, run, temporary_folder
 
 OK, RUNTIME = 0, 1
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "share" / "manual.txt"
@@ -44,9 +43,7 @@ class Manual(unittest.TestCase):
 @unittest.skipUnless(SMALL, "no model")
 class BeyondUnicode(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        self.folder = temporary_folder(self.addCleanup)
         self.text = self.folder / "text.txt"
         self.out = self.folder / "out"
 
@@ -112,10 +109,7 @@ class BeyondUnicode(unittest.TestCase):
                     SMALL,
                     "-f",
                     self.text,
-                    "-n",
-                    "1",
-                    "--stock",
-                    "f16",
+                    *"-n 1 --stock f16".split(),
                     errors="replace",
                 )
                 self.assertEqual(done.returncode, OK, done.stderr)

@@ -9,10 +9,9 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from testing import MODEL, PLUGIN, run
+from testing import MODEL, PLUGIN, run, temporary_folder
 
 FOLDER = pathlib.Path(os.environ.get("KVANT_VULKAN", ""))
 RUNTIME = FOLDER / "bin" if (FOLDER / "bin").is_dir() else FOLDER
@@ -76,9 +75,7 @@ def splits(text):
 class Vulkan(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name
+        cls.folder = temporary_folder(cls.addClassCleanup)
         tiny = pathlib.Path(__file__).parent.parent / "integration" / "tiny_models.py"
         subprocess.run([sys.executable, "-B", tiny, cls.folder], check=True)
 
@@ -103,7 +100,7 @@ class Vulkan(unittest.TestCase):
                 placed.append(sizes(said, "model")["Vulkan0"])
             output = 0.25  # MiB; the 3 of -ngl are the output and two of four layers
             self.assertAlmostEqual(placed[0] - output, 2 * (placed[1] - output), delta=0.05)
-            file = pathlib.Path(self.folder) / f"{name}.gguf"
+            file = self.folder / f"{name}.gguf"
             self.assertGreater(placed[0], 0.9 * file.stat().st_size / 2**20)
 
     def test_other_ways_to_keep_the_cache_off_the_gpu(self):

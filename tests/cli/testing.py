@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import subprocess
+import tempfile
 
 KVANT = os.environ["KVANT"]
 PLUGIN = os.environ.get("KVANT_PLUGIN_FILE", "")
@@ -60,6 +61,13 @@ def rows_of(done):
     """Parses the JSON that a command which succeeded printed."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def temporary_folder(add_cleanup):
+    """Makes a folder that is removed after the test or the class whose add_cleanup is given."""
+    folder = tempfile.TemporaryDirectory()
+    add_cleanup(folder.cleanup)
+    return pathlib.Path(folder.name)
 
 
 def program(folder, name, body):

@@ -5,8 +5,6 @@
 
 #include "attention_fixture.h"
 
-#include <math.h>
-
 #include "../../src/base/half.h"
 #include "../../src/codec/codec_internal.h"
 #include "../../src/cuda/any/general_decode.h"

@@ -1,8 +1,6 @@
 /* attention_fixture.c - see attention_fixture.h. */
 #include "attention_fixture.h"
 
-#include <math.h>
-
 #include "../../src/base/half.h"
 
 /* Sequences share no block. Table entries after a sequence's end do not point into the pool. A

@@ -2,8 +2,6 @@
  * graph whose call need not wait for others. */
 #include "attention_fixture.h"
 
-#include <math.h>
-
 kvant_cuda_kernel_attention_args attention_args(const fixture *f)
 {
     const attention_case *c = f->c;

@@ -2,8 +2,6 @@
  * rounded. */
 #include "block_centers.h"
 
-#include <math.h>
-
 #include <kvant/tensor_hooks.h>
 
 enum { MOST_DIM = 512 };

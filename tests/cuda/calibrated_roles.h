@@ -5,8 +5,6 @@
 
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../../src/base/half.h"
 #include "../unit/open_codec.h"
 #include "../unit/calibrated.h"

@@ -1,8 +1,6 @@
 /* cuda_support.c - see cuda_support.h. */
 #include "cuda_support.h"
 
-#include "../choose.h"
-
 #include "../../src/base/half.h"
 #include "../unit/open_codec.h"
 

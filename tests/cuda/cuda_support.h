@@ -3,19 +3,11 @@
 #ifndef KVANT_TESTS_CUDA_SUPPORT_H
 #define KVANT_TESTS_CUDA_SUPPORT_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 
 #include <kvant/cuda_kernels.h>
+
+#include "../cases.h"
 
 #define check_cuda(call)                                                                           \
     do {                                                                                           \

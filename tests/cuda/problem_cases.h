@@ -4,8 +4,6 @@
 
 #include "attention_fixture.h"
 
-#include <math.h>
-
 #include "../unit/specs.h"
 
 static const int32_t lengths[] = { 1, 0, 64, 63, 65, 200, -3, 300, 7, 129 };

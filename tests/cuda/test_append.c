@@ -2,8 +2,6 @@
  * the same numbers as the CPU's decoder, bit for bit. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../unit/specs.h"
 
 enum { HEADS = 3, MOST_HEADS = 32, BLOCKS = 9 };
@@ -202,7 +200,6 @@ static void run_append(const append_case *c)
 
 static void test_same_bytes(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4",
                                          "int-4:sym",
                                          "int-8",
@@ -265,7 +262,6 @@ static void test_same_bytes(void **unused)
  * several pages. */
 static void test_many_rows(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "trellis-4:rotate=hadamard", "trellis-3:rotate=none",
                                          "trellis-2:rotate=hadamard,scale=norm" };
     static const uint32_t dims[] = { 128, 64, 96 };
@@ -329,7 +325,6 @@ static void check_two_codebooks(const char *k, const char *v, uint32_t d, uint32
 
 static void test_two_codebooks(void **unused)
 {
-    (void)unused;
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 7, 64, 130 };
     for (size_t i = 0; i < (small_tests() ? 1 : 4); i++)
         for (size_t n = 0; n < 3; n++) {
@@ -343,7 +338,6 @@ static void test_two_codebooks(void **unused)
 /* Kernels of any head_dim and of any groups (src/cuda/any). */
 static void test_any(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *spec;
         uint32_t most; /* largest head_dim */
@@ -391,7 +385,6 @@ static void test_any(void **unused)
 /* The general form (src/cuda/any/general.h). */
 static void test_families(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
         "f32",
         "f16",
@@ -420,7 +413,6 @@ static void test_families(void **unused)
  * the token. */
 static void test_keeps_neighbours(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
         "int-4",        "int-8",
         "turboquant-3", "octopus-2",
@@ -456,7 +448,6 @@ static void test_keeps_neighbours(void **unused)
 
 static void test_refused_rows(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4",
                                          "trellis-4" };
     static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };

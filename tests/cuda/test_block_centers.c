@@ -4,8 +4,6 @@
 #include "../unit/calibrated.h"
 #include "block_centers.h"
 
-#include <math.h>
-
 enum { KV = 3, TOKENS = 70, BLOCKS = 9, MOST_D = 512 };
 
 static const block_centers_shape shapes[] = { { 64, KV, 64, false },  { 80, KV, 80, true },
@@ -103,7 +101,6 @@ static void check_rows(const rows_case *c, const char *what)
 /* Centres are subtracted from rows, then added to the result in place. */
 static void test_rows(void **unused)
 {
-    (void)unused;
     static const uint32_t tokens[] = { 1, TOKENS };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (int i = 0; i < 6; i++) {
@@ -126,7 +123,6 @@ static void test_rows(void **unused)
 
 static void test_refused_rows(void **unused)
 {
-    (void)unused;
     rows_case c = { .shape = &shapes[0], .type = KVANT_CUDA_F32, .n_tokens = 1 };
     open_rows(&c, 1);
     kvant_cuda_center_rows_args args = c.args;
@@ -275,7 +271,6 @@ static void check_stored(const stored_case *s)
 
 static void test_stored_rows(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "turboquant-4:transform=file", "turboquant-4",
                                          "trellis-4:transform=file" };
     static const uint32_t tokens[] = { 1, 8, TOKENS };
@@ -290,7 +285,6 @@ static void test_stored_rows(void **unused)
 /* Centres need keys as floats, slots, and room for their own launches. */
 static void test_refused_stored_rows(void **unused)
 {
-    (void)unused;
     const block_centers_shape shape = { 64, KV, 64, false };
     rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = 1 };
     stored_codec codec = stored_codec_new("turboquant-4", 64, KVANT_ROLE_K);
@@ -418,7 +412,6 @@ static void run_pages(const pages_case *c)
 
 static void test_pages(void **unused)
 {
-    (void)unused;
     static const int32_t lengths[] = { 700, 0, 64, 65, 4096, -1, 1 };
     static const uint32_t tokens[] = { 1, 5, 33 }, groups[] = { 1, 4, 7 };
     for (uint32_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
@@ -437,7 +430,6 @@ static void test_pages(void **unused)
 
 static void test_ragged_pages(void **unused)
 {
-    (void)unused;
     static const int32_t lengths[] = { 700, 30, 64, 300 },
                          starts[][5] = { { 0, 1, 1, 5, 8 }, { 0, 40, 41, 41, 72 } };
     for (uint32_t i = 0; i < 4; i++) {
@@ -457,7 +449,6 @@ static void test_ragged_pages(void **unused)
 /* As many query rows as in a prefill. */
 static void test_many_rows(void **unused)
 {
-    (void)unused;
     static const int32_t lengths[] = { 1500 };
     for (uint32_t i = 0; i < 3; i++) {
         const pages_case c = { .shape = &shapes[i == 0   ? 3
@@ -476,7 +467,6 @@ static void test_many_rows(void **unused)
 
 static void test_refused_pages(void **unused)
 {
-    (void)unused;
     uint32_t there[2] = { 0, 1 };
     const kvant_cuda_page_offsets_args good = { .size = sizeof good,
                                                 .q = there,

@@ -2,8 +2,6 @@
  * (kvant/block_attention.h), which computes in binary32. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include <kvant/block_attention.h>
 
 typedef struct problem {
@@ -218,7 +216,6 @@ static void attention_is_the_cpus(void **unused)
 {
     static const kvant_block_type types[] = { KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0 };
     static const uint32_t dims[] = { 64, 128, 256 };
-    (void)unused;
     for (int t = 0; t < 2; t++)
         for (int d = 0; d < 3; d++) {
             check(&(problem){ types[t], dims[d], 1000, 1, 1, 8, 2, false, false, 0, 0 });
@@ -293,7 +290,6 @@ static void hidden_rows_have_no_influence(void **unused)
     static const kvant_block_type types[] = { KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0 };
     static const uint32_t dims[] = { 64, 128, 256 };
     static const uint16_t scales[] = { 0x7e00, 0x7c00, 0x7bff };
-    (void)unused;
     for (int t = 0; t < 2; t++)
         for (int d = 0; d < 3; d++)
             for (int i = 0; i < 6; i++) {
@@ -311,7 +307,6 @@ static void others_are_not_taken(void **unused)
     const problem p = { KVANT_BLOCK_Q8_0, 128, 64, 1, 1, 8, 2, false, false, 0, 0 };
     arrays a = arrays_new(&p);
     kvant_cuda_block_args args = arguments(&p, &a), other = args;
-    (void)unused;
     other.query_tokens = 5;
     assert_int_equal(kvant_cuda_block_workspace(&other), 0);
     other = args, other.head_dim = 96;

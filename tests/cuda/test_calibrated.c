@@ -157,7 +157,6 @@ static void bytes_are_those_of_the_cpu(void **unused)
         { "hqmq-s96r4:order=halves", KVANT_ROLE_K }, /* its matrix needs no calibration */
         { "int-4:group=32,order=dealt", KVANT_ROLE_K },
     };
-    (void)unused;
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         kvant_calibration *calibration = calibrate_fixed(dims[i]);
         assert_non_null(calibration);
@@ -174,7 +173,6 @@ static void refused_rows_leave_no_trace(void **unused)
     static const uint32_t counts[] = { 8, 40, 90 }; /* few tokens, several and many */
     kvant_calibration *calibration = calibrate_fixed(128);
     role_cache c;
-    (void)unused;
     for (int open = 0; open < 2; open++)
         for (size_t i = 0; i < 3; i++) {
             role_open(&c, "turboquant-4:transform=file", 128, KVANT_ROLE_K, calibration);

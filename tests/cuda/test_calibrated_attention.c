@@ -283,7 +283,6 @@ static void attention_through_weights(void **unused)
                   { "int-4:transform=file", "int-4", true },
                   { "turboquant-4:transform=diagonal,rotate=hadamard",
                     "turboquant-4:rotate=hadamard", false } };
-    (void)unused;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (size_t k = 0; k < sizeof dims / sizeof *dims; k++) {
             const uint32_t d = dims[k];

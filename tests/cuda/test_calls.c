@@ -7,7 +7,6 @@
  * rows and queries change in place between replays. */
 static void test_captured(void **unused)
 {
-    (void)unused;
     enum { TOKENS = 130, D = 128, KV = 2, Q = 8 };
     static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard",
                                          "trellis-4:rotate=hadamard" };
@@ -97,7 +96,6 @@ static void test_captured(void **unused)
 /* Every codec is unpacked once for all rows; three sequences share scratch memory for two. */
 static void test_scratch(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
     } specs[] = { { "int-4", "int-3" },
@@ -226,7 +224,6 @@ static void new_rows(const attention_case *c)
 
 static void test_new_rows(void **unused)
 {
-    (void)unused;
     static const int32_t few[] = { 1, 64, 65, 700, 0, 128, 1000, 191 }, one[] = { 9000 };
     static const char *const specs[] = { "int-4", "turboquant-4", "trellis-4", "octopus-4" };
     for (int i = 0; i < (small_tests() ? 2 : 4); i++)
@@ -246,7 +243,6 @@ static void test_new_rows(void **unused)
  * fields that a newer version adds must be zero. Structs of cuda_kernels.h have one size. */
 static void test_sizes(void **unused)
 {
-    (void)unused;
     const attention_case c = case_of("int-4", "int-4", 128, 2, 8, 0);
     fixture f;
     fixture_open(&f, &c, NULL);
@@ -293,7 +289,6 @@ static void test_sizes(void **unused)
 
 static void test_refused(void **unused)
 {
-    (void)unused;
     const attention_case c = case_of("int-4", "int-4", 128, 2, 8, 0);
     fixture f;
     fixture_open(&f, &c, NULL);

@@ -11,7 +11,6 @@ static const int32_t empties[] = { 0, 0, 0 };
 
 static void test_codecs(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4",
                                          "int-4:sym",
                                          "int-8",
@@ -44,7 +43,6 @@ static void test_codecs(void **unused)
  * above. */
 static void test_mixed_codecs(void **unused)
 {
-    (void)unused;
     static const char *const keys[] = { "int-8", "int-4", "turboquant-4:rotate=hadamard",
                                         "turboquant-3:rotate=hadamard",
                                         "turboquant-2:rotate=hadamard" };
@@ -71,7 +69,6 @@ static void test_mixed_codecs(void **unused)
  * pages. */
 static void test_open_pages(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
     } specs[] = { { "turboquant-4:rotate=hadamard", "turboquant-3:rotate=hadamard" },
@@ -126,7 +123,6 @@ static void test_open_pages(void **unused)
 /* Codes of several channels, each with and without exact pages. */
 static void test_chunks(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
 #if KVANT_PAPERS /* sizes that are no constants of a kernel */
         "octopus-5:rotate=hadamard",
@@ -174,7 +170,6 @@ static void test_chunks(void **unused)
  * begins another one, and two thread blocks may share a multiprocessor. */
 static void test_many_sequences(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "trellis-4:rotate=hadamard", "int-4" };
     enum { MANY = 64 };
     int32_t lengths[2][MANY];
@@ -192,7 +187,6 @@ static void test_many_sequences(void **unused)
 /* Every pair of a trellis, each with and without exact pages. */
 static void test_trellis(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "trellis-2:rotate=hadamard", "trellis-3:rotate=hadamard",
                                          "trellis-4:rotate=hadamard",
                                          "trellis-4:rotate=none,scale=norm" };
@@ -225,7 +219,6 @@ static void test_trellis(void **unused)
  * kvant_fast. */
 static void test_wide_keys(void **unused)
 {
-    (void)unused;
     static const char *const keys[] = { "turboquant-6:rotate=hadamard",
                                         "turboquant-6:rotate=none,scale=norm" };
     static const char *const values[] = { "trellis-4:rotate=hadamard",
@@ -256,7 +249,6 @@ static void test_wide_keys(void **unused)
 
 static void test_head_groups(void **unused)
 {
-    (void)unused;
     static const uint32_t groups[] = { 1, 2, 3, 5, 7, 8, 9, 12, 16 };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         attention_case c = {
@@ -269,7 +261,6 @@ static void test_head_groups(void **unused)
 
 static void test_shapes(void **unused)
 {
-    (void)unused;
     static int32_t many[300];
     for (int i = 0; i < 300; i++)
         many[i] = (int32_t)(random_bits() % 150);
@@ -295,7 +286,6 @@ static void test_shapes(void **unused)
  * cut. */
 static void test_shared_blocks(void **unused)
 {
-    (void)unused;
     static const int32_t lengths[] = { 200, 200 };
     attention_case c = { "turboquant-4", "turboquant-4", 128,   2,    8, 2,
                          KVANT_CUDA_F32, lengths,        false, 1.0f, 0 };

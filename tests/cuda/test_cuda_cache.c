@@ -6,8 +6,6 @@
  * GPU. */
 #include "twins_random.h"
 
-#include <math.h>
-
 #include "../../src/codec/codec_internal.h"
 #include "../../src/device/memory.h"
 #include "../unit/calibrated.h"
@@ -77,14 +75,12 @@ static const spec_pair more_pairs[] = {
 
 static void bytes_and_outputs_agree(void **unused)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         random_calls(&pairs[i], true);
 }
 
 static void bytes_and_more_agree(void **unused)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof more_pairs / sizeof *more_pairs; i++)
         random_calls(&more_pairs[i], true);
 }
@@ -94,7 +90,6 @@ static void bytes_and_more_agree(void **unused)
  * bytes. */
 static void heads_differ(void **unused)
 {
-    (void)unused;
     static const spec_pair differing[] = {
         { .k = "int-4", .v = "hessian-4", .calibrated = true },
         { .k = "kmeans-4:c=4", .v = "kmeans-3:c=257", .calibrated = true },
@@ -141,7 +136,6 @@ static void random_spec(kvant_role role, char spec[96])
 
 static void random_codecs_agree(void **unused)
 {
-    (void)unused;
     for (int i = 0; i < 12; i++) {
         char k[96], v[96];
         random_spec(KVANT_ROLE_K, k);
@@ -178,7 +172,6 @@ static void refuse_rows(const spec_pair *pair)
 
 static void rows_beyond_half_are_refused(void **unused)
 {
-    (void)unused;
     static const spec_pair pairs_of[] = {
         { .k = "trellis-4", .v = "trellis-4" },
         { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3" },
@@ -231,7 +224,6 @@ static void refuse_rows_later(const spec_pair *pair)
 
 static void refused_rows_leave_no_trace(void **unused)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         (pairs[i].asynchronous ? refuse_rows_later : refuse_rows)(&pairs[i]);
 }
@@ -241,7 +233,6 @@ static void refused_rows_leave_no_trace(void **unused)
  * slots keep their bytes. */
 static void cut_blocks_are_sealed_again(void **unused)
 {
-    (void)unused;
     static const uint32_t grown[] = { 330, 330, 460, 590, 630 },
                           cut[] = { 100, 228, 356, 484, 600 };
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -303,7 +294,6 @@ static void export_cut(const spec_pair *pair, const float *rows, bool fork)
 
 static void cut_sequences_export_their_tokens(void **unused)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         float *rows = random_rows(2 * (size_t)MOST * WIDTH, 0.02f);
         export_cut(&pairs[i], rows, false);
@@ -344,7 +334,6 @@ static void change_devices(const spec_pair *pair)
 
 static void blocks_change_devices(void **unused)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         change_devices(&pairs[i]);
 }
@@ -367,7 +356,6 @@ static void refuses(uint32_t head_dim, const char *words)
 
 static void what_is_missing_is_refused(void **unused)
 {
-    (void)unused;
     refuses(72, "not on the GPU: head_dim 72");
     twins t;
     twins_new(&t, &pairs[0], SEQUENCES);
@@ -398,14 +386,12 @@ static void what_is_missing_is_refused(void **unused)
 
 static void steps_are_appends(void **unused)
 {
-    (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         twins_steps(&pairs[i]);
 }
 
 static int save_calibration(void **unused)
 {
-    (void)unused;
     kvant_calibration *calibration = calibrate_fixed(DIM);
     const bool saved =
         calibration && kvant_calibration_save(calibration, CALIBRATION, NULL, 0) == KVANT_OK;
@@ -415,7 +401,6 @@ static int save_calibration(void **unused)
 
 static int remove_calibration(void **unused)
 {
-    (void)unused;
     return remove(CALIBRATION);
 }
 
@@ -430,7 +415,6 @@ static void matrices_agree(void **unused)
           .v = "turboquant-4",
           .asynchronous = true },
     };
-    (void)unused;
     for (size_t i = 0; i < sizeof first / sizeof *first; i++) {
         twins_steps(&first[i]);
         random_calls(&first[i], false);
@@ -440,7 +424,6 @@ static void matrices_agree(void **unused)
 /* Presets, without a calibration and with one. */
 static void first_and_newest_tokens_are_exact(void **unused)
 {
-    (void)unused;
     static const spec_pair presets[] = {
         { .preset = "balanced",
           .k = "trellis-4:transform=first",
@@ -474,7 +457,6 @@ static void first_and_newest_tokens_are_exact(void **unused)
 /* Blocks with scales, matrices or centres of different texts take part in one call of attention. */
 static void transforms_share_a_call(void **unused)
 {
-    (void)unused;
     static const spec_pair sharing[] = {
         { .k = "int-4:center=first,norm=first", .v = "int-4" },
         { .k = "turboquant-4:center=first", .v = "trellis-4" },
@@ -492,7 +474,6 @@ static void transforms_share_a_call(void **unused)
 /* With pages for the exact part of one sequence of 640 tokens, which four sequences share. */
 static void presets_agree(void **unused)
 {
-    (void)unused;
     static const spec_pair presets[] = {
         { .preset = "balanced",
           .k = "trellis-4:transform=file",

@@ -2,13 +2,10 @@
  * the byte codebooks, and argument checks before any launch. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../../src/cuda/params.h"
 
 static void test_refusals(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *spec;
         uint32_t head_dim;
@@ -35,7 +32,6 @@ static void test_refusals(void **unused)
 
 static void test_info(void **unused)
 {
-    (void)unused;
     kvant_codec *cpu = NULL;
     kvant_cuda_codec *gpu = NULL;
     kvant_codec_info a = { .size = sizeof a }, b = { .size = sizeof b };
@@ -58,7 +54,6 @@ static void test_info(void **unused)
  * where the search in params.c starts. */
 static void test_byte_codebooks(void **unused)
 {
-    (void)unused;
     static const uint32_t dims[] = { 64, 128, 256 };
     for (uint32_t bits = 2; bits <= 4; bits++)
         for (size_t i = 0; i < 3; i++) {
@@ -99,7 +94,6 @@ static void check_guess(const kvant_cuda_params *p, float u)
 
 static void test_guesses(void **unused)
 {
-    (void)unused;
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (uint32_t bits = 2; bits <= 4; bits++)
         for (size_t i = 0; i < 4; i++) {
@@ -126,7 +120,6 @@ static void test_guesses(void **unused)
  * in the list. */
 static void test_magnitudes(void **unused)
 {
-    (void)unused;
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[32];
         kvant_cuda_codec *codec = NULL;
@@ -150,7 +143,6 @@ static void test_magnitudes(void **unused)
 
 static void test_pairs(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
         uint32_t k_dim;
@@ -194,7 +186,6 @@ static void test_pairs(void **unused)
 
 static void test_open_codec(void **unused)
 {
-    (void)unused;
     kvant_cuda_codec *sealed = NULL, *open = (kvant_cuda_codec *)1, *values = NULL;
     kvant_codec_info info = { .size = sizeof info };
     assert_int_equal(kvant_cuda_codec_create("kivi-2", 96, KVANT_ROLE_K, 0, &sealed, NULL, 0),
@@ -220,7 +211,6 @@ static void test_open_codec(void **unused)
 /* Calls that are refused before any launch: their pointers are never followed. */
 static void test_refused_calls(void **unused)
 {
-    (void)unused;
     void *somewhere = (void *)(uintptr_t)4096;
     kvant_cuda_codec *codec = NULL, *open = NULL;
     assert_int_equal(kvant_cuda_codec_create("kivi-2", 128, KVANT_ROLE_K, 0, &codec, NULL, 0),
@@ -256,7 +246,6 @@ static void test_refused_calls(void **unused)
 
 static void test_argument_checks(void **unused)
 {
-    (void)unused;
     kvant_cuda_attention_args attention = { .size = sizeof attention };
     kvant_cuda_append_args append = { .size = sizeof append };
     kvant_cuda_decode_args decode = { .size = 3 };

@@ -1,6 +1,5 @@
 /* test_cuda_index.c - searches on a GPU give the CPU's results, bit for bit, for any shape. */
 #include <kvant/index.h>
-#include <math.h>
 #include <pthread.h>
 
 #include "cuda_support.h"
@@ -108,7 +107,6 @@ static void every_width_and_batch(void **state)
                                          "turboquant-4", "turboquant-8" };
     static const size_t batches[] = { 1, 8, 9, 32, 33, 64, 65, 130 };
     static const uint32_t dims[] = { 1, 7, 33, 64, 100, 200 };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (size_t j = 0; j < COUNT(batches); j++)
             for (size_t d = 0; d < COUNT(dims); d++)
@@ -118,7 +116,6 @@ static void every_width_and_batch(void **state)
 
 static void every_metric(void **state)
 {
-    (void)state;
     for (int metric = 0; metric < 3; metric++)
         for (int centre = 0; centre < 2; centre++)
             for (uint32_t remove = 0; remove < 12; remove += 11)
@@ -136,7 +133,6 @@ static void random_shapes(void **state)
                                          "rabitq-1",     "rabitq-4",     "int-4",
                                          "int-2" };
     static const size_t edges[] = { 1, 31, 32, 33, 127, 128, 129, 1000 };
-    (void)state;
     for (int i = 0; i < 100; i++) {
         shape s = { specs[random_bits() % COUNT(specs)],
                     17 + (uint32_t)(random_bits() % 120),
@@ -167,7 +163,6 @@ static void large(void **state)
         { "trellis-4", 768, KVANT_METRIC_INNER_PRODUCT, 20000, 129, 10, false, 0 },
         { "turboquant-4", 8192, KVANT_METRIC_L2, 2000, 70, 10, false, 0 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(shapes) && !small_tests(); i++)
         check(&shapes[i]);
 }
@@ -178,7 +173,6 @@ static void equal_vectors(void **state)
     const size_t n = small_tests() ? 600 : 50000;
     const shape s = { "turboquant-4", 16, KVANT_METRIC_INNER_PRODUCT, n, 70, 30, false, 3 };
     float *rows = random_rows(n, s.dim), *queries = random_rows(s.n_queries, s.dim);
-    (void)state;
     for (size_t i = 0; i < n * s.dim; i++)
         rows[i] = rows[i / s.dim % 7 ? i % s.dim : i % (5 * s.dim)];
     kvant_index *index = filled(&s, rows);
@@ -198,7 +192,6 @@ static void equal_vectors(void **state)
 
 static int odd(void *context, uint64_t id)
 {
-    (void)context;
     return id % 2 == 1;
 }
 
@@ -210,7 +203,6 @@ static void filters_and_rank(void **state)
     kvant_index_gpu *gpu = on_gpu(index);
     kvant_index_query query = query_of(&s, queries);
     const uint64_t allowed[] = { 5, 4000, 17, 17, 999999, 2, 1 };
-    (void)state;
     query.rerank = 100;
     query.originals = rows;
     query.original_stride = s.dim;
@@ -240,7 +232,6 @@ static void what_is_wrong_is_refused(void **state)
     kvant_index_gpu *gpu = on_gpu(index), *none = gpu;
     kvant_index_query query = query_of(&s, rows);
     char err[256] = "";
-    (void)state;
     rows[s.dim] = NAN;
     assert_int_equal(kvant_index_gpu_search(gpu, &query, scores, ids), KVANT_ERR_NONFINITE);
     rows[s.dim] = 1;
@@ -281,7 +272,6 @@ static void an_empty_index_finds_nothing(void **state)
     kvant_index *index = filled(&s, rows);
     kvant_index_gpu *gpu = on_gpu(index);
     const kvant_index_query query = query_of(&s, rows);
-    (void)state;
     compare(index, gpu, &query, "an empty index");
     kvant_index_gpu_free(&gpu);
     kvant_index_free(&index);
@@ -312,7 +302,6 @@ static void threads_take_turns(void **state)
     kvant_index *index = filled(&s, rows);
     kvant_index_gpu *gpu = on_gpu(index);
     pthread_t threads[4];
-    (void)state;
     for (int i = 0; i < 4; i++) {
         jobs[i] =
             (job){ .gpu = gpu, .query = query_of(&s, rows + (size_t)i * s.n_queries * s.dim) };

@@ -94,7 +94,6 @@ static kvant_status attend(kvant_cache *cache, float out[LAYERS][BATCH * Q_WIDTH
 static void steps_begin_again(void **state)
 {
     static float want[LAYERS][BATCH * Q_WIDTH], got[LAYERS][BATCH * Q_WIDTH];
-    (void)state;
     for (size_t pair = 0; pair < COUNT(pairs); pair++) {
         kvant_cache *cache = make_filled(pair);
         check(begin(cache), KVANT_OK);
@@ -122,7 +121,6 @@ static void steps_begin_again(void **state)
 static void attention_is_computed_again(void **state)
 {
     static float want[LAYERS][BATCH * Q_WIDTH], got[LAYERS][BATCH * Q_WIDTH];
-    (void)state;
     for (size_t pair = 0; pair < COUNT(pairs); pair++) {
         kvant_cache *cache = make_filled(pair);
         check(attend(cache, want), KVANT_OK);
@@ -144,7 +142,6 @@ static void attention_is_computed_again(void **state)
 
 static void caches_are_not_made(void **state)
 {
-    (void)state;
     for (size_t pair = 0; pair < COUNT(pairs); pair++)
         for (uint32_t failing = 1, failed = true; failed; failing++) {
             kvant_cache *cache;
@@ -162,7 +159,6 @@ static void caches_are_not_made(void **state)
 /* The second sequence has tokens only in some layers, the first or the last, in either order. */
 static void layers_have_all_sequences(void **state)
 {
-    (void)state;
     for (int32_t full = 0; full < BATCH; full++)
         for (uint32_t only = 0; only < LAYERS; only++) {
             kvant_cache *cache;

@@ -4,7 +4,6 @@
 #include "../unit/testing.h"
 
 #include <float.h>
-#include <math.h>
 
 #include "../../src/codec/encode.h"
 #include "../../src/cuda/any/general_encode.h"
@@ -302,7 +301,6 @@ static void general_rows_are_the_cpus(void **state)
 {
     uint64_t rng = 11;
     uint32_t n = 0;
-    (void)state;
     for (size_t i = 0; spec_at(i); i++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
@@ -321,7 +319,6 @@ static void general_rows_are_the_cpus(void **state)
 static void calibrated_rows_are_the_cpus(void **state)
 {
     uint64_t rng = 12;
-    (void)state;
     for (size_t d = 1; d < 5; d++) {
         kvant_calibration *calibration = calibrate_fixed(dims[d]);
         assert_non_null(calibration);
@@ -361,7 +358,6 @@ static void expect_on_gpu(const kvant_codec *codec)
 static void all_specs_are_on_the_gpu(void **state)
 {
     uint32_t n = 0;
-    (void)state;
     for (size_t i = 0; spec_at(i); i++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
@@ -381,7 +377,6 @@ static void all_families_are_on_the_gpu(void **state)
 {
     kvant_calibration *calibration = calibrate_fixed(64);
     kvant_codec_family family = { .size = sizeof family };
-    (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; kvant_codec_family_get(i, &family) == KVANT_OK; i++)
         for (const char *at = family.variants;;
@@ -407,7 +402,6 @@ static void all_families_are_on_the_gpu(void **state)
 /* The test calls only kvant_cuda_general_init of params.c. */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 {
-    (void)tables;
 }
 
 /* test_families [PAGES] */

@@ -42,7 +42,6 @@ static void check(const kvant_codec *codec, uint32_t *served, uint32_t *refused)
 static void papers_are_refused(void **state)
 {
     uint32_t served = 0, refused = 0;
-    (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++)
         for (int role = 0; role < 2; role++) {
             kvant_codec *codec;
@@ -59,7 +58,6 @@ static void centroids_are_refused(void **state)
 {
     uint32_t served = 0, refused = 0;
     kvant_calibration *calibration = calibrate_fixed(64);
-    (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; i < N_CALIBRATED_SPECS + N_WEIGHTED_SPECS; i++) {
         const char *spec =

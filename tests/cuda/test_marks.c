@@ -1,7 +1,5 @@
 /* test_marks.c - refused rows: each appending kernel marks the tokens of refused rows and no
  * others. The output of query tokens that see a mark becomes NaN. */
-#include <math.h>
-
 #include "cuda_support.h"
 
 #define HEADS 2u
@@ -113,7 +111,6 @@ static void refused_rows_get_marks(void **unused)
 #endif
                                          "trellis-4:rotate=hadamard" };
     static const uint32_t dims[] = { 64, 128, 80 }, counts[] = { 6, 40, MOST_ROWS };
-    (void)unused;
     for (size_t i = 0; i < sizeof specs / sizeof *specs * 3 * 3 * 2; i++)
         check_marks(&(mark_case){ specs[i / 18], dims[i / 6 % 3], counts[i / 2 % 3], i % 2 != 0 });
 }
@@ -229,7 +226,6 @@ static void check_fill(const fill_case *c, bool any)
 
 static void whoever_sees_a_mark_gets_nan(void **unused)
 {
-    (void)unused;
     for (uint32_t i = 0; i < 3 * 2 * 2 * 2; i++) {
         const fill_case c = { i & 1 ? 30 : 1, i & 2, i & 4, (kvant_cuda_type)(i / 8) };
         check_fill(&c, true);
@@ -239,7 +235,6 @@ static void whoever_sees_a_mark_gets_nan(void **unused)
 
 static void wrong_arguments_are_refused(void **unused)
 {
-    (void)unused;
     void *memory = device_new(4096, 0);
     const kvant_cuda_marked_args good = { .size = sizeof good,
                                           .marks = memory,

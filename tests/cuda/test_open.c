@@ -2,8 +2,6 @@
  * sealed bytes, decode gives the CPU's numbers. */
 #include "cuda_support.h"
 
-#include <math.h>
-
 #include "../unit/open_codec.h"
 #include "../unit/specs.h"
 
@@ -310,7 +308,6 @@ static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool 
 
 static void test_open_and_seal(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4",
                                          "int-8:sym",
                                          "int-2",
@@ -343,7 +340,6 @@ static void test_open_and_seal(void **unused)
 /* Kernels of any head_dim and of any groups. */
 static void test_any(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
         "int-4",
         "int-6:sym",
@@ -375,7 +371,6 @@ static void test_any(void **unused)
 
 static void test_refused_rows(void **unused)
 {
-    (void)unused;
     static const float bad[] = { NAN, INFINITY, 3e38f, 1e5f };
     for (int i = 0; i < 4; i++) {
         fixture f;
@@ -479,7 +474,6 @@ static void append_large(fixture *f, uint32_t n, kvant_role role)
 
 static void test_large_rows(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4",
                                          "turboquant-4:rotate=hadamard",
                                          "turboquant-2:rotate=none",

@@ -26,7 +26,6 @@ enum { N_SPECS = sizeof specs / sizeof *specs };
 
 static void test_few_tokens(void **unused)
 {
-    (void)unused;
     static const attention_problem problems[] = {
         { .query_tokens = 1 },
         { .query_tokens = 1, .sinks = true },
@@ -60,7 +59,6 @@ static void test_few_tokens(void **unused)
 /* As many query tokens as in a prefill, with room for unpacked pages and without. */
 static void test_many_tokens(void **unused)
 {
-    (void)unused;
     static const int32_t length[] = { 730 };
     for (size_t s = 0; s < N_SPECS; s++)
         for (uint32_t i = 0; i < 2; i++) {
@@ -81,7 +79,6 @@ static void test_many_tokens(void **unused)
 
 static void test_ragged_tokens(void **unused)
 {
-    (void)unused;
     static const int32_t lengths[] = { 300, 64, 65, 200, 129 };
     static const uint32_t counts[] = { 1, 4, 0, 33, 2 };
     for (size_t s = 0; s < N_SPECS; s++) {
@@ -103,7 +100,6 @@ static void test_ragged_tokens(void **unused)
  * the same results as the calls. */
 static void test_captured(void **unused)
 {
-    (void)unused;
     enum { D = 128, KV = 2, PAGES = 20, HEADS = 8 };
     const block_centers_shape shape = { D, KV, D, false };
     const int64_t slot = 64 * 7 + 5;
@@ -169,7 +165,6 @@ static void test_captured(void **unused)
 
 static void test_refused(void **unused)
 {
-    (void)unused;
     static const int32_t length[] = { 100 };
     const attention_case c = { "int-4",        "int-4", 128,   2,    8, 1,
                                KVANT_CUDA_F32, length,  false, 0.5f, 0 };

@@ -8,7 +8,6 @@
  * occur. */
 static void test_query_tokens(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
     } specs[] = { { "int-4", "int-4" },
@@ -36,7 +35,6 @@ static void test_query_tokens(void **unused)
  * options that change scores. */
 static void test_codes(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard",
                                          "octopus-4:rotate=hadamard", "hqmq-s96r4",
                                          "trellis-4:rotate=hadamard" };
@@ -62,7 +60,6 @@ static void test_codes(void **unused)
 /* One option at a time, with one query token and with several. */
 static void test_one_by_one(void **unused)
 {
-    (void)unused;
     static const attention_problem problems[] = {
         { .causal = true }, { .window = 1 },
         { .window = 64 },   { .window = 100, .causal = true },
@@ -85,7 +82,6 @@ static void test_one_by_one(void **unused)
  * sequence. Sequences without a query token write nothing. */
 static void test_one_row_each(void **unused)
 {
-    (void)unused;
     static const uint32_t counts[][10] = { { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 },
                                            { 0, 1, 1, 0, 0, 1, 1, 1, 0, 1 } };
     static const struct {
@@ -108,7 +104,6 @@ static void test_one_row_each(void **unused)
 
 static void test_ragged(void **unused)
 {
-    (void)unused;
     static const uint32_t counts[][10] = { { 1, 2, 0, 4, 5, 1, 1, 16, 3, 0 },
                                            { 0, 0, 1, 0, 0, 33, 2, 1, 1, 1 } };
     for (uint32_t i = 0; i < 8; i++) {
@@ -126,7 +121,6 @@ static void test_ragged(void **unused)
  * of a context, and odd numbers of heads. */
 static void test_tiles(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
     } specs[] = { { "int-4", "int-4" },
@@ -161,7 +155,6 @@ static void test_tiles(void **unused)
 /* Kernels of any head_dim and of any groups (src/cuda/any), with few and many rows. */
 static void test_any(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
     } specs[] = { { "int-4", "int-4" },
@@ -215,7 +208,6 @@ static void test_any(void **unused)
 /* One kv head for more heads than a decode kernel supports, as in Falcon and MLA. */
 static void test_many_heads(void **unused)
 {
-    (void)unused;
     for (uint32_t i = 0; i < 4; i++) {
         const attention_case c = { "int-4",
                                    "turboquant-4:rotate=hadamard",
@@ -238,7 +230,6 @@ static void test_many_heads(void **unused)
  * then. */
 static void test_nothing_seen(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "kivi-2" };
     static const uint32_t dims[] = { 128, 64, 256, 80 }, tokens[] = { 1, 5, 70 };
     for (size_t s = 0; s < 3; s++)
@@ -255,7 +246,6 @@ static void test_nothing_seen(void **unused)
 /* As many query tokens as in a prefill, after earlier tokens. */
 static void test_prefill(void **unused)
 {
-    (void)unused;
     static const int32_t past[] = { 5000, 130 };
     for (int i = 0; i < 2; i++) {
         const attention_case c = { "int-4",         "int-4", i ? 64 : 128, 1,    4, 2,
@@ -269,7 +259,6 @@ static void test_prefill(void **unused)
  * hidden pages, sinks, a mask, several query tokens. */
 static void test_matrices(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
         uint32_t head_dim;
@@ -326,7 +315,6 @@ static const char *one_of(const char *const *names, size_t n)
 /* Random problems, with all combinations that one call supports. */
 static void test_random(void **unused)
 {
-    (void)unused;
     static const char *const specs[] = {
         "int-4:sym",
         "bdr-4",
@@ -388,7 +376,6 @@ static void test_random(void **unused)
 /* The general form (src/cuda/any/general.h): pairs of its codecs, and pairs with usual codecs. */
 static void test_families(void **unused)
 {
-    (void)unused;
     static const struct {
         const char *k, *v;
     } specs[] = {

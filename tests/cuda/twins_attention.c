@@ -5,8 +5,6 @@
  * are a part: a fixture for attention_bound.c. Outputs of parts are merged by their log-sum-exp. */
 #include "twins_stored.h"
 
-#include <math.h>
-
 #include "../unit/open_codec.h"
 
 static bool same_transform(const stored_layer *all, uint32_t a, uint32_t b)

@@ -1,7 +1,5 @@
 /* twins_exact.c - see twins.h: caches of presets, which keep their first and newest tokens
  * exact. */
-#include <math.h>
-
 #include "twins.h"
 
 #include <kvant/settings.h>

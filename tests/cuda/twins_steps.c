@@ -1,6 +1,4 @@
 /* twins_steps.c - see twins.h. */
-#include <math.h>
-
 #include "twins.h"
 
 #include "../../src/cache/cuda_layers.h"

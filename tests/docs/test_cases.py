@@ -1,4 +1,4 @@
-"""Each test of CTest that names cases of a program (choose.h) finds some. cmocka runs no case, and
+"""Each test of CTest that names cases of a program (cases.h) finds some. cmocka runs no case, and
 reports success, where the name is wrong.
 """
 

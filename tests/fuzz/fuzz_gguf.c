@@ -1,5 +1,5 @@
-/* fuzz_gguf.c - any bytes as the head of a model's file, for the two readers of such heads: the
- * command's (tools/gguf_file.c) and the plug-in's (model_file.c). They answer, or say that they
+/* fuzz_gguf.c - any bytes as the head of a model's file, for the two users of such heads: the
+ * command (tools/gguf_file.c) and the plug-in (model_file.c). They answer, or say that they
  * cannot, and agree on the number of layers where both answer. For libFuzzer (clang
  * -fsanitize=fuzzer). With KVANT_FUZZ_SMOKE it is a program that mutates a valid file itself, a
  * fixed number of times.

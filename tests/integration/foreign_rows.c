@@ -38,7 +38,6 @@ static bool is_the_plugins(word object)
 
 static bool anyone(word object)
 {
-    (void)object;
     return true;
 }
 

@@ -3,18 +3,6 @@
 #ifndef KVANT_TESTS_GPU_FIXTURE_H
 #define KVANT_TESTS_GPU_FIXTURE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 

@@ -3,16 +3,6 @@
 
 #include "harness.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "ggml-cpu.h"
@@ -54,7 +44,6 @@ static ggml_backend_reg_t plugin;
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
-    (void)data;
     if (level == GGML_LOG_LEVEL_ERROR)
         fputs(message, stderr);
 }
@@ -127,7 +116,6 @@ int harness_gpus(void)
 /* Most tests are about pages, so no cache is f16 in place unless a test asks for it. */
 int harness_load_plugin(void **state)
 {
-    (void)state;
     setenv("KVANT_EXACT", "0", 0);
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
@@ -178,7 +166,6 @@ int harness_start(void **state)
 
 int harness_stop(void **state)
 {
-    (void)state;
     llama_model_free(models[0]);
     llama_model_free(models[1]);
     return 0;

@@ -7,11 +7,7 @@
 #ifndef KVANT_TESTS_HARNESS_H
 #define KVANT_TESTS_HARNESS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
+#include "../cases.h"
 #include "ggml-backend.h"
 #include "llama.h"
 

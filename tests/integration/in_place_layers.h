@@ -3,10 +3,6 @@
 #ifndef KVANT_TESTS_IN_PLACE_LAYERS_H
 #define KVANT_TESTS_IN_PLACE_LAYERS_H
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 /* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one GPU the first layer

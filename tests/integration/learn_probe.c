@@ -24,9 +24,6 @@ static llama_token tokens[MOST];
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
-    (void)level;
-    (void)message;
-    (void)data;
 }
 
 static int read_text(const struct llama_vocab *vocab, const char *path, int n)

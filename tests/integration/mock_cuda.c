@@ -75,7 +75,6 @@ static void *buffer_base(ggml_backend_buffer_t buffer)
 static void buffer_memset(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, uint8_t value,
                           size_t offset, size_t size)
 {
-    (void)buffer;
     memset((char *)tensor->data + offset, value, size);
 }
 
@@ -84,7 +83,6 @@ static void buffer_memset(ggml_backend_buffer_t buffer, struct ggml_tensor *tens
 static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data,
                        size_t offset, size_t size)
 {
-    (void)buffer;
     if (tensor->type == GGML_TYPE_I32 && getenv("KVANT_TEST_SLOW_INPUTS") != NULL)
         nanosleep(&(struct timespec){ .tv_nsec = 3000000 }, NULL);
     memcpy((char *)tensor->data + offset, data, size);
@@ -93,7 +91,6 @@ static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor,
 static void buffer_get(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data,
                        size_t offset, size_t size)
 {
-    (void)buffer;
     memcpy(data, (const char *)tensor->data + offset, size);
 }
 
@@ -138,13 +135,11 @@ static ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t self, size_t 
 
 static size_t buft_alignment(ggml_backend_buffer_type_t self)
 {
-    (void)self;
     return 128;
 }
 
 static size_t buft_alloc_size(ggml_backend_buffer_type_t self, const struct ggml_tensor *tensor)
 {
-    (void)self;
     return ggml_nbytes(tensor);
 }
 
@@ -184,7 +179,6 @@ static void backend_free(ggml_backend_t backend)
 
 static void backend_synchronize(ggml_backend_t backend)
 {
-    (void)backend;
     count(&n_synchronized);
 }
 
@@ -351,13 +345,11 @@ static const char *device_name(ggml_backend_dev_t dev)
 
 static void device_memory(ggml_backend_dev_t dev, size_t *free_bytes, size_t *total)
 {
-    (void)dev;
     *free_bytes = *total = (size_t)8 << 30;
 }
 
 static enum ggml_backend_dev_type device_type(ggml_backend_dev_t dev)
 {
-    (void)dev;
     return GGML_BACKEND_DEVICE_TYPE_GPU;
 }
 
@@ -387,22 +379,18 @@ static ggml_backend_event_t device_event_new(ggml_backend_dev_t dev)
 
 static void device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event)
 {
-    (void)dev;
     driver.event_free(event->context);
     free(event);
 }
 
 static void device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event)
 {
-    (void)dev;
-    (void)event;
 }
 
 /* KVANT_TEST_RENAME: positions get a name that no version of llama.cpp gives them. llama.cpp calls
  * this function before it copies inputs, so copies have the name, too. */
 static bool device_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor *op)
 {
-    (void)dev;
     if (op->op == GGML_OP_ROPE && op->src[1]->op == GGML_OP_NONE &&
         getenv("KVANT_TEST_RENAME") != NULL)
         ggml_set_name(op->src[1], "where_tokens_are");
@@ -418,25 +406,21 @@ static bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_typ
 
 static const char *reg_name(ggml_backend_reg_t self)
 {
-    (void)self;
     return "CUDA";
 }
 
 static size_t reg_count(ggml_backend_reg_t self)
 {
-    (void)self;
     return n_gpus;
 }
 
 static ggml_backend_dev_t reg_device(ggml_backend_reg_t self, size_t index)
 {
-    (void)self;
     return index < n_gpus ? &gpus[index].device : NULL;
 }
 
 static void *reg_address(ggml_backend_reg_t self, const char *name)
 {
-    (void)self;
     return strcmp(name, "mock_direct") == 0         ? (void *)&n_direct
            : strcmp(name, "mock_recorded") == 0     ? (void *)&n_recorded
            : strcmp(name, "mock_synchronized") == 0 ? (void *)&n_synchronized

@@ -3,16 +3,6 @@
 #ifndef KVANT_TESTS_OPS_FIXTURE_H
 #define KVANT_TESTS_OPS_FIXTURE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "harness.h"

@@ -3,18 +3,9 @@
 #ifndef KVANT_TESTS_OUTCOME_H
 #define KVANT_TESTS_OUTCOME_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <stdbool.h>
 #include <sys/wait.h>
+
+#include "../cases.h"
 
 struct outcome {
     int status; /* exit status, or 128 + signal */

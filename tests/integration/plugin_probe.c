@@ -21,9 +21,6 @@
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
-    (void)level;
-    (void)message;
-    (void)data;
 }
 
 static enum ggml_type cache_type(const char *name)

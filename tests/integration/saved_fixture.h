@@ -3,9 +3,6 @@
 #ifndef KVANT_TESTS_SAVED_FIXTURE_H
 #define KVANT_TESTS_SAVED_FIXTURE_H
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

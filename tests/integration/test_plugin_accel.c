@@ -1,17 +1,6 @@
 /* test_plugin_accel.c - the KVANT_ACCEL device: attention on llama.cpp's own cache against the CPU
  * back end's attention, operation by operation and in the model. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml.h"
 #include "../attention_reference.h"
 #include "harness.h"
@@ -267,7 +256,6 @@ static void attention_is_nearer_to_exact_than_stock(void **state)
           .streams = 1 },
     };
 
-    (void)state;
     random_state = 7;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (int t = 0; t < N_TYPES; t++)
@@ -288,7 +276,6 @@ static void other_operations_are_declined(void **state)
     struct ggml_tensor *mxfp4 = ggml_new_tensor_4d(o.context, GGML_TYPE_MXFP4, 64, 64, 2, 1);
     struct ggml_tensor *q = ggml_new_tensor_4d(o.context, GGML_TYPE_F32, 64, 1, 2, 1);
 
-    (void)state;
     assert_int_equal(ggml_backend_dev_type(accel), GGML_BACKEND_DEVICE_TYPE_ACCEL);
     assert_string_equal(ggml_backend_dev_name(accel), "KVANT_ACCEL");
     assert_ptr_equal(ggml_backend_dev_buffer_type(accel), ggml_backend_cpu_buffer_type());
@@ -334,7 +321,6 @@ static void logits_are_no_further_from_f32_than_stocks(void **state)
         harness_prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 }, N_PROMPT);
     size_t bytes = (size_t)N_PROMPT * harness_n_vocab() * sizeof(float);
 
-    (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         float *stock =
             harness_prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 }, N_PROMPT);
@@ -357,7 +343,6 @@ static void unwanted_instances_change_nothing(void **state)
     float *after =
         harness_prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 }, N_PROMPT);
 
-    (void)state;
     assert_memory_equal(before, after, (size_t)N_PROMPT * harness_n_vocab() * sizeof(float));
     free(after);
 }
@@ -386,7 +371,6 @@ static void greedy_text_is_the_stock_text(void **state)
     int n = harness_counting(prompt, 256), equal = 0;
     struct llama_context *contexts[3];
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         contexts[i] = harness_context(&options[i]);
         harness_decode(contexts[i], prompt, n, 0, 0, false);
@@ -419,7 +403,6 @@ static void states_are_stock_states(void **state)
     uint8_t *from_stock, *from_accel;
     size_t bytes, accel_bytes;
 
-    (void)state;
     harness_tokens(tokens, 100);
     for (int i = 0; i < 2; i++)
         contexts[i] =

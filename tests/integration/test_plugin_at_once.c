@@ -1,15 +1,8 @@
 /* test_plugin_at_once.c - two contexts of a process compute at the same time on two threads: on one
  * GPU, and in the computer's memory. Each context gives the bits that it gives alone. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -97,7 +90,6 @@ static void both_give_the_bits_that_each_gives_alone(void **state)
     client alone[N_CLIENTS], together[N_CLIENTS];
     pthread_t threads[N_CLIENTS];
 
-    (void)state;
     start_clients(alone);
     for (int i = 0; i < N_CLIENTS; i++) {
         work(&alone[i]);

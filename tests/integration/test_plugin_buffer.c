@@ -3,19 +3,8 @@
  * cells reach into another tensor. */
 #define _POSIX_C_SOURCE 200809L /* setenv, mkstemp */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml.h"
 #include "harness.h"
-
 #include "../../integrations/llama.cpp/abi.h"
 
 enum { ROW = 128, N_CELLS = 256, N_LAYERS = 2, SLACK = 1 << 20 };
@@ -83,7 +72,6 @@ static void sizes_stay_when_the_environment_changes(void **state)
     static ggml_fp16_t rows[ROW * N_CELLS], before[ROW * N_CELLS], after[ROW * N_CELLS];
     layout l;
 
-    (void)state;
     choose("int-2");
     l = size_tensors();
     choose("f16");
@@ -103,7 +91,6 @@ static void the_next_context_has_the_new_settings(void **state)
 {
     layout small, large;
 
-    (void)state;
     choose("int-2");
     small = size_tensors();
     choose("f16");
@@ -136,7 +123,6 @@ static void sizes_stay_when_a_file_changes(void **state)
         ggml_backend_dev_buffer_type(ggml_backend_reg_dev_get(harness_plugin(), 0));
     layout l;
 
-    (void)state;
     unsetenv("KVANT_K");
     unsetenv("KVANT_V");
     assert_int_not_equal(mkstemp(path), -1);
@@ -157,7 +143,6 @@ static void overlapping_tensors_are_refused(void **state)
 {
     static const size_t apart[] = { 0, 1, 2 }; /* halves of a tensor */
 
-    (void)state;
     choose("int-4");
     for (size_t i = 0; i < sizeof(apart) / sizeof(apart[0]); i++) {
         layout l = size_tensors();
@@ -186,7 +171,6 @@ static void rows_may_lie_apart(void **state)
     const size_t row = ROW * sizeof(*rows), stride = APART * sizeof(*rows);
     layout l;
 
-    (void)state;
     choose("int-4");
     l = size_tensors();
     for (int i = 0; i < N_LAYERS; i++)

@@ -139,7 +139,6 @@ static void the_cpu_takes_the_whole_graph(void **state)
     setup alone = open_setup("turboquant-4", "0"), both = open_setup("turboquant-4", "1");
     outcome first = run(&alone, 1, 1), cut = run(&both, 1, 1);
 
-    (void)state;
     assert_true(first.n_splits > 1);
     assert_int_equal(run(&alone, 1, 1).n_splits, first.n_splits);
     assert_same(&first, &cut);
@@ -159,7 +158,6 @@ static void other_readers_get_decoded_rows(void **state)
     setup alone = open_setup("turboquant-4", "0"), both = open_setup("turboquant-4", "1");
     outcome decoded = run(&alone, 1, 6), got;
 
-    (void)state;
     assert_int_equal(decoded.status, GGML_STATUS_SUCCESS);
     run(&both, 1, 1);
     assert_int_equal(run(&both, 1, 1).n_splits, 1);
@@ -178,7 +176,6 @@ static void a_freed_back_end_is_not_used(void **state)
 {
     setup s = open_setup("turboquant-4", "1");
 
-    (void)state;
     run(&s, 2, 1);
     assert_int_equal(run(&s, 2, 1).n_splits, 1);
     ggml_backend_free(s.kvant);

@@ -1,17 +1,6 @@
 /* test_plugin_decoded.c - matrices that GPUs learn from decoded tokens (gpu/first_matrix.c), on the
  * mock of a GPU. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 
@@ -88,7 +77,6 @@ static void matrices_come_from_decoded_tokens(void **state)
     float *stock, *parts, *graphs;
     double with, rival;
 
-    (void)state;
     if (!harness_has_mock() || getenv("KVANT_CALIBRATION") != NULL)
         skip();
     harness_need_floats();
@@ -177,7 +165,6 @@ static void rows_that_were_not_learnt_from_stay_themselves(void **state)
     uint8_t *stock = decoding_between_prompts(NULL, &stock_size),
             *ours = decoding_between_prompts("int-8:transform=first", &size);
 
-    (void)state;
     assert_int_equal(size, stock_size);
     print_message("relative difference %.4f\n", harness_state_difference(stock, ours, size));
     assert_true(harness_state_difference(stock, ours, size) <
@@ -195,7 +182,6 @@ static void learning_from_decoded_tokens_ends(void **state)
     float *stock, *parts, *graphs;
     uint8_t *rows, *ours;
 
-    (void)state;
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* the calibration belongs to another model */
     harness_load_tiny("llama");

@@ -3,17 +3,6 @@
  * tokens stay exact until the next step. The plan decides which tokens these are
  * (src/store/plan.h), and has its own tests. This test checks that the plan learns of everything
  * that llama.cpp does. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 #define FIRST 64
@@ -135,7 +124,6 @@ static void first_and_newest_tokens_are_exact(void **state)
     struct llama_context *ours = harness_context(&exact_options);
     struct llama_context *stock = harness_context(&stock_options), *both[] = { ours, stock };
 
-    (void)state;
     for (int i = 0; i < 2; i++)
         prompt(both[i], 0, 2560, 0);
     /* the last step is over, and no step came after it */
@@ -161,7 +149,6 @@ static void first_and_newest_tokens_of_an_idle_sequence_are_exact(void **state)
     harness_options options = exact_options;
     struct llama_context *ours, *stock = harness_context(&stock_options);
 
-    (void)state;
     options.n_seq = 2;
     options.unified = true;
     ours = harness_context(&options);
@@ -182,7 +169,6 @@ static void first_tokens_that_were_removed_give_way(void **state)
     harness_options options = exact_options;
     struct llama_context *ours, *stock = harness_context(&stock_options);
 
-    (void)state;
     options.n_seq = N;
     options.unified = true;
     ours = harness_context(&options);
@@ -206,7 +192,6 @@ static void streams_have_exact_tokens_of_their_own(void **state)
     struct llama_context *both[2];
     size_t n_exact = 0;
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         options[i].n_seq = N;
         options[i].n_ctx = N * 3072;
@@ -231,7 +216,6 @@ static void restored_tokens_are_exact(void **state)
     size_t size;
     uint8_t *saved;
 
-    (void)state;
     options.n_seq = 2;
     options.unified = true;
     ours = harness_context(&exact_options);
@@ -257,7 +241,6 @@ static void copies_are_exact(void **state)
     harness_options options[] = { exact_options, stock_options };
     struct llama_context *both[2];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         options[i].n_seq = 2;
         options[i].n_ctx = 2 * 3072;
@@ -278,7 +261,6 @@ static void long_steps_keep_their_newest_tokens(void **state)
     harness_options options[] = { exact_options, stock_options };
     struct llama_context *both[2];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         options[i].n_ubatch = 2048;
         both[i] = harness_context(&options[i]);

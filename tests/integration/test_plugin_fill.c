@@ -2,15 +2,6 @@
 /* test_plugin_fill.c - the bytes that the plug-in reports for a cache with a part of its tokens
  * (kvant_kv_size_at: `kvant inspect`), compared with the counted bytes at that point of a text.
  * Also the token up to which the plug-in says that a GPU's cache is f16 in place. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 #include "kv_fill.h"
@@ -164,7 +155,6 @@ static char config[] = "/tmp/kvant-config-XXXXXX";
 
 static int forget_config(void **state)
 {
-    (void)state;
     unsetenv("KVANT_CONFIG");
     remove(config);
     return 0;
@@ -196,7 +186,6 @@ static void write_config(void)
  * tensor. */
 static void the_room_of_a_step_does_not_grow(void **state)
 {
-    (void)state;
     if (harness_on_gpu())
         return;
     write_config();
@@ -211,7 +200,6 @@ static void fills(void **state)
 {
     const int n_first = harness_on_gpu() ? 1 : 3;
 
-    (void)state;
     check("turboquant-4", 1024, 1);
     check("turboquant-4:sink=64,recent=256", 1024, 1);
     check("", 1024, n_first);
@@ -226,7 +214,6 @@ static void transforms_come_with_positions(void **state)
     struct llama_context *context = harness_context(&options);
     double last = 0;
 
-    (void)state;
     for (int i = 0; i < N_FILLS; i++) {
         const double n = shares[i] * 4096, now = said_at(n).transforms;
         assert_true(now >= last && (harness_on_gpu() || n <= 1024 || now > last));
@@ -319,7 +306,6 @@ static void f16_in_place(void **state)
     const int n_layers = llama_model_n_layer(harness_model());
     const double n = room(true, "", "auto");
 
-    (void)state;
     assert_true(n >= 256 - n_layers && n <= 768 && ((int)n + n_layers) % 256 == 0);
     assert_true(room(true, "", "300") == 256 - n_layers && room(true, "", "0") == 0);
     assert_true(room(true, "", NULL) == room(true, "", "auto"));
@@ -338,7 +324,6 @@ static void f16_in_place(void **state)
 /* A cache that fits as a whole is never compressed. */
 static void f16_for_all_tokens(void **state)
 {
-    (void)state;
     assert_true(room(true, "f16", "auto") == 1024);
     assert_true(room(true, "f16", "1024") == 1024);
     assert_true(room(true, "f16", "1000") == 768 - llama_model_n_layer(harness_model()));
@@ -352,7 +337,6 @@ static void a_short_cache_stays_f16(void **state)
     kvp_kv_size pages, f16;
     double in_place, bytes;
 
-    (void)state;
     n_cells = 512;
     assert_true(room(true, "", "auto") == 512 && room(true, "", "500") < 256);
     context = new_context("");
@@ -373,7 +357,6 @@ static void a_short_cache_stays_f16(void **state)
 /* The pages of 2048 tokens take as much memory as 992 rows of f16, which is almost 1024. */
 static void f16_for_two_batches(void **state)
 {
-    (void)state;
     n_cells = 2048;
     assert_true(room(true, "", "auto") == 1024 - llama_model_n_layer(harness_model()));
     n_cells = 1024;
@@ -387,7 +370,6 @@ static void f16_in_a_windows_cache(void **state)
 {
     int n;
 
-    (void)state;
     harness_load_tiny("gemma3");
     n_cells = 4096;
     n = (int)room(true, "", "auto");

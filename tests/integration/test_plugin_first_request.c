@@ -9,17 +9,6 @@
  * Answers to one text do not decide for larger models: by chance a figure differs by a quarter.
  * With KVANT_TEST_TEXT, a file, figures are means over KVANT_TEST_PIECES pieces of it. Each piece
  * has a new context for every request. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 enum {
@@ -144,7 +133,6 @@ static void no_first_request_spoils_later_ones(void **state)
     const char *path = getenv("KVANT_TEST_TEXT");
     double worst = 0, harmless;
 
-    (void)state;
     if (path != NULL) {
         read_text(path);
     } else {

@@ -18,7 +18,6 @@ static void foreign_ggml_is_refused(void **state)
         { "KVANT_STRICT_GGML=yes", "0.25.1 whole", "KVANT_STRICT_GGML=yes" },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome =
             run(cases[i].setting, KVANT_TEST_FOREIGN_LOADER, cases[i].arguments);
@@ -42,7 +41,6 @@ static void ggml_with_the_same_tables_runs(void **state)
                   { "", "1.10.0 whole", 1 },
                   { "", "next whole", 1 } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run(cases[i].setting, KVANT_TEST_FOREIGN_LOADER, cases[i].version);
         assert_int_equal(outcome.status, 1);
@@ -71,7 +69,6 @@ static void an_old_ggml_leaves_gpus_alone(void **state)
     struct outcome outcome;
     char environment[1024];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         snprintf(environment, sizeof(environment), "%s %s", gpu, cases[i].setting);
         outcome = run(environment, KVANT_TEST_FOREIGN_LOADER, cases[i].loader);
@@ -92,7 +89,6 @@ static void another_back_end_is_loaded_first(void **state)
     static const char *const wrong[] = { "/no/where.so", "/dev/null", KVANT_TEST_PLUGIN };
     struct outcome outcome = run(cuda, KVANT_TEST_PROBE, "f16 on");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "KVANT0 is CUDA0"));
     assert_true(says(&outcome, "30 of 30 layers"));
@@ -210,7 +206,6 @@ static void a_row_that_differs_is_named(void **state)
     char text[256];
     struct outcome outcome = run("KVANT_VERBOSE=1", KVANT_TEST_FOREIGN_LOADER, "0.30.0 whole");
 
-    (void)state;
     snprintf(text, sizeof(text), ": all %zu facts about its layout are as expected", n);
     assert_int_equal(outcome.status, 1);
     assert_true(says(&outcome, text));

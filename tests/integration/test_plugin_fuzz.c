@@ -11,16 +11,6 @@
  * that time, from KVANT_FUZZ_SEED on. */
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "harness.h"
@@ -416,7 +406,6 @@ static void memory_operations_are_those_of_stock(void **state)
     const double end = seconds() + (given != NULL ? atof(given) : 0);
     uint64_t seed = from != NULL ? strtoull(from, NULL, 10) : 1;
 
-    (void)state;
     for (int i = 0; given != NULL ? seconds() < end : i < N_SEEDS; i++)
         run_seed(seed++);
 }

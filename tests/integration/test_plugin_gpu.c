@@ -103,7 +103,6 @@ static void check_replay(const char *spec)
 
 static void replayed_graphs_give_the_same_bits(void **state)
 {
-    (void)state;
     check_replay("turboquant-4");
     check_replay("trellis-4:center=first,norm=first,sink=0");
     check_replay("int-4:axis=channel,norm=first,recent=100");
@@ -148,7 +147,6 @@ static void drafts_are_taken_back(void **state)
     static const char *const pairs[][2] = { { "int-8", "q8_0" }, { "", "q4_0" } };
     float *stock, *ours, *rival;
 
-    (void)state;
     harness_need_floats();
     stock = new_logits(), ours = new_logits(), rival = new_logits();
     drafted_steps(&(harness_options){ .n_ctx = 512 }, stock);
@@ -198,7 +196,6 @@ static void errors_are_those_of_the_bits(void **state)
     struct llama_context *context;
     float *stock;
 
-    (void)state;
     harness_need_floats();
     context = harness_context(&(harness_options){ .n_ctx = 512 });
     stock = new_logits();
@@ -230,7 +227,6 @@ static void centres_are_learnt_from_enough_tokens(void **state)
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
     float *stock = new_logits(), *ours = new_logits();
 
-    (void)state;
     steps(context, stock);
     llama_free(context);
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
@@ -280,7 +276,6 @@ static void matrices_come_late(void **state)
                          LLAMA_VOCAB_TYPE_NONE; /* random weights: channels are hardly correlated */
     double factors, matrices;
 
-    (void)state;
     harness_need_floats();
     stock = new_logits(), parts = new_logits(), graphs = new_logits();
     for (int batch = 20; batch <= N_PROMPT - 30; batch *= 6) {
@@ -305,7 +300,6 @@ static void room_makes_no_difference(void **state)
 {
     float *const logits[2] = { new_logits(), new_logits() };
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         struct llama_context *context = harness_context(
             &(harness_options){ .spec = "turboquant-3:transform=first", .n_ctx = 4096u << i });
@@ -324,7 +318,6 @@ static void recent_tokens_stay_as_they_are(void **state)
     float *stock = new_logits();
     double all, most;
 
-    (void)state;
     steps(context, stock);
     llama_free(context);
     all = divergence(&(harness_options){ .spec = "turboquant-3", .n_ctx = 512 }, stock);
@@ -420,13 +413,11 @@ static void check_far_rows(int far)
 
 static void far_rows_have_matrices_of_their_own(void **state)
 {
-    (void)state;
     check_far_rows(FAR);
 }
 
 static void far_rows_of_many_blocks_have_them_too(void **state)
 {
-    (void)state;
     check_far_rows(FARTHER);
 }
 

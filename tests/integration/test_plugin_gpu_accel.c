@@ -1,15 +1,6 @@
 /* test_plugin_gpu_accel.c - KVANT_ACCEL with CUDA, on the mock of ggml-cuda: llama.cpp's own
  * quantised cache, where kvant computes the attention of short steps. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 #include "mock_control.h"
 
@@ -53,7 +44,6 @@ static void attention_is_no_worse_than_stocks(void **state)
     static const char *const types[] = { "q8_0", "q4_0" };
     float *f16 = steps(&(harness_options){ .n_ctx = 512 });
 
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         float *stock = steps(&(harness_options){ .type = types[i], .n_ctx = 512 }), *ours;
         double ours_error, error;

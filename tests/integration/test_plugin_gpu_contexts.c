@@ -2,18 +2,10 @@
  * (mock_cuda.c). Each context waits only for its own work and finds its own inputs, whatever
  * names these have. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -55,7 +47,6 @@ static void a_context_waits_for_its_own_work(void **state)
     struct llama_context *context = harness_context(&ours), *others[2];
     unsigned long alone;
 
-    (void)state;
     on_cpu.on_cpu = true;
     harness_decode(context, tokens, N_PROMPT, 0, 0, false);
     alone = synchronized_by_saving(context);
@@ -97,7 +88,6 @@ static void inputs_are_found_under_any_name(void **state)
     float *named = new_logits(), *renamed = new_logits(), *late = new_logits();
     struct llama_context *context = harness_context(&sinks);
 
-    (void)state;
     prompt_at(context, 0, named);
     prompt_at(context, 100, late);
     llama_free(context);
@@ -137,7 +127,6 @@ static void contexts_have_positions_of_their_own(void **state)
     client clients[2] = { { .pos = 0 }, { .pos = 100 } };
     pthread_t threads[2];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         client *c = &clients[i];
         c->expected = new_logits();
@@ -200,7 +189,6 @@ static void former_sizes_are_given_back(void **state)
 {
     size_t once, often;
 
-    (void)state;
     bytes_after(N_PROMPT); /* the GPU has now allocated everything that it keeps for any context */
     once = bytes_after(N_PROMPT);
     often = bytes_after(8);

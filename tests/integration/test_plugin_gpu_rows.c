@@ -56,7 +56,6 @@ static void blocks_that_prompts_share_are_whole(void **state)
     static const char *const specs[] = { "int-8:sink=8", "int-8:axis=channel" };
     float *stock = new_logits(), *ours = new_logits();
 
-    (void)state;
     prompts_together(NULL, stock);
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         prompts_together(specs[i], ours);
@@ -136,7 +135,6 @@ static void rows_that_waited_are_where_they_belong(void **state)
                                          "trellis-4:transform=first", "int-4:axis=channel" };
     static uint8_t *(*const ways[])(const char *, size_t *) = { in_one_cache, each_in_its_own };
 
-    (void)state;
     for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
         size_t size, other;
         uint8_t *stock = ways[way](NULL, &size);
@@ -223,7 +221,6 @@ static void check_refusal(const char *spec)
 
 static void rows_that_are_no_numbers_make_answers_that_are_none(void **state)
 {
-    (void)state;
     check_refusal("turboquant-4");
     check_refusal("");
 }
@@ -247,7 +244,6 @@ static void masks_are_read_where_they_must_be(void **state)
     harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
     struct llama_context *context;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = harness_context(&options);

@@ -2,20 +2,7 @@
  * GPU: codes that come back bit for bit, and rows that are decoded. */
 #define _GNU_SOURCE
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "saved_fixture.h"
-
 #include "../../integrations/llama.cpp/kv_size.h"
 
 static const char *const specs[] = { "", "trellis-4:transform=first", "turboquant-4",
@@ -46,7 +33,6 @@ static void states_are_as_small_as_caches(void **state)
 {
     static const char *const presets[] = { "balanced", "small", "quality" };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(presets) / sizeof(presets[0]); i++) {
         const harness_options options = { .spec = "", .n_ctx = 2048 };
         struct llama_context *context;
@@ -71,7 +57,6 @@ static void other_contexts_restore_the_same_bits(void **state)
 {
     static const uint32_t sizes[] = { 2048, 3072 };
 
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options from = { .spec = specs[i], .n_ctx = sizes[0] };
         struct llama_context *context = prompted(&from, N_LONG);
@@ -101,7 +86,6 @@ static void slots_get_their_prompts_back(void **state)
 {
     static const int n_other[] = { 1, 130, 1500 };
 
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options one = { .spec = specs[i], .n_ctx = 2048 };
         struct llama_context *context = prompted(&one, N_LONG);
@@ -156,7 +140,6 @@ static void slots_leave_neighbours_their_rows(void **state)
     const size_t n = N_NEXT * harness_n_vocab();
     float *exact = exact_neighbour();
 
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++)
         for (int same = 0; same < 2; same++) {
             const harness_options two = { .spec = specs[i], .n_ctx = 2 * 2048, .n_seq = 2 };
@@ -208,7 +191,6 @@ static void caches_hold_several_transforms(void **state)
     float *original[N_OF], *logits;
     saved s[N_OF];
 
-    (void)state;
     for (int k = 0; k < N_OF; k++) {
         for (int i = 0; i < LENGTH + N_NEXT; i++)
             several[k][i] = tokens[(i * (k == 0 ? 1 : 7) + k * 100) % MOST];
@@ -248,7 +230,6 @@ static void damaged_and_foreign_states_are_refused(void **state)
     saved s = save(context, 0);
     float *undisturbed, *after;
 
-    (void)state;
     llama_free(context);
     context = harness_context(&two);
     harness_decode(context, tokens, N_OTHER, 0, 1, false);
@@ -288,7 +269,6 @@ static void caches_in_place_restore_codes(void **state)
     saved s = save(context, 0), rows;
     float *original = continue_from(context, N_LONG, 0), *first, *after;
 
-    (void)state;
     llama_free(context);
     setenv("KVANT_EXACT", "auto", 1);
     context = harness_context(&one);
@@ -324,7 +304,6 @@ static void shifted_keys_are_decoded(void **state)
     float *original, *after;
     saved s;
 
-    (void)state;
     assert_true(llama_memory_seq_rm(memory, 0, 64, 64 - by));
     llama_memory_seq_add(memory, 0, 64 - by, -1, by);
     harness_decode(context, tokens + N_LONG, 1, n, 0, false);

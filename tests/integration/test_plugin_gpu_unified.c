@@ -2,20 +2,9 @@
  * cache in GPU memory, on the mock of a GPU or on a GPU. */
 #define _GNU_SOURCE
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "../choose.h"
 #include "saved_fixture.h"
 
 /* Without learned values, whose centres would differ. */
@@ -87,7 +76,6 @@ static void unified_caches_restore_the_same_rows(void **state)
 {
     static const int holes[] = { 0, 38, 640 };
 
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options three = {
             .spec = specs[i], .n_ctx = 3072, .n_seq = 3, .unified = true
@@ -116,7 +104,6 @@ static void unified_caches_in_place_restore_the_same_rows(void **state)
     struct llama_context *context = prompted(&three, N_LONG);
     saved s = save(context, 0), alone, next;
 
-    (void)state;
     llama_free(context);
     alone = rows_after(&three, 0, &s, true);
     setenv("KVANT_EXACT", "auto", 1);
@@ -167,7 +154,6 @@ static void busy_slots(const char *spec, double most)
 /* Without an exact part, logits differ only by the order in which attention adds up blocks. */
 static void busy_slots_get_the_same_rows_back(void **state)
 {
-    (void)state;
     busy_slots("turboquant-4", 1e-5);
 }
 
@@ -208,7 +194,6 @@ static void prompts_in_parts_come_back(void **state)
     char path[] = "/tmp/kvant_parts_XXXXXX";
     const int file = mkstemp(path);
 
-    (void)state;
     assert_true(file >= 0);
     close(file);
     for (size_t i = 0; i < N_SPECS; i++) {
@@ -274,7 +259,6 @@ static float *continued_next_to(const harness_options *options, const saved *s, 
  * bit. */
 static void next_tokens_of_the_same_block_have_the_same_logits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options two = {
             .spec = specs[i], .n_ctx = 3072, .n_seq = 2, .unified = true
@@ -316,7 +300,6 @@ static void two_slots_get_their_rows_back(void **state)
     struct llama_context *context = prompted(&three, N_LONG);
     saved s = save(context, 0), alone, rows;
 
-    (void)state;
     llama_free(context);
     alone = rows_after(&three, 0, &s, true);
     setenv("KVANT_STATES", "rows", 1);
@@ -362,7 +345,6 @@ static void former_states_make_room(void **state)
     harness_lines lines;
     saved s[N_OF];
 
-    (void)state;
     for (int k = 0; k < N_OF; k++) {
         const int n = N_LONG - BLOCK * k;
         for (int i = 0; i < n; i++)
@@ -442,7 +424,6 @@ static void failures_leave_neighbours_their_rows(void **state)
     int at = 1, n_refused = 0;
     bool refused;
 
-    (void)state;
     llama_free(context);
     while (harness_has_mock() && restore_without_memory(&two, at, &s, &alone, &refused)) {
         n_refused += refused;
@@ -468,7 +449,6 @@ static void damaged_files_leave_neighbours_their_rows(void **state)
     unsigned char byte;
     size_t n, size;
 
-    (void)state;
     assert_true(file >= 0);
     close(file);
     harness_load_tiny("llama128");
@@ -516,7 +496,6 @@ enum { N_SHORT = 600 };
 
 static void trained_busy_slots_get_the_same_rows_back(void **state)
 {
-    (void)state;
     busy_slots("", .01);
 }
 
@@ -557,7 +536,6 @@ static void trained_full_unified_caches_decode_rows(void **state)
     const harness_options two = { .spec = "", .n_ctx = 768, .n_seq = 2, .unified = true },
                           large = { .spec = "", .n_ctx = 2048, .n_seq = 2, .unified = true };
 
-    (void)state;
     assert_decoded(&large, &two, NULL, OTHERS, "a full unified cache");
 }
 
@@ -566,7 +544,6 @@ static void trained_values_with_other_centres_are_decoded(void **state)
 {
     const harness_options two = { .spec = "", .n_ctx = 2048, .n_seq = 2, .unified = true };
 
-    (void)state;
     assert_decoded(&two, &two, "quality", N_OTHER, "quality");
 }
 

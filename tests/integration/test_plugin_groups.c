@@ -1,19 +1,8 @@
 /* test_plugin_groups.c - codecs whose groups have several tokens, on the devices of a llama.cpp
  * with CUDA (gpu/groups.c), on the mock of ggml-cuda. Blocks hold the codes that the codec makes of
  * llama.cpp's rows, whether a prompt seals them or a few tokens at a time fill them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include <kvant/codec.h>
 
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 
@@ -158,7 +147,6 @@ static void blocks_have_the_cpus_codes(void **state)
     size_t size;
     uint8_t *stock;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     stock = decode_text(NULL, N_TEXT, 500, &size);
@@ -177,7 +165,6 @@ static void whole_blocks_are_sealed_once(void **state)
     struct llama_context *context;
     unsigned long n = 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = harness_context(&options);
@@ -198,7 +185,6 @@ static void tiers_are_chosen_for_blocks(void **state)
     static const char *const specs[] = { NULL, "turboquant-3.5", "turboquant-2.5" };
     float *logits[3];
 
-    (void)state;
     for (int i = 0; i < 3; i++)
         logits[i] =
             harness_prompt_logits(&(harness_options){ .spec = specs[i], .n_ctx = 512 }, 400);

@@ -2,17 +2,6 @@
 /* test_plugin_in_place.c - caches on GPUs that are f16 in place while they fit (gpu/in_place.h).
  * Answers are equal to those with llama.cpp's own cache, bit by bit, and rows that no longer fit
  * are compressed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 #define N_CTX 1024
@@ -125,7 +114,6 @@ static void answers_are_f16s_while_rows_fit(void **state)
 {
     const story of = { a_short_text, 220, 1 };
 
-    (void)state;
     assert_exact(&of, "int-8");
     assert_exact(&of, "turboquant-4");
     assert_exact(&of, "");
@@ -146,7 +134,6 @@ static void rows_that_no_longer_fit_are_compressed(void **state)
     const double a = harness_mean_kld(stock + behind, ours + behind, N_TEXT - 600),
                  b = harness_mean_kld(stock + behind, compressed + behind, N_TEXT - 600);
 
-    (void)state;
     assert_same(stock, ours, 500);
     print_message("int-8 behind what fits: KLD %.6f, compressed from the start %.6f\n", a, b);
     assert_true(a > 0 && a <= 1.6 * b);
@@ -168,7 +155,6 @@ static void a_new_conversation_is_exact_again(void **state)
 {
     const story of = { a_second_text, 200, 1 };
 
-    (void)state;
     assert_exact(&of, "int-8");
     assert_exact(&of, "turboquant-4");
 }
@@ -192,7 +178,6 @@ static void rows_of_others_are_not_lost(void **state)
     const story of = { a_neighbour, 50, 2 };
     float *stock = hear(&of, NULL, "0");
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         const char *spec = i == 0 ? "int-8" : "turboquant-4";
         float *ours = hear(&of, spec, "auto"), *compressed = hear(&of, spec, "0");
@@ -221,7 +206,6 @@ static void shifts_are_f16s(void **state)
 {
     const story of = { a_shift, 40, 1 };
 
-    (void)state;
     assert_exact(&of, "int-8");
     assert_exact(&of, "turboquant-4");
 }
@@ -248,7 +232,6 @@ static void states_are_f16s(void **state)
     const story save = { a_saved_text, 40, 1 }, restore = { a_restored_text, 40, 1 };
     float *stock, *logits;
 
-    (void)state;
     assert_exact(&save, "int-8");
     logits = hear(&save, "int-8", "auto");
     stock = hear(&restore, NULL, "0");
@@ -267,7 +250,6 @@ static void longer_states_are_compressed(void **state)
     float *stock = room_for(40), *ours = room_for(40);
     double kld;
 
-    (void)state;
     feed(context, 0, 700, 0, 0, NULL);
     saved = harness_save_state(context, &saved_size);
     llama_free(context);
@@ -313,7 +295,6 @@ static void rows_are_kept_where_nothing_can_be_learnt(void **state)
 {
     struct llama_context *context;
 
-    (void)state;
     setenv("KVANT_PRESET", "quality", 1);
     context = new_context("", "auto", 2);
     unsetenv("KVANT_PRESET");
@@ -341,7 +322,6 @@ static void rows_are_kept_without_memory(void **state)
     float *stock = room_for(100), *ours = room_for(100);
     double kld;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = new_context(NULL, "0", 1);
@@ -370,7 +350,6 @@ static void as_many_as_the_user_allows(void **state)
     struct llama_context *contexts[2] = { new_context(NULL, "0", 1),
                                           new_context("int-8", "300", 1) };
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         feed(contexts[i], 0, 400, 0, 0, i == 0 ? stock : ours);
         llama_free(contexts[i]);
@@ -441,7 +420,6 @@ static void presets_compress_what_no_longer_fits(void **state)
     static const char *const presets[] = { "quality", "balanced" };
     float *stock = read_in_rounds(NULL, "0", 1);
 
-    (void)state;
     for (size_t i = 0; i < sizeof(presets) / sizeof(*presets); i++) {
         float *ours = read_in_rounds(presets[i], "auto", N_ROUNDS),
               *compressed = read_in_rounds(presets[i], "0", 1);

@@ -2,15 +2,6 @@
 /* test_plugin_in_place_layers.c - caches on GPUs whose layers go from f16 in place to compressed
  * pages one after another (gpu/hand_over.c). Each layer goes once, answers before that are equal to
  * f16's, and no operation of llama.cpp between two layers loses a row. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-
-#include "../choose.h"
 #include "in_place_layers.h"
 #include "mock_control.h"
 
@@ -83,7 +74,6 @@ static void layers_go_one_by_one(void **state)
     const size_t last = (size_t)full * harness_n_vocab();
     float *stock = hear(a_text, 100, NULL, "0", 1);
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         float *compressed = hear(a_text, 100, cases[i].reference, "0", 1), *ours;
         size_t cells[N_LAYERS] = { 0 }, ready;
@@ -159,7 +149,6 @@ static void layers_go_in_the_graph_of_a_prompt(void **state)
     struct llama_context *context;
     unsigned long first, second, copies;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     begin_lines();
@@ -189,7 +178,6 @@ static void later_positions_are_learned_in_the_graph(void **state)
     char line[512];
     int n = 0, behind = 0;
 
-    (void)state;
     setenv("KVANT_EXACT", EXACT, 1);
     begin_lines();
     context = harness_context(&options);
@@ -211,7 +199,6 @@ static void prompts_of_long_batches_are_as_good(void **state)
     float *stock = hear(a_batch_that_fills_the_room, ROOM, NULL, "0", 1);
     float *ours = hear(a_batch_that_fills_the_room, ROOM, "", EXACT, 1), *compressed, *again;
 
-    (void)state;
     assert_same(stock, ours, ROOM);
     free(stock);
     free(ours);
@@ -268,7 +255,6 @@ static int most_layers_of_a_token(int *n)
  * layers, so these go at the end of the prompt's graph. */
 static void no_token_takes_several_layers(void **state)
 {
-    (void)state;
     if (harness_gpus() > 1)
         skip(); /* the first GPU does not see where a prompt ends */
     for (cells_left = 0; cells_left <= N_LAYERS + 1; cells_left++) {
@@ -304,7 +290,6 @@ static void a_cache_that_fits_stays(void **state)
     float *stock = hear(a_full_cache, N_CTX - 990, NULL, "0", 1), *ours;
     size_t cells[N_LAYERS], ready;
 
-    (void)state;
     begin_lines();
     ours = hear(a_full_cache, N_CTX - 990, "f16", "auto", 1);
     assert_int_equal(end_layers(cells, &ready), 0);
@@ -319,7 +304,6 @@ static void results_depend_on_no_clock(void **state)
 {
     float *first = hear(a_text, 100, "", EXACT, 1), *second = hear(a_text, 100, "", EXACT, 1);
 
-    (void)state;
     assert_same(first, second, 100);
     free(first);
     free(second);
@@ -342,7 +326,6 @@ static bool is_told(const char *spec, const char *exact, const char *what)
 
 static void the_start_line_says_what_happens(void **state)
 {
-    (void)state;
     assert_true(is_told("", EXACT,
                         "; f16 itself for the first 252 of 1024 tokens, then 4.2 bits with the "
                         "first 64 and newest 64 tokens exact"));
@@ -461,7 +444,6 @@ static void no_row_is_lost_between_layers(void **state)
                     { "a shortened prompt", a_shortened_prompt, 1 },
                     { "a broken sequence", a_broken_sequence, 2 } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(stories) / sizeof(*stories); i++) {
         float *stock = hear(stories[i].tell, 60, NULL, "0", stories[i].n_seq);
         for (size_t spec = 0; spec < sizeof(specs) / sizeof(*specs); spec++) {
@@ -487,7 +469,6 @@ static void layers_in_place_stay_as_they_are(void **state)
     uint8_t *saved[2];
     size_t size[2];
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     for (int i = 0; i < 2; i++) {
@@ -525,7 +506,6 @@ static void a_new_conversation(struct llama_context *context, float *logits)
 
 static void new_conversations_are_exact(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         float *stock = hear(i == 0 ? a_cleared_cache : a_new_conversation, 60, NULL, "0", 1);
         float *ours = hear(i == 0 ? a_cleared_cache : a_new_conversation, 60, "", EXACT, 1);
@@ -540,7 +520,6 @@ static void all_models_do_that(void **state)
 {
     static const char *const models[] = { "gemma3", "gemma2", "gpt-oss", "lfm2", "llama80" };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(models) / sizeof(*models); i++) {
         const size_t first = 28;
         float *stock, *ours, *compressed;

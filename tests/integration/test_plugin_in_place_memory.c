@@ -1,16 +1,9 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
 /* test_plugin_in_place_memory.c - resources that layers on their way from f16 in place to
  * compressed pages share (gpu/hand_over.c): the GPU's memory, its graphs, and other contexts. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <dlfcn.h>
-#include <stdio.h>
 
-#include "../choose.h"
 #include "in_place_layers.h"
 
 /* Contexts */
@@ -22,7 +15,6 @@ static void contexts_have_forms_of_their_own(void **state)
     float *of_first = room_for(60), *of_second = room_for(60), *expected = room_for(60);
     float *compressed = hear(a_prompt, 60, "int-8", "0", 1);
 
-    (void)state;
     first = new_context("int-8", EXACT, 1);
     second = new_context("int-8", EXACT, 1);
     feed_half(first);
@@ -61,7 +53,6 @@ static void graphs_are_waited_for(void **state)
     struct llama_context *context;
     unsigned long before;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = new_context("int-8", EXACT, 1);
@@ -81,7 +72,6 @@ static void other_contexts_keep_their_graphs(void **state)
     const int n = ROOM + 4 - PROMPT;
     int n_again = 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     first = new_context("int-8", EXACT, 1);
@@ -129,7 +119,6 @@ static void memory_is_given_back(void **state)
 {
     const size_t least = 512 * 128 * sizeof(float);
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     for (int clear = 0; clear < 2; clear++) {
@@ -181,7 +170,6 @@ static void layers_wait_for_memory(void **state)
     const int full = ROOM - PROMPT;
     const size_t behind = (size_t)full * harness_n_vocab();
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = new_context("int-8", EXACT, 1);
@@ -235,7 +223,6 @@ static void all_allocations_may_fail(void **state)
     const size_t first = (size_t)(ROOM - 6 - PROMPT) * harness_n_vocab();
     int n = 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     while (fail_at(n + 1, stock + first, compressed + first))
@@ -303,7 +290,6 @@ static void all_allocations_of_a_batch_may_fail(void **state)
     float *stock = hear(a_batch, N_BATCH, NULL, "0", 1);
     int n = 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     while (fail_in_batch(n + 1, stock))

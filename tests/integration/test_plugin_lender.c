@@ -1,16 +1,9 @@
 /* test_plugin_lender.c - the CPU back end whose threads the plug-in borrows. With
  * KVANT_HOST_THREADS=0 the plug-in borrows none, and it never uses a back end that was freed. */
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <pthread.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <kvant/kvant.h>
 
@@ -102,7 +95,6 @@ static int n_computed, n_freed;
 
 static int32_t count_compute(abi_backend *backend, abi_graph *graph)
 {
-    (void)backend;
     n_computed++;
     return counted->iface.graph_compute(counted, graph);
 }
@@ -141,7 +133,6 @@ static void a_freed_lender_is_never_used(void **state)
     void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
     pthread_t other;
 
-    (void)state;
     memcpy(&set_threadpool, &address, sizeof(address));
     address = harness_cpu_function("ggml_backend_set_n_threads");
     memcpy(&set_n_threads, &address, sizeof(address));
@@ -175,7 +166,6 @@ static void a_freed_lender_is_never_used(void **state)
 
 static void note_threads(struct ggml_tensor *node, int thread, int n_threads, void *most)
 {
-    (void)node;
     if (thread == 0)
         *(int *)most = n_threads;
 }
@@ -224,7 +214,6 @@ static void a_lender_has_no_more_threads_than_cpus(void **state)
     rows_graph g = make_rows_graph();
     const int n_cpus = (int)kvant_available_cpus(), n = n_cpus + 2;
 
-    (void)state;
     set_threads(g.backend, lender, n);
     set_threads(NULL, other, n);
     assert_int_equal(threads_of(lender), n_cpus);
@@ -246,7 +235,6 @@ static void switched_off_nothing_changes(void **state)
                    lender;
     rows_graph g;
 
-    (void)state;
     setenv("KVANT_HOST_THREADS", "0", 1);
     g = make_rows_graph();
     assert_ptr_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);

@@ -1,14 +1,5 @@
 /* test_plugin_logits.c - the model's logits and texts with kvant's cache, against the same
  * llama.cpp with its own cache. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-
 #include "harness.h"
 
 #define N_PROMPT 192
@@ -49,7 +40,6 @@ static void f16_is_stock_within_f16_rounding(void **state)
     size_t n = (size_t)N_PROMPT * harness_n_vocab();
     harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
 
-    (void)state;
     print_message("logits' rms %.3f; distance to f32 (rms): kvant f16 %.5f, stock f16 %.5f; "
                   "mean squares differ by %.5f +- %.5f\n",
                   harness_rms(exact, n), sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
@@ -95,7 +85,6 @@ static void int8_writes_the_stock_text(void **state)
     double lead;
     int same = equal_greedy_tokens("int-8", &lead);
 
-    (void)state;
     print_message("%d of %d tokens equal; stock's last choice leads by %.2f\n", same, N_GREEDY,
                   lead);
     assert_true(same == N_GREEDY || lead < 0.5);
@@ -125,7 +114,6 @@ static void errors_are_those_of_the_bits(void **state)
         double factor;
     } pairs[] = { { "turboquant-4", "q4_0", 1.7 }, { "int-8", "q8_0", 1.6 } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         double ours = divergence(&(harness_options){ .spec = pairs[i].spec, .n_ctx = 512 });
         double rival = divergence(&(harness_options){ .type = pairs[i].type, .n_ctx = 512 });

@@ -1,17 +1,8 @@
 /* test_plugin_memory.c - the measured memory of a full cache, against the memory that the true bits
  * predict. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <kvant/codec.h>
 
 #include <malloc.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -93,7 +84,6 @@ static void a_cache_takes_its_true_bits(void **state)
     double full = expected_bytes(context, options.spec, N_CTX), quarter = full / 4, resident;
     size_t reserved;
 
-    (void)state;
     assert_true((double)kv_memory()(NULL) < 0.01 * full);
     decode_quarter(context);
     resident = (double)kv_memory()(NULL);
@@ -180,7 +170,6 @@ static void all_memory_is_counted(void **state)
     struct llama_context *context;
     double plain[2], learning[2], bound;
 
-    (void)state;
     skip_where_freed_memory_stays();
     context = harness_context(&small);
     bound = n_layers(context) * 64.0 * 1024 + 512.0 * 1024;
@@ -202,7 +191,6 @@ static void a_prompts_workspace_is_given_back(void **state)
     struct llama_context *context;
     double prompt, token;
 
-    (void)state;
     skip_where_freed_memory_stays();
     context = harness_context(&options);
     decode_in_batches(context, 0, N_CTX / 4);

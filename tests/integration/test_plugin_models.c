@@ -2,18 +2,6 @@
 /* test_plugin_models.c - models whose caches are not plain, on the CPU and on the mock of a GPU:
  * sliding windows, a softcap, sinks, recurrent state, keys without values (tiny_models.py). Logits
  * may differ from llama.cpp's f16 cache as much as with llama.cpp's own cache of as many bits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 enum { N_PROMPT = 200, N_STEPS = 24, N_TAKEN_BACK = 4 }; /* windows have 64 tokens */
@@ -120,7 +108,6 @@ static void check_all(const char *model)
 
 static void sliding_windows(void **state)
 {
-    (void)state;
     check_all("gemma3");
 }
 
@@ -149,7 +136,6 @@ static void other_head_dims(void **state)
     float *stock;
     double error;
 
-    (void)state;
     harness_load_tiny("llama");
     stock = logits_of(&plain);
     rival.type = "q4_0";
@@ -163,19 +149,16 @@ static void other_head_dims(void **state)
 
 static void softcap(void **state)
 {
-    (void)state;
     check_all("gemma2");
 }
 
 static void sinks(void **state)
 {
-    (void)state;
     check_all("gpt-oss");
 }
 
 static void recurrent_state(void **state)
 {
-    (void)state;
     check_all("lfm2");
 }
 
@@ -199,14 +182,12 @@ static void stays_as_it_is(const char *model)
 /* An indexer's keys, and latents with 32 RoPE channels. */
 static void keys_without_values_stay_as_they_are(void **state)
 {
-    (void)state;
     stays_as_it_is("deepseek2");
 }
 
 /* Latents are compressed only in the computer's memory. */
 static void latents(void **state)
 {
-    (void)state;
     if (harness_on_gpu())
         stays_as_it_is("latents");
     else
@@ -261,7 +242,6 @@ static void latents_of_several_sequences_in_one_batch(void **state)
     float *one, *other;
     double difference;
 
-    (void)state;
     harness_load_tiny("latents");
     one = mixed_logits(true);
     other = mixed_logits(false);
@@ -297,7 +277,6 @@ static void bad_rows_of_latents(void **state)
     uint8_t *saved;
     size_t size;
 
-    (void)state;
     harness_load_tiny("latents");
     context = harness_context(&plain);
     decode(context, N_TOKENS, 0, 0);
@@ -369,7 +348,6 @@ static void check_weights_on_a_gpu(const char *model)
 
 static void weights_on_a_gpu_or_on_the_cpu(void **state)
 {
-    (void)state;
     check_weights_on_a_gpu("llama");
 }
 
@@ -377,7 +355,6 @@ static void weights_on_a_gpu_or_on_the_cpu(void **state)
  * CPU computes here. */
 static void latents_on_a_gpu_or_on_the_cpu(void **state)
 {
-    (void)state;
     check_weights_on_a_gpu("latents");
 }
 

@@ -2,17 +2,6 @@
  * round, through files named by KVANT_TEST_STATE. Four stages run in their order, each in a process
  * with the memory that its name says. test_plugin_gpu_states.c has states that stay on GPUs. */
 #define _GNU_SOURCE
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "saved_fixture.h"
 
 /* Presets keep up to 12 blocks exact on a GPU. */
@@ -183,27 +172,23 @@ static void check_sealed_rows(const char *state, const char *returned)
 
 static void one_cpu_saves(void **state)
 {
-    (void)state;
     save_own("cpu", "cpu_logits");
 }
 
 static void two_gpu_saves_and_passes_on(void **state)
 {
-    (void)state;
     save_own("gpu", "gpu_logits");
     pass_on("cpu", "cpu_gpu");
 }
 
 static void three_cpu_passes_on_and_gets_its_state_back(void **state)
 {
-    (void)state;
     pass_on("gpu", "gpu_cpu");
     check_returned("cpu_gpu", "cpu_logits");
 }
 
 static void four_gpu_gets_its_state_back(void **state)
 {
-    (void)state;
     check_returned("gpu", "gpu_logits");
     check_sealed_rows("gpu", "gpu_cpu");
 }

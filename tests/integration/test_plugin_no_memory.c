@@ -2,17 +2,9 @@
  * plan, fp16 pages, transforms, a hand-over. The step fails, and a second try computes it. No
  * stored row is lost: answers are as good as without a failure. */
 #define _GNU_SOURCE /* dl_iterate_phdr, setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <link.h>
-#include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -65,8 +57,6 @@ void *aligned_alloc(size_t alignment, size_t bytes)
 
 static int note_plugin(struct dl_phdr_info *info, size_t size, void *user)
 {
-    (void)size;
-    (void)user;
     if (strstr(info->dlpi_name, "libggml-kvant") == NULL)
         return 0;
     for (int i = 0; i < info->dlpi_phnum; i++)
@@ -174,7 +164,6 @@ static void each_allocation_may_fail(void **state)
     const double kld = harness_mean_kld(stock.logits, plain.logits, 2 * N_STEPS);
     int n_refused = 0;
 
-    (void)state;
     assert_true(n > 0);
     for (long i = 0; i < N_TRIES; i++) {
         const long failing = 1 + i * n / N_TRIES;

@@ -113,7 +113,6 @@ static const struct attention_case cases[] = {
 
 static void attention_is_the_cpu_back_ends(void **state)
 {
-    (void)state;
     setenv("KVANT_K", "f16", 1);
     setenv("KVANT_V", "f16", 1);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
@@ -146,7 +145,6 @@ static void bytes_behave_like_a_tensor(void **state)
     size_t bytes = ggml_nbytes(k);
     ggml_fp16_t *shadow = calloc(1, bytes), *part = malloc(bytes);
 
-    (void)state;
     for (int round = 0; round < 200; round++) {
         size_t offset = (size_t)((random_number() + 1) / 2 * (float)(bytes - 2)) / 2 * 2;
         size_t size =
@@ -289,7 +287,6 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
 
 static void refused_rows_are_nan_to_whoever_sees_them(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         for (int values = 0; values < 2; values++)
             for (enum way way = 0; way < N_WAYS; way++)
@@ -322,7 +319,6 @@ static void without_memory_a_written_row_is_nan(void **state)
     ggml_fp16_t row[3 * 64] = { 0 };
     float *cpu, *ours;
 
-    (void)state;
     in.mask[(c->tokens - 1) * c->cells + BAD_CELL] = ggml_fp32_to_fp16(-1);
     set_inputs(&filled.node, &in);
     assert_int_equal(width, 3 * 64);

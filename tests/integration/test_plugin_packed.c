@@ -3,20 +3,11 @@
  * program does, through its own imports. llama.cpp's functions themselves are found by name. */
 #define _GNU_SOURCE
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <dlfcn.h>
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <sys/resource.h>
 
 #include "saved_fixture.h"
-
 #include "../../integrations/llama.cpp/kv_size.h"
 #include "../../integrations/llama.cpp/state_format.h"
 
@@ -108,7 +99,6 @@ static void assert_continues(struct llama_context *context, llama_seq_id seq, co
 /* In memory and in files, for a sequence and for all, in the same context and in another one. */
 static void restored_logits_have_the_same_bits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options options = two(specs[i]);
         struct llama_context *context = prompted(&options, N_PROMPT);
@@ -161,7 +151,6 @@ static void a_slot_gets_its_prompt_back(void **state)
 {
     static const int n_other[] = { 1, 3, 130, 500 };
 
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options one = { .spec = specs[i], .n_ctx = 1024 };
         struct llama_context *context = prompted(&one, N_PROMPT);
@@ -190,7 +179,6 @@ static void a_prompt_without_its_answer_comes_back(void **state)
                                               { .n_ctx = 2048, .n_seq = 2 } };
     enum { N = 444 }; /* 4 slots of its last block are free */
 
-    (void)state;
     for (size_t i = 0; i < N_SPECS; i++)
         for (size_t k = 0; k < sizeof(caches) / sizeof(caches[0]); k++) {
             harness_options options = caches[k];
@@ -234,7 +222,6 @@ static void states_are_as_small_as_caches(void **state)
         double most;
     } cases[] = { { "balanced", 1.15 }, { "small", 1.15 }, { "quality", 1.3 } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const harness_options options = { .spec = "", .n_ctx = 2048 };
         struct llama_context *context;
@@ -270,7 +257,6 @@ static void room_for_the_nominal_state_gets_it(void **state)
     uint8_t *data = malloc(size);
     float *original;
 
-    (void)state;
     assert_non_null(data);
     assert_int_equal(llama_state_seq_get_data(context, data, size, 0), size);
     original = continue_from(context, N_PROMPT, 0);
@@ -296,7 +282,6 @@ static void states_of_llama_cpp_are_restored(void **state)
     uint8_t *theirs, *ours;
     size_t n = 0, size, size_here, at;
 
-    (void)state;
     make_path(path);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
     theirs = harness_save_state(context, &size);
@@ -333,7 +318,6 @@ static void llama_cpp_refuses_packed_states(void **state)
     llama_token read[N_PROMPT];
     size_t n = 0;
 
-    (void)state;
     make_path(path);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
     llama_free(context);
@@ -362,7 +346,6 @@ static void a_cache_of_llama_cpp_gets_no_zeros(void **state)
     llama_token read[N];
     size_t n = 0;
 
-    (void)state;
     make_path(path);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N) > 0);
     llama_free(context);
@@ -437,7 +420,6 @@ static void damaged_states_are_refused(void **state)
     uint8_t *file;
     neighbour there;
 
-    (void)state;
     make_path(path);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
     llama_free(context);
@@ -486,7 +468,6 @@ static void foreign_states_are_refused(void **state)
     llama_token read[N_PROMPT];
     size_t n = 0;
 
-    (void)state;
     make_path(path);
     assert_int_equal(stock.get_data(context, nominal, size, 0), size);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
@@ -513,7 +494,6 @@ static void files_are_replaced_as_a_whole(void **state)
     size_t bytes, after;
     uint8_t *file, *again;
 
-    (void)state;
     make_path(path);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);
     file = read_file(path, &bytes);
@@ -546,7 +526,6 @@ static void settings_choose(void **state)
     const harness_options options = two("trellis-4");
     size_t sizes[2], i = 0;
 
-    (void)state;
     for (const char *const *text = (const char *const[]){ "auto", "rows", NULL }; *text != NULL;
          text++, i++) {
         struct llama_context *context;

@@ -2,23 +2,12 @@
  * a slot's file as a new context of the old process. A state that a killed process wrote in part is
  * refused, and no stored row is lost. */
 #define _POSIX_C_SOURCE 200809L /* fork, kill, mkdtemp */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "../choose.h"
 #include "harness.h"
 
 enum { N_PROMPT = 500, N_OTHER = 130, N_STEPS = 8, N_CUTS = 12 };
@@ -170,7 +159,6 @@ static void a_new_process_answers_alike(void **state)
     float *stock, *saved, *here, *there;
     double before, after;
 
-    (void)state;
     prompt(context, N_PROMPT, 0);
     stock = answer(context, N_PROMPT, 0);
     llama_free(context);
@@ -292,7 +280,6 @@ static void states_that_end_anywhere_are_refused(void **state)
     uint8_t *saved = new_state(&bytes);
     witness w = new_witness(saved, bytes);
 
-    (void)state;
     for (size_t i = 0; i < N_CUTS; i++)
         check_cut(&w, saved, bytes / N_CUTS * i);
     check_cut(&w, saved, bytes - 1);
@@ -335,7 +322,6 @@ static void a_process_is_killed_while_it_saves(void **state)
     uint8_t *saved = new_state(&bytes);
     witness w = new_witness(saved, bytes);
 
-    (void)state;
     for (int i = 0; i < 3; i++) {
         uint8_t *left;
         unlink(slot_file);

@@ -1,17 +1,6 @@
 /* test_plugin_prompts.c - first matrices that a GPU's cache makes from prompts
  * (gpu/first_matrix.c), on the mock of ggml-cuda. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "mock_control.h"
 
@@ -94,7 +83,6 @@ static void no_layer_of_a_prompt_waits(void **state)
     struct llama_context *context;
     unsigned long first, second, others;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     unsetenv("KVANT_PRESET");
@@ -121,7 +109,6 @@ static void whole_pages_are_sealed(void **state)
     struct llama_context *context;
     unsigned long before;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = begin("", NULL, 0);
@@ -164,7 +151,6 @@ static void layers_seal_while_cuda_computes(void **state)
     unsigned long before, sealed[64];
     int n_parts, n_same = 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = begin("", NULL, 0);
@@ -193,7 +179,6 @@ static void matrices_come_from_prompts(void **state)
     float *stock = new_logits(), *ours = new_logits(), *again = new_logits();
     double with, rival;
 
-    (void)state;
     harness_need_floats();
     decode_all(NULL, NULL, 0, stock);
     decode_all(NULL, "q4_0", 0, ours);
@@ -215,7 +200,6 @@ static void kernels_are_loaded_without_a_token(void **state)
 {
     const unsigned long before = harness_has_mock() ? standin_unlaunched() : 0;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     llama_free(begin("", NULL, 0));

@@ -1,17 +1,6 @@
 /* test_plugin_refused.c - rows that a codec refuses. A state with bad rows takes the cells of a
  * client that left, and one client's embeddings are NaN in a batch of two. Answers must be NaN
  * where answers with llama.cpp's own f16 cache are NaN, and numbers elsewhere. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 #define N_TEXT 100
@@ -183,7 +172,6 @@ static void restored_bad_rows_are_nan(void **state)
     static const char *const learning[] = { "", "trellis-4:center=first,norm=first",
                                             "trellis-4:transform=first" };
 
-    (void)state;
     for (int i = 0; i < 4 * N_FAULTS; i++) {
         const struct damage damage = { i & 1, i >> 1 & 1, (enum fault)(i >> 2) };
         check_restored("turboquant-4", i % 3 != 0, &damage, true);
@@ -217,8 +205,6 @@ static void restore(struct llama_context *context, uint8_t *saved, size_t size)
 
 static void attend_again(struct llama_context *context, uint8_t *saved, size_t size)
 {
-    (void)saved;
-    (void)size;
     for (int i = 0; i < 3; i++)
         assert_true(all_nan(next_logits(context, second_text[0], N_TEXT + i, 0)));
 }
@@ -234,7 +220,6 @@ static void refusals_are_said_in_a_line(void **state)
     uint8_t *saved = damaged_state(&damage, &options, &size),
             *first = row_in_state(model, saved, size, &damage);
 
-    (void)state;
     for (int i = 1; i < 2 * llama_model_n_layer(model); i++)
         memset(first + (size_t)i * (HARNESS_ROWS_HEAD + N_TEXT * harness_row_bytes()), 0xff, 2);
     harness_decode(context, first_text, N_TEXT, 0, 0, false);
@@ -366,7 +351,6 @@ static void a_bad_row_is_its_own_sequences(void **state)
 {
     static const char plain[] = "trellis-4";
 
-    (void)state;
     check_batch(plain, plain, true, NAN);
     check_batch(plain, plain, false, NAN);
     check_batch(plain, plain, true, INFINITY);
@@ -432,7 +416,6 @@ static void check_few_everywhere(void)
 /* The second model has two caches, one of them with a window. */
 static void whoever_saw_a_bad_row_stays_nan(void **state)
 {
-    (void)state;
     check_few_everywhere();
     if (getenv("KVANT_TINY_MODELS") == NULL)
         return;
@@ -468,7 +451,6 @@ static void a_bad_row_is_its_own_sequences_with_accel(void **state)
 {
     static const char *const types[] = { "f32", "f16", "bf16", "q8_0", "q4_0", "iq4_nl" };
 
-    (void)state;
     if (harness_on_gpu()) /* test_plugin_gpu_accel.c tests that */
         skip();
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)

@@ -4,20 +4,9 @@
  * test_plugin_state.c states of fp16 rows. */
 #define _GNU_SOURCE /* mincore, memmem */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "saved_fixture.h"
-
 #include "../../integrations/llama.cpp/state_format.h"
 
 static int start(void **state)
@@ -63,7 +52,6 @@ static void check_restore(const harness_options *from, const harness_options *to
 
 static void restored_logits_have_the_same_bits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         const harness_options one = { .spec = specs[i], .n_ctx = 1024 },
                               larger = { .spec = specs[i], .n_ctx = 1536 };
@@ -75,7 +63,6 @@ static void restored_logits_have_the_same_bits(void **state)
 
 static void other_slots_and_streams_restore_alike(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
         for (int unified = 0; unified < 2; unified++) {
             const harness_options two = {
@@ -88,7 +75,6 @@ static void other_slots_and_streams_restore_alike(void **state)
 /* A sequence is restored next to a second one. The answers of both keep their bits. */
 static void neighbours_keep_their_bits(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i += 3) {
         const harness_options two = {
             .spec = specs[i], .n_ctx = 2048, .n_seq = 2, .unified = true
@@ -178,7 +164,6 @@ static void runs_may_be_cut_differently(void **state)
     float *original = continue_from(whole, 300, 0), *restored;
     size_t at;
 
-    (void)state;
     llama_free(f16);
     /* Runs of 25 cells belong to the two sequences in turn. Then sequence 1 leaves its cells. */
     for (int i = 0; i < 300; i += RUN) {
@@ -230,7 +215,6 @@ static void states_take_no_more_memory_than_caches(void **state)
 {
     static const char *const presets[] = { "small", "quality" };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(presets) / sizeof(presets[0]); i++) {
         const harness_options options = { .spec = "", .n_ctx = 2048 };
         struct llama_context *context;
@@ -262,7 +246,6 @@ static void damaged_rows_are_nan(void **state)
     uint64_t rng = 5;
     float *undisturbed, *got;
 
-    (void)state;
     llama_free(context);
     context = harness_context(&two);
     harness_decode(context, tokens, N_OTHER, 0, 1, false);
@@ -314,7 +297,6 @@ static void impossible_lists_are_refused(void **state)
     saved s = save(context, 0);
     uint8_t *at = first_record(&s), *copy = malloc(s.size);
 
-    (void)state;
     assert_non_null(copy);
     memcpy(copy, s.data, s.size);
     for (int i = 0; i < N_CASES; i++) {
@@ -366,7 +348,6 @@ static void foreign_caches_get_nan(void **state)
     struct llama_context *context = prompted(&options, N_PROMPT);
     saved s = save(context, 0);
 
-    (void)state;
     llama_free(context);
     for (size_t i = 0; i < 2; i++) {
         float *logits;
@@ -390,7 +371,6 @@ static void restoring_needs_no_setting(void **state)
     saved plain, codes;
     float *original, *restored;
 
-    (void)state;
     plain = save(context, 0);
     original = continue_from(context, N_PROMPT, 0);
     llama_free(context);
@@ -429,7 +409,6 @@ static void files_hold_codes(void **state)
     float *original, *restored;
     size_t n = 0;
 
-    (void)state;
     assert_true(file >= 0);
     close(file);
     assert_true(llama_state_seq_save_file(context, path, 0, tokens, N_PROMPT) > 0);

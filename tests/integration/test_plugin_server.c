@@ -5,17 +5,6 @@
  * llama.cpp's own f16 cache gets the same calls (twins.h). Answers are as good as answers to the
  * same text without these operations. The bytes stay below the size that kvant reports, and steps
  * at the same depth take as long at the end as at the start. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "twins.h"
 
 enum { LIVES = 3, ROUNDS = 2, SAMPLE = 8, SAMPLES_ALONE = 8 };
@@ -185,7 +174,6 @@ static void slots_fill_unevenly(void **state)
 {
     const harness_options options = { .spec = "", .n_ctx = 1024, .n_seq = 8, .unified = true };
 
-    (void)state;
     check("unified slots", uneven_slots, &options, 1.3);
 }
 
@@ -193,7 +181,6 @@ static void all_streams_fill_unevenly(void **state)
 {
     const harness_options options = { .spec = "", .n_ctx = 4096, .n_seq = 8 };
 
-    (void)state;
     check("streams", uneven_slots, &options, 1.3);
 }
 
@@ -223,7 +210,6 @@ static void removals(twins *t)
  * message. The test allows twice the divergence there, as test_plugin_shift.c does. */
 static void messages_are_removed(void **state)
 {
-    (void)state;
     check("removed messages", removals, &(harness_options){ .spec = "", .n_ctx = 1024 },
           harness_on_gpu() ? 2 : 1.3);
 }
@@ -240,7 +226,6 @@ static void drafting(twins *t)
 
 static void drafts_are_accepted_in_part(void **state)
 {
-    (void)state;
     check("drafts", drafting, &(harness_options){ .spec = "", .n_ctx = 1024 }, 1.3);
 }
 
@@ -249,7 +234,6 @@ static void groups_have_several_tokens(void **state)
 {
     const harness_options options = { .spec = "int-6:axis=channel,norm=first", .n_ctx = 1024 };
 
-    (void)state;
     if (!harness_on_gpu())
         skip();
     check("groups, removed messages", removals, &options, 2);
@@ -261,7 +245,6 @@ static void all_groups_are_stored_whole(void **state)
         .spec = "int-5:axis=channel,recent=128", .n_ctx = 1024, .n_seq = 8, .unified = true
     };
 
-    (void)state;
     if (!harness_on_gpu())
         skip();
     check("groups, unified slots", uneven_slots, &options, 1.3);
@@ -281,7 +264,6 @@ static void all_windows_slide(void **state)
         .spec = "", .n_ctx = 2048, .n_seq = 8, .unified = true, .window = true
     };
 
-    (void)state;
     harness_load_tiny("gemma3");
     check("windows", uneven_slots, &options, 1.3);
 }
@@ -292,8 +274,6 @@ static unsigned long n_asked;
 
 static bool look_at_node(struct ggml_tensor *node, bool ask, void *user)
 {
-    (void)node;
-    (void)user;
     n_asked += ask;
     return true;
 }
@@ -347,7 +327,6 @@ static void a_callback_changes_no_answer(void **state)
     const size_t bytes = N_LOOKED * harness_n_vocab() * sizeof(float);
     float *plain = new_logits(), *split = new_logits(), *f16 = new_logits(), *q4 = new_logits();
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         harness_options options = { .spec = "", .n_ctx = 1024 };
         looked_at(&options, second[i], plain, f16);

@@ -9,7 +9,6 @@ static void defaults_work(void **state)
 {
     struct outcome outcome = run("KVANT_QUIET=1", KVANT_TEST_PROBE, "f16 on");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_string_equal(outcome.output, "");
 }
@@ -48,7 +47,6 @@ static void a_context_begins_with_a_line(void **state)
         { "KVANT_K=int-8 KVANT_V=f16", "KV cache int-8 / f16: 12.25 bits per number, " },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
         const char *calibrate = strstr(outcome.output, " MiB while it learns; not calibrated, "
@@ -67,7 +65,6 @@ static void verbose_names_codecs(void **state)
     struct outcome outcome =
         run("KVANT_VERBOSE=1 KVANT_K=int-8 KVANT_V=f16", KVANT_TEST_PROBE, "f16 on");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "cache_k_l0: int-8"));
     assert_true(says(&outcome, "8.500 codec bits"));
@@ -88,7 +85,6 @@ static void presets_name_codecs(void **state)
                   { "KVANT_PRESET=quality", "turboquant-6:", "trellis-4:" },
                   { "KVANT_PRESET=small", "trellis-3:", "trellis-3:" } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char environment[256], line[128];
         struct outcome outcome;
@@ -138,7 +134,6 @@ static void settings_file_names_codecs(void **state)
                    "");
     char line[64];
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     for (int layer = 0; layer < 30; layer++) {
         snprintf(line, sizeof(line), "cache_k_l%d: %s", layer,
@@ -158,7 +153,6 @@ static void settings_file_names_codecs_of_kv_heads(void **state)
                    "v 29/1 3x64 turboquant-4\n",
                    "");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "cache_v_l28: f16, head_dim 64"));
     assert_true(says(&outcome, "cache_v_l29: f16 and others, head_dim 64, 3 kv heads"));
@@ -181,7 +175,6 @@ static void settings_file_of_another_model_is_refused(void **state)
           "KVANT_CONFIG says 32; use" },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run_config(cases[i].body, "");
         assert_int_not_equal(outcome.status, 0);
@@ -207,7 +200,6 @@ static void settings_file_chooses_alone(void **state)
                   { needs, "", "absent.kvcal: No such file" },
                   { mixed, "", "layer 0, keys, f16: its sink, recent or kind of centre" } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run_config(cases[i].body, cases[i].more);
         assert_int_equal(outcome.status, 3); /* the plug-in declined to load */
@@ -225,7 +217,6 @@ static void first_and_last_layers_are_protected(void **state)
                   { "KVANT_PROTECT=2 KVANT_PROTECT_CODEC=int-4 KVANT_K=f16 KVANT_V=f32",
                     "int-4:" } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char environment[256], line[64];
         struct outcome outcome;
@@ -252,7 +243,6 @@ static void protected_layers_are_those_with_a_cache(void **state)
                                  "PROBE_MODEL=" KVANT_TEST_TINY "/lfm2.gguf",
                                  KVANT_TEST_PROBE, "f16 on");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "cache_k_l1: f16"));
     assert_true(says(&outcome, "cache_v_l3: f16"));
@@ -262,7 +252,6 @@ static void head_dim_can_be_given(void **state)
 {
     struct outcome outcome = run("KVANT_HEAD_DIM=64", KVANT_TEST_PROBE, "f16 on");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
 }
 
@@ -276,7 +265,6 @@ static void wrong_head_dim_is_refused(void **state)
                   { "KVANT_HEAD_DIM=128",
                     "KVANT_HEAD_DIM=128 does not divide rows of 192 values" } };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
         assert_int_equal(outcome.status, 4); /* no context */
@@ -294,7 +282,6 @@ static void other_rotations_of_a_gpu_are_told(void **state)
     char environment[1024];
     struct outcome outcome;
 
-    (void)state;
     snprintf(environment, sizeof(environment), "%s/llama80.gguf", gpu);
     outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
     assert_int_equal(outcome.status, 0);
@@ -320,7 +307,6 @@ static void layers_without_a_plain_cache_are_told(void **state)
         { "lfm2", "2 of 4 layers have a KV cache and are compressed; 2 keep recurrent", 2 },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char environment[1024];
         struct outcome outcome;
@@ -363,7 +349,6 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_QUIET=yes", "KVANT_QUIET=yes", "from 0 to 1" },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
         assert_int_equal(outcome.status, 3); /* ggml_backend_init returned NULL */
@@ -381,7 +366,6 @@ static void transforms_of_groups_of_tokens_are_refused(void **state)
                                          "int-4:axis=channel" };
     char environment[1024];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         snprintf(environment, sizeof(environment), "%s KVANT_K=%s KVANT_V=int-4:axis=channel", gpu,
                  specs[i]);
@@ -397,7 +381,6 @@ static void flash_attention_off_says_which_flag(void **state)
 {
     static const char *const environments[] = { "", KVANT_TEST_GPU };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(environments) / sizeof(environments[0]); i++) {
         struct outcome outcome = run(environments[i], KVANT_TEST_PROBE, "f16 off");
         assert_int_equal(outcome.status, 4);
@@ -411,7 +394,6 @@ static void other_cache_types_say_which_flag(void **state)
 {
     static const char *const types[] = { "q8_0 on", "f32 on", "q8_0/f16 on", "f16/q8_0 on" };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         struct outcome outcome = run("", KVANT_TEST_PROBE, types[i]);
         assert_int_equal(outcome.status, 4);
@@ -425,7 +407,6 @@ static void layers_without_us_are_counted(void **state)
 {
     struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on 5");
 
-    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "only 4 of 30 layers have a compressed cache"));
     assert_true(says(&outcome, "the other 26 keep llama.cpp's own: set -ngl 99"));

@@ -1,15 +1,5 @@
 /* test_plugin_shift.c - repeated context shifts: a window that drops one token at a time, and a
  * conversation that drops its oldest message each round, as llama-server's --cache-reuse does. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 
 #define N_CTX 512
@@ -200,26 +190,22 @@ static void check_against_unshifted(run_text *run, const char *what)
 
 static void two_hundred_shifts_cost_nothing(void **state)
 {
-    (void)state;
     check_against_unshifted(one_at_a_time, "a token at a time");
 }
 
 static void conversations_may_roll(void **state)
 {
-    (void)state;
     check_against_unshifted(conversation, "a message at a time");
 }
 
 static void sealed_blocks_move(void **state)
 {
-    (void)state;
     check_against_unshifted(long_prompt, "sealed blocks");
 }
 
 /* Then a GPU encodes keys once more. A tensor on the CPU has room for these shifts. */
 static void different_shifts_run_out(void **state)
 {
-    (void)state;
     if (!harness_on_gpu())
         skip();
     check_against_unshifted(empty_blocks, "empty blocks");
@@ -235,7 +221,6 @@ static void shifts_cost_no_more_than_those_of_q8_0(void **state)
     const harness_options options = { .spec = harness_on_gpu() ? "" : "int-8" };
     double ours = divergence(one_at_a_time, options, true, exact);
 
-    (void)state;
     print_message("KLD %.5f, q8_0 %.5f\n", ours, stock);
     assert_true(ours <= stock);
     free(exact);
@@ -306,7 +291,6 @@ static void states_hold_shifted_keys(void **state)
                                         harness_context(&options[1]) };
     double before, after;
 
-    (void)state;
     for (int c = 0; c < 2; c++)
         fill_window(context[c], SPEC_WINDOW);
     before = difference_of_states(context);
@@ -330,7 +314,6 @@ static void shifted_exact_tokens_are_exact(void **state)
     struct llama_context *context[2];
     double all, ends;
 
-    (void)state;
     for (int c = 0; c < 2; c++) {
         context[c] = harness_context(&options[c]);
         fill_window(context[c], PRESET_WINDOW);

@@ -4,18 +4,11 @@
  * This program's pthread_create comes before the C library's, for the plug-in, too. It notes what
  * the plug-in does with its signal mask. */
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -73,7 +66,6 @@ static void learn(void)
 
 static void threads_block_the_programs_signals(void **state)
 {
-    (void)state;
     learn();
     assert_true(atomic_load(&n_threads) > 0);
     assert_int_equal(atomic_load(&n_open), 0);

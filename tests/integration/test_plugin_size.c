@@ -1,16 +1,6 @@
 /* test_plugin_size.c - the size that the plug-in reports for a full cache (kvant_kv_size: the line
  * at the start, `kvant inspect`), compared with the counted bytes of the full cache. In the
  * computer's memory, and on the mock of a GPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
-#include "../choose.h"
 #include "harness.h"
 #include "kv_size.h"
 
@@ -154,7 +144,6 @@ static void check_learning(uint32_t n_ctx)
 /* Two contexts; the longer one has two position buckets, on a GPU, too. */
 static void two_contexts(void **state)
 {
-    (void)state;
     check_plain("turboquant-4", 512);
     check_plain("f16", 2304);
     if (harness_on_gpu()) /* groups of several tokens need staging pages there (gpu/groups.c) */
@@ -165,7 +154,6 @@ static void two_contexts(void **state)
 
 static void head_dim_128(void **state)
 {
-    (void)state;
     harness_load_tiny("llama128");
     check_plain("turboquant-4", 1024);
     check_learning(2304);
@@ -180,7 +168,6 @@ static void a_gpus_sizes_are_told_anywhere(void **state)
     struct llama_context *context = harness_context(&options);
     kvp_kv_size there, other = { .size = sizeof(other) };
 
-    (void)state;
     there = said_size(true);
     if (harness_on_gpu()) {
         assert_false(size_function()(false, &other));

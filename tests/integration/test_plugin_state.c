@@ -1,15 +1,5 @@
 /* test_plugin_state.c - llama.cpp's operations on a cache besides attention: save, restore, copy,
  * remove, shift. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 #define N_PROMPT 160
@@ -63,7 +53,6 @@ static void f16_state_is_exact(void **state)
     uint8_t *saved;
     size_t size;
 
-    (void)state;
     saved = harness_save_state(context, &size);
     original = continue_from(context, N_PROMPT, 0);
     llama_free(context);
@@ -106,7 +95,6 @@ static double restored_difference(const char *spec)
 
 static void restoring_does_not_quantise_twice(void **state)
 {
-    (void)state;
     assert_true(restored_difference("turboquant-4") < sqrt(0.0095) / 16);
     /* The file has no room for a centre, so the restored cache takes a centre from the restored
      * rows. That costs at most one more quantisation. Rows minus a centre are no larger than the
@@ -138,7 +126,6 @@ static void check_stream_copy(const char *spec)
 
 static void copy_between_streams_is_exact(void **state)
 {
-    (void)state;
     check_stream_copy("turboquant-4");
     check_stream_copy("turboquant-4:center=first,norm=first,recent=40");
     check_stream_copy("int-4:axis=channel,sink=4,recent=64");
@@ -152,7 +139,6 @@ static void streams_in_one_batch_agree(void **state)
     struct llama_batch batch = llama_batch_init(2 * N_NEXT, 0, 1);
     size_t n = harness_n_vocab();
 
-    (void)state;
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
     batch.n_tokens = 2 * N_NEXT;
     for (int i = 0; i < 2 * N_NEXT; i++) {
@@ -202,7 +188,6 @@ static void unified_copy_agrees(void **state)
     double rounding = stock_rounding(NULL, N_PROMPT), difference;
     float *a, *b;
 
-    (void)state;
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
     a = continue_from(context, N_PROMPT, 0);
     b = continue_from(context, N_PROMPT, 1);
@@ -234,7 +219,6 @@ static void check_removal(const char *spec)
 
 static void removed_tokens_leave_no_trace(void **state)
 {
-    (void)state;
     check_removal("turboquant-4");
     check_removal("turboquant-4:center=first");
     check_removal("trellis-4:center=first,norm=first");
@@ -257,7 +241,6 @@ static void check_clear(const char *spec)
 
 static void clear_starts_over(void **state)
 {
-    (void)state;
     check_clear("turboquant-4");
     check_clear("int-4:axis=channel,center=first,recent=64");
 }
@@ -281,7 +264,6 @@ static void shifted_context_is_stock_within_rounding(void **state)
     struct llama_context *context;
     float *logits[2];
 
-    (void)state;
     for (int i = 0; i < 2; i++) {
         context = prompted(i ? &kvant : &stock);
         drop_start(context);
@@ -299,7 +281,6 @@ static void shifted_context_is_stock_within_rounding(void **state)
 
 static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
 {
-    (void)state;
     assert_true(restored_difference("turboquant-4") < sqrt(0.0095) / 16);
     assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
     assert_true(restored_difference("trellis-4:transform=first") < sqrt(0.0050));
@@ -320,7 +301,6 @@ static void rows_are_restored_beside_a_prompt(void **state)
     uint8_t *first, *again[2];
     size_t size;
 
-    (void)state;
     free(continue_from(context, N_PROMPT, 0));
     first = harness_save_state(context, &size);
     for (int i = 0; i < 2; i++) {
@@ -340,7 +320,6 @@ static void rows_are_restored_beside_a_prompt(void **state)
 
 static void clear_on_a_gpu_starts_over(void **state)
 {
-    (void)state;
     check_clear("turboquant-4");
     check_clear("trellis-4:center=first,norm=first");
     check_clear("trellis-4:transform=first");
@@ -349,7 +328,6 @@ static void clear_on_a_gpu_starts_over(void **state)
 
 static void removal_on_a_gpu_leaves_no_trace(void **state)
 {
-    (void)state;
     check_removal("turboquant-4");
     check_removal("trellis-4:center=first,norm=first");
     check_removal("trellis-4:transform=first");
@@ -358,7 +336,6 @@ static void removal_on_a_gpu_leaves_no_trace(void **state)
 
 static void copy_on_a_gpu_is_exact(void **state)
 {
-    (void)state;
     check_stream_copy("turboquant-4");
     check_stream_copy("turboquant-4:center=first,norm=first");
     check_stream_copy("turboquant-4:transform=first");
@@ -393,7 +370,6 @@ static void shift_on_a_gpu_costs_one_quantisation(void **state)
     double plain = difference_to_stock("int-8", NULL, N_PROMPT);
     double shifted = difference_to_stock("int-8", drop_start, N_PROMPT - N_DROP);
 
-    (void)state;
     print_message("rms difference to stock %.5f, shifted %.5f\n", plain, shifted);
     assert_true(shifted <= 2 * plain);
 }
@@ -425,7 +401,6 @@ static void states_are_exchanged_with_stock(void **state)
     float *logits[] = { continued(&stock, &stock), continued(&stock, &ours),
                         continued(&ours, &stock) };
 
-    (void)state;
     for (int i = 1; i < 3; i++) {
         double difference = rms_difference(logits[0], logits[i]);
         print_message("rms difference to stock %.5f, %s stock's state %.5f\n", plain,

@@ -1,14 +1,5 @@
 /* test_plugin_steps.c - fp16 pages that the layers of a cache share for the rows of a step
  * (kv_steps.h), in the computer's memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
 #include "ggml.h"
 #include "harness.h"
 #include "kv_size.h"
@@ -44,7 +35,6 @@ static void queries_see_the_rows_of_their_step_exactly(void **state)
     struct llama_context *ours = harness_context(&preset), *theirs = harness_context(&stock);
     double kld[2];
 
-    (void)state;
     harness_tokens(tokens, 2 * STEP);
     for (int step = 0; step < 2; step++) {
         float *got = logits_of_step(ours, tokens, step * STEP);
@@ -77,7 +67,6 @@ static void check_exact_rows(size_t n_rows)
  * The rows of a step are there once for the keys of all layers, and once for the values. */
 static void the_room_of_a_step_is_there_once(void **state)
 {
-    (void)state;
     check_exact_rows(2 * (size_t)llama_model_n_layer(harness_model()) * 4 * 64 + 2 * STEP);
 }
 
@@ -85,7 +74,6 @@ static void the_room_of_a_step_is_there_once(void **state)
  * first and no newest tokens. Each has one page, for the block that the next row goes to. */
 static void a_windows_cache_has_its_own_room(void **state)
 {
-    (void)state;
     harness_load_tiny("gemma3");
     check_exact_rows(2 * (2 * 4 + 2 * 1) * 64 + 2 * 2 * STEP);
 }
@@ -113,7 +101,6 @@ static void plans_count_the_room_of_a_step_once(void **state)
     struct ggml_context *cache = ggml_init(params);
     const int64_t row = (int64_t)(harness_row_bytes() / sizeof(uint16_t));
 
-    (void)state;
     for (size_t i = 0; i < N; i++)
         ggml_format_name(ggml_new_tensor_3d(cache, GGML_TYPE_F16, row, N_CTX, 1), "cache_%c_l%d",
                          i % 2 == 0 ? 'k' : 'v', layers[i / 2]);

@@ -2,17 +2,10 @@
  * context's pool, or those that llama.cpp starts for each graph, and starts none. Results are the
  * same bits. */
 #define _GNU_SOURCE
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include <kvant/kvant.h>
@@ -88,7 +81,6 @@ static void the_contexts_threads_are_used(void **state)
     struct ggml_threadpool *pool = harness_new_pool(2);
     float *lent, *own;
 
-    (void)state;
     if (kvant_available_cpus() < 2)
         skip(); /* no thread is lent, and kvant starts none */
     lent = logits_with(pool);
@@ -153,7 +145,6 @@ static void another_thread_asks_for_memory(void **state)
     poll p = { .most = 0 };
     pthread_t thread;
 
-    (void)state;
     assert_non_null(symbol);
     memcpy(&p.kv_memory, &symbol, sizeof(symbol));
     assert_int_equal(pthread_create(&thread, NULL, ask_for_memory, &p), 0);

@@ -3,15 +3,6 @@
  * llama.cpp gives a token the next free cell. */
 #define _POSIX_C_SOURCE 200809L /* mkstemp, setenv */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "harness.h"
@@ -51,7 +42,6 @@ static void one_conversation(void **state)
     uint8_t *saved;
     size_t size;
 
-    (void)state;
     new_lines();
     harness_decode(context, tokens, N_TOKENS, 0, 0, false);
     assert_string_equal(new_lines(), "o 1 512 - - -\ns 0 256 0+100 0+100 0+100\n");
@@ -81,7 +71,6 @@ static void two_streams(void **state)
         &(harness_options){ .spec = "turboquant-4", .n_ctx = 2 * N_CTX, .n_seq = 2 });
     struct llama_batch batch = llama_batch_init(2, 0, 1);
 
-    (void)state;
     new_lines();
     harness_decode(context, tokens, 5, 0, 0, false);
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);

@@ -1,16 +1,6 @@
 /* test_plugin_unified.c - several sequences in one unified cache. In a compressed cache each
  * computes the same bits as alone, whatever cells its neighbours have between its own. On
  * llama.cpp's own cache, whose rows stay where they are, this holds for whole pages of 64 cells. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "harness.h"
 
 enum { PAGE = 64, N_PROMPT = 70, N_STEPS = 4, N_TOKENS = 400 };
@@ -97,7 +87,6 @@ static void compressed_cache(void **state)
 {
     static const int beside[][2] = { { 0, 0 }, { 37, 11 }, { 64, 0 } };
 
-    (void)state;
     check(&(harness_options){ .spec = "turboquant-4" }, beside, 3);
     check(&(harness_options){ .spec = "trellis-4:center=first,norm=first" }, beside, 3);
 }
@@ -106,7 +95,6 @@ static void accelerated_cache(void **state)
 {
     static const int beside[][2] = { { 64, 0 }, { 128, 0 } };
 
-    (void)state;
     harness_add_accel();
     check(&(harness_options){ .type = "q8_0", .accel = true }, beside, 2);
 }

@@ -1,17 +1,7 @@
 /* test_rope.c - the frequencies that the plug-in reads from ROPE nodes, against the angles by which
  * ggml's CPU back end rotates rows. Nodes are built and stored as llama.cpp does it: plain, with
  * factors, scaled and with YaRN. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 
@@ -34,18 +24,15 @@ const abi_tensor *kvp_root(const abi_tensor *tensor)
 
 uint32_t kvp_kv_n_positions(const kvp_kv *kv)
 {
-    (void)kv;
     return MOST_POSITION + 1;
 }
 
 void kvp_note(const char *format, ...)
 {
-    (void)format;
 }
 
 static int start(void **state)
 {
-    (void)state;
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     kvp_api.op.none = GGML_OP_NONE;
     kvp_api.op.view = GGML_OP_VIEW;
@@ -158,14 +145,12 @@ static void plain(void **state)
         { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NEOX, .base = 1000000, .scale = 0.125f },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++)
         check(&variants[i]);
 }
 
 static void with_factors(void **state)
 {
-    (void)state;
     check(&(variant){ .n_dims = DIM,
                       .mode = GGML_ROPE_TYPE_NORMAL,
                       .base = 500000,
@@ -192,7 +177,6 @@ static void yarn(void **state)
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     graph g = build(&v);
 
-    (void)state;
     check(&v);
     other.ext_factor = 0.7f;
     other.factors = true;
@@ -248,7 +232,6 @@ static void shifts_are_noted(void **state)
                            .beta_fast = 32,
                            .beta_slow = 1 };
 
-    (void)state;
     assert_true(is_noted(&v, 1, 0));
     assert_true(is_noted(&some, 1, 0));
     assert_true(is_noted(&yarn, 1 / (1 + 0.1f * logf(16)), 0));
@@ -298,7 +281,6 @@ static void positions_of_the_batch(void **state)
     const kvp_compute compute = { .n_threads = 1 };
     graph g = build(&v);
 
-    (void)state;
     assert_memory_equal(kvp_rope_positions(&compute, &kv, (const abi_tensor *)g.rows), positions,
                         sizeof(positions));
     ggml_backend_tensor_set(g.positions, &beyond, 4, sizeof(beyond));
@@ -335,7 +317,6 @@ static void other_rows_have_none(void **state)
                      DIM * HEADS, TOKENS, g.rope->nb[2], 0),
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
         assert_null(kvp_rope_of((const abi_tensor *)rows[i], DIM));
     assert_null(kvp_rope_of((const abi_tensor *)g.rows, DIM / 2));

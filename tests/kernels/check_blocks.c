@@ -100,7 +100,6 @@ CHECK(block_scores)
 {
     static blocks b;
     uint32_t n = 0;
-    (void)c;
     for (size_t type = 0; type < COUNT(types); type++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (size_t t = 0; t < COUNT(token_counts); t++)
@@ -138,7 +137,6 @@ CHECK(block_sums)
 {
     static blocks b;
     uint32_t n = 0;
-    (void)c;
     for (size_t type = 0; type < COUNT(types); type++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (size_t t = 0; t < COUNT(token_counts); t++)
@@ -169,13 +167,11 @@ static void check_tile(checker *check, kvant_block_rows_tile_fn *kernel, bool co
 
 CHECK(block_rows_tile)
 {
-    (void)c;
     check_tile(check, kernels->block_rows_tile, false);
 }
 
 CHECK(block_columns_tile)
 {
-    (void)c;
     check_tile(check, kernels->block_columns_tile, true);
 }
 

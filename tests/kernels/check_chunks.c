@@ -106,7 +106,6 @@ CHECK(unpack_triplets)
 {
     static const uint8_t bits[][2] = { { 1, 0 }, { 2, 1 }, { 3, 1 }, { 4, 2 }, { 4, 3 }, { 5, 3 },
                                        { 5, 0 }, { 6, 4 }, { 3, 5 }, { 8, 7 }, { 7, 2 } };
-    (void)c;
     for (size_t b = 0; b < COUNT(bits); b++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++)
@@ -225,7 +224,6 @@ CHECK(unpack_directions)
     static const uint32_t books[][3] = { { 24, 2, 0 },   { 576, 3, 0 },  { 384, 4, 1 },
                                          { 2304, 4, 0 }, { 2304, 4, 3 }, { 3000, 6, 2 },
                                          { 36864, 4, 0 } };
-    (void)c;
     for (size_t b = 0; b < COUNT(books); b++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++)
@@ -379,7 +377,6 @@ CHECK(chunk_dots)
     static const uint8_t kinds[][3] = { { 3, 10, 3 }, { 3, 8, 2 },  { 3, 6, 1 }, { 3, 2, 0 },
                                         { 3, 12, 4 }, { 4, 12, 4 }, { 4, 9, 4 }, { 4, 5, 2 },
                                         { 4, 10, 3 }, { 4, 8, 8 } };
-    (void)c;
     for (size_t k = 0; k < COUNT(kinds); k++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++)

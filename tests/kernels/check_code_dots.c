@@ -209,7 +209,6 @@ static void bench_all_dots(checker *check, kvant_code_dots_fn *kernel, uint32_t 
 
 CHECK(code_dots)
 {
-    (void)c;
     check_all_dots(check, kernels->code_dots);
 }
 
@@ -309,7 +308,6 @@ static void check_dot_sums(checker *check, const kvant_kernels *kernels, const s
 
 CHECK(sum_dots)
 {
-    (void)c;
     for (size_t i = 0; i < COUNT(shapes); i++)
         for (uint32_t n = 1; n <= 3 && !shapes[i].end; n++)
             for (int kind = 0; kind < N_LINES_KINDS; kind++)
@@ -356,7 +354,6 @@ CHECK(tile_sums)
 {
     static const uint32_t vectors[] = { 1, 6, 12, 2, 3, 4, 5, 7, 8, 9, 13, 14, MAX_VECTORS };
     uint32_t turn = 0;
-    (void)c;
     for (uint32_t bits = 1; bits <= 8; bits++)
         for (size_t v = 0; v < (bits == 4 ? COUNT(vectors) : 3); v++)
             for (int kind = 0; kind < (vectors[v] % 4 == 0 ? N_DOTS_KINDS : 1); kind++)

@@ -12,7 +12,6 @@ static bool same_float(float a, float b)
 
 CHECK(half_to_float)
 {
-    (void)c;
     for (size_t l = 0; l < COUNT(lengths); l++) {
         uint32_t n = lengths[l], all = n == 512 ? 65536 : 512;
         for (uint32_t first = 0; first < all; first += n) {
@@ -73,7 +72,6 @@ static void check_to_half(checker *check, const kvant_kernels *kernels, uint32_t
 
 CHECK(float_to_half)
 {
-    (void)c;
     for (size_t l = 0; l < COUNT(lengths); l++)
         for (uint32_t kind = 0; kind < CHECK_N_FILLS; kind++)
             check_to_half(check, kernels, lengths[l], 0, kind);
@@ -95,7 +93,6 @@ BENCH(float_to_half)
 
 CHECK(token_halves)
 {
-    (void)c;
     for (uint32_t first = 0; first < 65536; first += KVANT_PAGE_TOKENS) {
         check_case(check, "halves from %#x", first);
         uint16_t *half = check_input(check, "half", KVANT_PAGE_TOKENS * sizeof *half, 16);
@@ -122,7 +119,6 @@ BENCH(token_halves)
 CHECK(key_halves)
 {
     static const uint32_t dims[] = { 8, 16, 20, 40, 64, 80, 100, 128, 256 };
-    (void)c;
     for (size_t i = 0; i < COUNT(dims); i++)
         for (uint32_t first = 0; first < 65536; first += KVANT_PAGE_TOKENS * dims[i]) {
             uint32_t dim = dims[i];

@@ -89,7 +89,6 @@ CHECK(pack_dots)
                     CHECK_CALL(check, kernels->pack_dots(p.format, p.codes, p.queries, p.dots));
                     check_same(check, "dots", p.dots, want, (size_t)ns[q] * 32, sizeof *want);
                 }
-    (void)c;
 }
 
 BENCH(pack_dots)

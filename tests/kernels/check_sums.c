@@ -392,7 +392,6 @@ CHECK(triangle_row)
 {
     static const uint32_t dims[] = { 1, 2, 15, 16, 17, 33, 64, 127, 128, 511 };
     static triangular t;
-    (void)c;
     for (size_t s = 0; s < COUNT(dims); s++) {
         make_triangular(check, dims[s], 1, &t);
         float *row = check_output(check, "row", ((t.n + 15) / 16) * 16 * sizeof *row, sizeof *row);
@@ -409,7 +408,6 @@ CHECK(triangle_rows)
     static const uint32_t dims[] = { 1, 15, 16, 17, 48, 64, 80, 127, 128, 511 };
     static triangular t;
     float signs[511];
-    (void)c;
     for (uint32_t j = 0; j < COUNT(signs); j++)
         signs[j] = j * 7 % 3 ? 1 : -1;
     for (size_t s = 0; s < 2 * COUNT(dims); s++) {

@@ -50,7 +50,6 @@ static void check_unpack_of(checker *check, const kvant_kernels *kernels,
 
 CHECK(unpack)
 {
-    (void)c;
     kvant_layout layout;
     for (uint32_t bits = 1; bits <= 8; bits++)
         for (size_t d = 0; d < COUNT(dims); d++)
@@ -137,7 +136,6 @@ CHECK(matmul)
 {
     static const uint32_t columns[] = { 16, 32, 48, 64, 80, 128, 192, 512 },
                           depths[] = { 1, 7, 64, 80, 128 };
-    (void)c;
     for (uint32_t m = 1; m <= 13; m++)
         for (size_t i = 0; i < COUNT(columns); i++) {
             uint32_t k = depths[(m + i) % COUNT(depths)];
@@ -190,7 +188,6 @@ CHECK(exp_sum)
 {
     static const float shifts[] = { 0, 1.5f, -1234.25f, 3e4f };
     static const uint32_t lengths[] = { 16, 32, 48, 64, 80, 128, 512 };
-    (void)c;
     for (uint32_t kind = 0; kind < 12; kind++)
         for (size_t s = 0; s < COUNT(shifts); s++)
             for (size_t l = 0; l < COUNT(lengths); l++) {
@@ -231,7 +228,6 @@ BENCH(exp_sum)
 CHECK(mask_scores)
 {
     static const float slopes[] = { 1, 0.0625f, 0.7f };
-    (void)c;
     for (uint32_t kind = 0; kind < 8; kind++)
         for (size_t s = 0; s < COUNT(slopes); s++) {
             bool no_mask = kind % 4 == 0, all_hidden = kind % 4 == 3;
@@ -332,13 +328,11 @@ static void bench_scales(checker *check, const kvant_kernels *kernels, bool by_r
 
 CHECK(scale_columns)
 {
-    (void)c;
     check_scales(check, kernels, false);
 }
 
 CHECK(scale_rows)
 {
-    (void)c;
     check_scales(check, kernels, true);
 }
 

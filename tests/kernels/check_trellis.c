@@ -266,7 +266,6 @@ CHECK(trellis_pack)
             CHECK_CALL(check, kernels->trellis_pack(p.trellis, p.format, p.codes, p.levels));
             check_same(check, "levels", p.levels, want, (size_t)n * 32, 1);
         }
-    (void)c;
 }
 
 BENCH(trellis_pack)

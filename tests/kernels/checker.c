@@ -141,7 +141,6 @@ static void report_fault(int number, const void *address)
 
 static void on_fault(int number, siginfo_t *info, void *context)
 {
-    (void)context;
     if (!catching->inside) {
         fprintf(stderr, "check_kernels: signal %d outside kernels, near %s at %s, %s\n", number,
                 catching->kernel ? catching->kernel : "the filling of tables",

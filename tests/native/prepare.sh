@@ -68,7 +68,8 @@ compile() { # name of the program, its sources and more words
 unit_test() { # name
     case $1 in
         test_attention | test_attention_codes) more=$root/tests/unit/attention_setup.c ;;
-        test_host | test_model_file) more="$plugin/model_file.c $plugin/host_$os.c" ;;
+        test_host | test_model_file)
+            more="$plugin/model_file.c $plugin/gguf.c $plugin/host_$os.c" ;;
         test_align) more="$plugin/align.c $plugin/pack.c $plugin/host_hints.c $plugin/host_$os.c" ;;
         test_pack) more="$plugin/pack.c $plugin/host_hints.c $plugin/host_$os.c" ;;
         test_log) more="$plugin/log.c $plugin/host_$os.c" ;;

@@ -133,11 +133,9 @@ class Attends(TestCase):
             kvant.Cache(**SHAPE, max_tokens=512, max_sequences=2, k="turboquant-4")
             for _ in range(2)
         ]
-        k, v, q = (
-            normal(1, 2, 70, KV_HEADS, DIM),
-            normal(2, 2, 70, KV_HEADS, DIM),
-            normal(3, 2, 5, HEADS, DIM),
-        )
+        k = normal(1, 2, 70, KV_HEADS, DIM)
+        v = normal(2, 2, 70, KV_HEADS, DIM)
+        q = normal(3, 2, 5, HEADS, DIM)
         pairs = [[cache.new_sequence() for _ in range(2)] for cache in caches]
         for i in range(2):
             caches[0].append(1, pairs[0][i], k[i], v[i])
@@ -228,10 +226,8 @@ class Sequences(Attends):
         hidden = np.zeros((1, 100), np.float16)
         hidden[:, :64] = -np.inf
         q = rows(5, 1, HEADS)
-        wanted, blocks = (
-            self.cache.attend(0, self.sequence, q, mask=hidden),
-            self.cache.info.n_free_blocks,
-        )
+        wanted = self.cache.attend(0, self.sequence, q, mask=hidden)
+        blocks = self.cache.info.n_free_blocks
         self.cache.drop(self.sequence, 70)
         self.assertEqual(self.cache.info.n_free_blocks, blocks + 1)
         got = self.cache.attend(0, self.sequence, q)
@@ -296,10 +292,8 @@ class Sequences(Attends):
         thread had written them.
         """
         wanted = outputs(self.cache, self.sequence)
-        other, failures = (
-            kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4"),
-            [],
-        )
+        other = kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4")
+        failures = []
 
         def work():
             sequence = other.new_sequence()
@@ -322,12 +316,10 @@ class SlowLibrary:
     """A libkvant whose append waits until the test releases it."""
 
     def __init__(self, real):
-        self.real, self.begun, self.go_on, self.calls = (
-            real,
-            threading.Event(),
-            threading.Event(),
-            [],
-        )
+        self.real = real
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.calls = []
 
     def __getattr__(self, name):
         self.calls.append(name)

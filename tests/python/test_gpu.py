@@ -22,11 +22,9 @@ except (ImportError, kvant.Error) as missing:
 
 LAYERS, HEADS, KV_HEADS, DIM, TOKENS = 2, 8, 2, 64, 150
 SPECS = {"k": "turboquant-4", "v": "int-4"}
-K, V, Q = (
-    normal(1, TOKENS, KV_HEADS, DIM),
-    normal(2, TOKENS, KV_HEADS, DIM),
-    normal(3, 5, HEADS, DIM),
-)
+K = normal(1, TOKENS, KV_HEADS, DIM)
+V = normal(2, TOKENS, KV_HEADS, DIM)
+Q = normal(3, 5, HEADS, DIM)
 
 
 def on_gpu(array):
@@ -182,10 +180,8 @@ class Paged(TestCase):
             [kvant.Codec("trellis-4:center=first,norm=first", DIM)] * KV_HEADS, n_blocks=16
         )
         host.write(np.arange(1024), k.cpu().numpy())
-        table, slots = (
-            torch.arange(16, dtype=torch.int32, device="cuda"),
-            torch.arange(1024, device="cuda"),
-        )
+        table = torch.arange(16, dtype=torch.int32, device="cuda")
+        slots = torch.arange(1024, device="cuda")
         paged = kvant.PagedCache("trellis-4:transform=first", "f16", KV_HEADS, DIM, n_blocks=16)
         paged.learn(k, q)
         paged.append(k, v, slots)
@@ -196,10 +192,8 @@ class Paged(TestCase):
             for x in (rows[0], on_gpu(host.read(0, 1024)))
         ]
         self.assertLess(wrong[0], 0.7 * wrong[1])
-        newest, lengths = (
-            q[-3:].contiguous() / 16,
-            torch.tensor([1024], dtype=torch.int32, device="cuda"),
-        )
+        newest = q[-3:].contiguous() / 16
+        lengths = torch.tensor([1024], dtype=torch.int32, device="cuda")
         got = paged.attention(newest[None], table[None], lengths)[0]
         mask = torch.ones(3, 1024, device="cuda").tril(1021).bool()[:, None]
         spread = [x.repeat_interleave(q.shape[1] // KV_HEADS, 1).transpose(0, 1) for x in rows]

@@ -165,10 +165,8 @@ def turned(rows, interleaved=False):
         else (np.s_[..., : DIM // 2], np.s_[..., DIM // 2 :])
     )
     out, x, y = np.empty_like(rows), rows[first], rows[second]
-    out[first], out[second] = (
-        x * np.cos(angles) - y * np.sin(angles),
-        x * np.sin(angles) + y * np.cos(angles),
-    )
+    out[first] = x * np.cos(angles) - y * np.sin(angles)
+    out[second] = x * np.sin(angles) + y * np.cos(angles)
     return out
 
 
@@ -184,10 +182,8 @@ class Ropes(TestCase):
         noted with their positions.
         """
         k, v, q = text(1, self.LONG)
-        rows, numbers = (
-            (turned(k, interleaved), v, turned(q, interleaved)),
-            np.arange(self.LONG, dtype=np.int32),
-        )
+        rows = (turned(k, interleaved), v, turned(q, interleaved))
+        numbers = np.arange(self.LONG, dtype=np.int32)
         cache, sequence = made(max_tokens=self.LONG)
         if rope is not None:
             cache.set_rope(0, rope)

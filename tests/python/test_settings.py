@@ -26,10 +26,8 @@ class Settings(WithFolder):
     ]
 
     def test_files_come_back(self):
-        made, path = (
-            kvant.Settings(self.LAYERS, model="a model", model_fingerprint=2**63 + 1),
-            self.folder / "m.kvant",
-        )
+        made = kvant.Settings(self.LAYERS, model="a model", model_fingerprint=2**63 + 1)
+        path = self.folder / "m.kvant"
         made.save(path)
         for settings in (made, kvant.Settings.load(path)):
             self.assertEqual(settings.info, ("a model", 2**63 + 1, 2, None, 0))
@@ -224,10 +222,8 @@ class Scheme(WithFolder):
 
 class Calibration(WithFolder):
     def gather(self):
-        calibrator, keys = (
-            kvant.Calibrator("a model", clusters=[4, 16], seed=3),
-            normal(1, 300, 2, 32),
-        )
+        calibrator = kvant.Calibrator("a model", clusters=[4, 16], seed=3)
+        keys = normal(1, 300, 2, 32)
         calibrator.add_rows(0, "k", keys[:100])
         calibrator.add_rows(0, "k", keys[100:])
         calibrator.add_rows(0, "v", normal(2, 300, 2, 32))
@@ -285,10 +281,8 @@ class Calibration(WithFolder):
         calibration.save(path)
         again = kvant.Calibration(path)
         self.assertEqual(again.info, calibration.info)
-        rows, specs = (
-            normal(4, 64, 32),
-            ("turboquant-4:transform=file", "int-4:center=file,norm=file"),
-        )
+        rows = normal(4, 64, 32)
+        specs = ("turboquant-4:transform=file", "int-4:center=file,norm=file")
         for spec in specs:
             pages = [
                 kvant.Codec(spec, 32, "k", c, kv_head=1).encode(rows).tobytes()

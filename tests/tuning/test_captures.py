@@ -164,10 +164,8 @@ def plain_errors(spec, role, tensors, n_ctx, first):
         if not first <= (in_context + 1) * STEP - 1 < n_ctx:
             continue
         for head in range(HEADS):
-            exact, coded = (
-                plain_attention(query, head, tensors, {}),
-                plain_attention(query, head, tensors, back),
-            )
+            exact = plain_attention(query, head, tensors, {})
+            coded = plain_attention(query, head, tensors, back)
             errors[head // (HEADS // KV_HEADS)] += ((coded - exact) ** 2).sum()
             size += (exact**2).sum()
     return errors / size

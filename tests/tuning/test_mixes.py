@@ -42,10 +42,8 @@ class Mixes(unittest.TestCase):
         """A path of best steps is best at each of its points: no mix of the same kind has a smaller
         error in as many bytes.
         """
-        rng, everything = (
-            random.Random(4),
-            list(filter(fit, itertools.product(range(CANDIDATES), repeat=HEADS))),
-        )
+        rng = random.Random(4)
+        everything = list(filter(fit, itertools.product(range(CANDIDATES), repeat=HEADS)))
         for _ in range(50):
             sizes, errors = problem(rng)
             totals = [(heads, *of(heads, sizes, errors)) for heads in everything]

@@ -29,8 +29,7 @@ static kvant_tensor *make_tensor(const setup *s, const char *spec, uint32_t dim,
     const kvant_codec *array[MAX_KV_HEADS];
     for (uint32_t h = 0; h < s->n_kv_heads; h++) {
         if (h == 0 || s->codec_per_head)
-            assert_int_equal(
-                kvant_codec_create(spec, dim, role, TEST_SEED + h, &codecs[h], NULL, 0), KVANT_OK);
+            assert_ok(kvant_codec_create(spec, dim, role, TEST_SEED + h, &codecs[h], NULL, 0));
         array[h] = s->codec_per_head ? codecs[h] : codecs[0];
     }
     uint32_t blocks = (s->n_tokens + 63) / 64;
@@ -176,8 +175,7 @@ static double growth(const kvant_tensor *tensor, uint32_t n_kv_heads, uint32_t d
     assert_int_equal(kvant_tensor_get_info(tensor, &info), KVANT_OK);
     for (uint32_t i = 0; i < info.n_blocks * n_kv_heads; i++) {
         kvant_block_info block = { .size = sizeof block };
-        assert_int_equal(kvant_tensor_get_block(tensor, i / n_kv_heads, i % n_kv_heads, &block),
-                         KVANT_OK);
+        assert_ok(kvant_tensor_get_block(tensor, i / n_kv_heads, i % n_kv_heads, &block));
         if (block.affine.center)
             centre = 2;
         for (uint32_t j = 0; j < dim; j++) {

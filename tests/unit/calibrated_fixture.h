@@ -42,15 +42,13 @@ static inline void *encode(const kvant_codec *codec, const float *rows)
 {
     kvant_codec_info info = info_of(codec);
     void *page = aligned(info.page_bytes);
-    assert_int_equal(kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, TOKENS, page),
-                     KVANT_OK);
+    assert_ok(kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, TOKENS, page));
     return page;
 }
 
 static inline void decode(const kvant_codec *codec, const void *page, float *rows)
 {
-    assert_int_equal(
-        kvant_codec_decode(codec, NULL, page, 0, TOKENS, rows, info_of(codec).head_dim), KVANT_OK);
+    assert_ok(kvant_codec_decode(codec, NULL, page, 0, TOKENS, rows, info_of(codec).head_dim));
 }
 
 #endif

@@ -69,17 +69,14 @@ static inline void add_all(kvant_calibrator *calibrator, const data *all)
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t role = 0; role < 2; role++) {
             const float *rows = all->rows[l][role];
-            assert_int_equal(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM,
-                                                       rows, row, cut),
-                             KVANT_OK);
-            assert_int_equal(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM,
-                                                       rows + cut * row, row, ROWS - cut),
-                             KVANT_OK);
+            assert_ok(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM, rows,
+                                                row, cut));
+            assert_ok(kvant_calibrator_add_rows(calibrator, l, (kvant_role)role, HEADS, DIM,
+                                                rows + cut * row, row, ROWS - cut));
         }
         for (uint32_t h = 0; h < QUERY_HEADS; h++)
-            assert_int_equal(kvant_calibrator_add_queries(calibrator, l, h / (QUERY_HEADS / HEADS),
-                                                          DIM, all->queries[l][h], DIM, ROWS),
-                             KVANT_OK);
+            assert_ok(kvant_calibrator_add_queries(calibrator, l, h / (QUERY_HEADS / HEADS), DIM,
+                                                   all->queries[l][h], DIM, ROWS));
     }
 }
 

@@ -19,7 +19,6 @@ static size_t mock_no_bytes(void)
 static abi_context *mock_context(abi_init_params params)
 {
     static int context;
-    (void)params;
     return (abi_context *)(void *)&context;
 }
 
@@ -42,8 +41,6 @@ static abi_tensor *mock_custom(abi_context *context, int32_t type, int64_t ne0, 
 
 static void mock_expand(abi_graph *graph, abi_tensor *node)
 {
-    (void)graph;
-    (void)node;
 }
 
 static inline kvp_ggml mock_ggml(void)

@@ -173,4 +173,30 @@ static inline void copy(model *m, uint32_t from, uint32_t to, uint32_t n)
     check(m);
 }
 
+/* Moves the blocks that leave the pages below n. A block that gets another page keeps its rows. */
+static inline void vacate(model *m, uint32_t n)
+{
+    static uint64_t former[PAGES][SLOTS];
+    if (m->undoes) {
+        kvant_plan_vacate(m->plan, n);
+        kvant_plan_undo(m->plan);
+        check(m);
+    }
+    const kvant_plan_changes c = kvant_plan_vacate(m->plan, n);
+    memcpy(former, m->pages, sizeof former);
+    change(m, &(kvant_plan_changes){ c.seal, NULL, c.n_seal, 0 });
+    for (uint32_t i = 0; i < c.n_open; i++) {
+        const int32_t from = c.open[i].former;
+        assert_true(from >= 0 && from < (int32_t)n && c.open[i].page >= n);
+        assert_int_equal(m->owner[from], (int32_t)c.open[i].block);
+        assert_int_equal(m->owner[c.open[i].page], -1);
+        memcpy(m->pages[c.open[i].page], former[from], sizeof former[0]);
+        m->owner[c.open[i].page] = (int32_t)c.open[i].block;
+        m->owner[from] = -1;
+    }
+    for (uint32_t page = 0; page < n; page++)
+        assert_int_equal(m->owner[page], -1);
+    check(m);
+}
+
 #endif

@@ -141,9 +141,7 @@ static inline void put(fixture *f, const text *t, const int64_t *slots, const in
                               .n_heads = TEXT_HEADS,
                               .positions = positions ? tokens : NULL };
     assert_int_equal(kvant_tensor_note_queries(f->tensor, &q, 2), KVANT_OK);
-    assert_int_equal(
-        kvant_tensor_next_positions(f->tensor, positions ? tokens : NULL, positions ? n : 0),
-        KVANT_OK);
+    assert_ok(kvant_tensor_next_positions(f->tensor, positions ? tokens : NULL, positions ? n : 0));
     assert_int_equal(kvant_tensor_write(f->tensor, slots, n, rows, WIDTH, 2), KVANT_OK);
     free(rows);
     free(queries);

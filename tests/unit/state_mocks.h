@@ -17,7 +17,6 @@ bool kvp_kv_ready(kvp_kv *kv)
 
 void kvp_kv_count(kvp_kv *kv)
 {
-    (void)kv;
 }
 
 bool kvp_saving_measures(void)
@@ -65,6 +64,5 @@ unsigned kvp_restoring_number(bool *alone)
 
 kvant_status kvp_state_restore_remote(kvp_state_restored *r)
 {
-    (void)r;
     abort(); /* the rows are in the computer's memory */
 }

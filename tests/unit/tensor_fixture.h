@@ -103,9 +103,8 @@ static inline void write_rows(fixture *f, uint32_t first, uint32_t n, const floa
 {
     memcpy(f->rows + (size_t)first * WIDTH, rows, (size_t)n * WIDTH * sizeof *rows);
     for (uint32_t i = 0; i < n; i += batch)
-        assert_int_equal(try_write(f, first + i, n - i < batch ? n - i : batch,
-                                   rows + (size_t)i * WIDTH, n_threads),
-                         KVANT_OK);
+        assert_ok(try_write(f, first + i, n - i < batch ? n - i : batch, rows + (size_t)i * WIDTH,
+                            n_threads));
 }
 
 static inline void write_range(fixture *f, uint32_t first, uint32_t n, uint32_t batch,
@@ -158,11 +157,8 @@ static inline void through_codec(const fixture *f, const float *row, float *out)
 {
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
         void *page = aligned(info_of(f->codecs[h]).page_bytes);
-        assert_int_equal(
-            kvant_codec_encode(f->codecs[h], NULL, row + h * HEAD_DIM, HEAD_DIM, 0, 1, page),
-            KVANT_OK);
-        assert_int_equal(kvant_codec_decode(f->codecs[h], NULL, page, 0, 1, out + h * HEAD_DIM, 0),
-                         KVANT_OK);
+        assert_ok(kvant_codec_encode(f->codecs[h], NULL, row + h * HEAD_DIM, HEAD_DIM, 0, 1, page));
+        assert_ok(kvant_codec_decode(f->codecs[h], NULL, page, 0, 1, out + h * HEAD_DIM, 0));
         free(page);
     }
 }

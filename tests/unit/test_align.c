@@ -1,14 +1,6 @@
 /* test_align.c - fillers for the cells of a restored state: where they stand, llama.cpp's form of
  * the state with them, and states of any other form, which stay unchanged. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "../../integrations/llama.cpp/align.h"
 #include "../../integrations/llama.cpp/host.h"
 
@@ -72,7 +64,6 @@ static void fillers_lead_to_blocks(void **state)
         { 10, 1000, 0, 63, 1, 54 + 63 },
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const size_t before = cases[i].n < cases[i].n_first ? cases[i].n : cases[i].n_first;
         kvp_alignment a = { 0 };
@@ -91,7 +82,6 @@ static void other_orders_have_no_plan(void **state)
                           twice[] = { { 0, 3, true }, { 1, 3, false } };
     kvp_alignment a = { 0 };
 
-    (void)state;
     assert_false(kvp_align_plan(&a)); /* no row */
     assert_true(kvp_align_note(&a, backwards, 2));
     assert_false(kvp_align_plan(&a));
@@ -191,7 +181,6 @@ static void check_fillers(size_t words)
 /* An older and a newer llama.cpp write them. */
 static void states_get_fillers(void **state)
 {
-    (void)state;
     check_fillers(8);
     check_fillers(16);
 }
@@ -206,7 +195,6 @@ static void other_forms_stay_unchanged(void **state)
     const size_t first = HEAD, end = (size_t)right.runs[0].at;
     size_t n_refused = 0;
 
-    (void)state;
     for (size_t i = first; i < end + 2 * TENSOR; i++)
         for (size_t c = 0; c < sizeof(changes); c++) {
             const size_t at =
@@ -240,7 +228,6 @@ static void states_with_other_rows_stay_unchanged(void **state)
 {
     const uint32_t n = 100;
 
-    (void)state;
     for (int way = 0; way < 4; way++) {
         kvp_plain plain = make_state(n, n, 8);
         kvp_alignment a = plan_for(way == 3 ? n - 1 : n);

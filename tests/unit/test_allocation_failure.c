@@ -204,7 +204,6 @@ static kvant_status create_and_drop(const void *context)
 static void layers(void **state)
 {
     kvant_calibration *calibration;
-    (void)state;
     assert_int_equal(calibrate(&calibration), KVANT_OK);
     for (size_t i = 0; i < COUNT(plain_specs); i++)
         refuse_each_allocation(create_and_drop, &(site){ plain_specs[i], NULL }, plain_specs[i],
@@ -219,14 +218,12 @@ static kvant_status calibrate_and_drop(const void *context)
 {
     kvant_calibration *calibration;
     const kvant_status status = calibrate(&calibration);
-    (void)context;
     kvant_calibration_free(&calibration);
     return status;
 }
 
 static void calibrations(void **state)
 {
-    (void)state;
     refuse_each_allocation(calibrate_and_drop, NULL, "calibrate", false);
 }
 
@@ -263,7 +260,6 @@ static kvant_status shift_and_drop(const void *spec)
 
 static void shifts(void **state)
 {
-    (void)state;
     refuse_each_allocation(shift_and_drop, "int-8", "shift", false);
 }
 
@@ -308,7 +304,6 @@ static void files(void **state)
 {
     char path[64], err[256];
     kvant_calibration *calibration;
-    (void)state;
     snprintf(path, sizeof path, "allocation_failure.%ld", (long)getpid());
     assert_int_equal(calibrate(&calibration), KVANT_OK);
     assert_int_equal(kvant_calibration_save(calibration, path, err, sizeof err), KVANT_OK);
@@ -336,7 +331,6 @@ static void want_of(const char *spec, float *out)
  * nothing cannot fail. */
 static void writes(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(plain_specs); i++) {
         float want[WIDTH], got[WIDTH];
         want_of(plain_specs[i], want);
@@ -426,7 +420,6 @@ static void end_both(layer *c, float *out)
  * gets a transform, and the same write later gives the same result as without the failure. */
 static void writes_of_a_layer(void **state)
 {
-    (void)state;
     for (size_t pair = 0; pair < COUNT(both_specs); pair++) {
         float want[WIDTH], got[WIDTH];
         layer c;
@@ -463,7 +456,6 @@ static void writes_of_a_layer(void **state)
 /* Attention works in the workspace that the caller gives it and allocates no memory. */
 static void attention_does_not_allocate(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(plain_specs); i++) {
         layer c;
         float out[WIDTH];
@@ -485,7 +477,6 @@ static void attention_does_not_allocate(void **state)
 static void threads_that_do_not_start(void **state)
 {
     float alone[WIDTH], together[WIDTH];
-    (void)state;
     no_threads = true;
     want_of(plain_specs[0], alone);
     no_threads = false;

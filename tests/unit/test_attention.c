@@ -5,7 +5,6 @@
 static void head_dims(void **state)
 {
     static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 192, 256, 512 };
-    (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
         check_setup((setup){ .k_dim = dims[i],
                              .v_dim = dims[COUNT(dims) - 1 - i],
@@ -28,7 +27,6 @@ static void head_dims(void **state)
 
 static void features(void **state)
 {
-    (void)state;
     setup base = { .k_dim = 64,
                    .v_dim = 64,
                    .n_kv_heads = 2,
@@ -72,7 +70,6 @@ static void windows(void **state)
             PAPERS({ "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" }, )
                 PAPERS({ "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" }, )
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (int per_head = 0; per_head < 2; per_head++) {
             setup s = { .k_dim = 64,
@@ -97,7 +94,6 @@ static void windows(void **state)
 
 static void long_decode_is_split_and_prefill_is_tiled(void **state)
 {
-    (void)state;
     check_setup((setup){ .k_dim = 64,
                          .v_dim = 64,
                          .n_kv_heads = 1,
@@ -129,7 +125,6 @@ static void long_decode_is_split_and_prefill_is_tiled(void **state)
 
 static void threads_do_not_change_results(void **state)
 {
-    (void)state;
     setup shapes[] = {
         { .k_dim = 64,
           .v_dim = 64,
@@ -164,7 +159,6 @@ static void threads_do_not_change_results(void **state)
 
 static void hidden_rows_and_empty_caches_give_zeros(void **state)
 {
-    (void)state;
     fixture f = make_fixture((setup){ .k_dim = 64,
                                       .v_dim = 64,
                                       .n_kv_heads = 1,
@@ -189,7 +183,6 @@ static void hidden_rows_and_empty_caches_give_zeros(void **state)
 
 static void bad_arguments(void **state)
 {
-    (void)state;
     fixture f = make_fixture((setup){ .k_dim = 64,
                                       .v_dim = 64,
                                       .n_kv_heads = 2,

@@ -4,7 +4,6 @@
 
 static void every_codec(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++)
         check_setup((setup){ .k_dim = 64,
                              .v_dim = 64,
@@ -22,7 +21,6 @@ static void exact_rounds_no_integers(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64",
                                          PAPERS("octopus-4", ) "int-8" };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (uint32_t n_queries = 1; n_queries < 60; n_queries += 49)
             check_setup((setup){ .k_dim = 64,
@@ -62,7 +60,6 @@ static void integers_cost_what_they_may(void **state)
         double most;
     } figures[] = { { "turboquant-4", 3.5e-4 },
                     PAPERS({ "octopus-4", 6.1e-4 }, ){ "int-8", 0.6e-4 } };
-    (void)state;
     for (size_t i = 0; i < COUNT(figures); i++)
         for (uint32_t n_queries = 1; n_queries <= 33; n_queries += 32) {
             fixture f = make_fixture((setup){ .k_dim = 64,
@@ -103,7 +100,6 @@ static void prefill_on_codes(void **state)
                                          "turboquant-4", "bdr-4",        "int-2",
                                          "int-3",        "int-4" };
     static const uint32_t dims[] = { 64, 80, 128, 192 };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         check_setup((setup){ .k_dim = dims[i % COUNT(dims)],
                              .v_dim = 64,
@@ -131,7 +127,6 @@ static void chunks_on_codes(void **state)
         "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4", "hqmq-s96r4:order=halves"
     };
     static const uint32_t dims[] = { 64, 80, 128, 96, 112, 32, 256 };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (uint32_t n_queries = 1; n_queries <= 40; n_queries += 13)
             check_setup((setup){ .k_dim = dims[(i + n_queries) % COUNT(dims)],
@@ -166,7 +161,6 @@ static void groupings_on_codes(void **state)
         "int-4:group=24",
     };
     static const uint32_t dims[] = { 128, 80, 64, 112, 96, 192, 40 };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs) * COUNT(dims); i++) {
         const char *k = specs[i % COUNT(specs)], *v = specs[(i + 5) % COUNT(specs)];
         setup s = { .k_dim = dims[i % COUNT(dims)],

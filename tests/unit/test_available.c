@@ -6,12 +6,8 @@
 
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "../../src/base/available.h"
 #include "../../src/base/parallel.h"
@@ -37,7 +33,6 @@ static void put(const char *path, const char *text)
 
 static int new_root(void **state)
 {
-    (void)state;
     snprintf(root, sizeof root, "/tmp/kvant_available_XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
@@ -45,14 +40,12 @@ static int new_root(void **state)
 static int remove_root(void **state)
 {
     char command[128];
-    (void)state;
     snprintf(command, sizeof command, "rm -rf %s", root);
     return system(command);
 }
 
 static void version_2_of_control_groups(void **state)
 {
-    (void)state;
     assert_true(kvant_quota_cpus(root) == UINT32_MAX); /* no such system */
     put("/proc/self/cgroup", "0::/pod/container\n");
     assert_true(kvant_quota_cpus(root) == UINT32_MAX);
@@ -69,7 +62,6 @@ static void version_2_of_control_groups(void **state)
 /* A container often has its own group at the mount point, under the name that the host gave it. */
 static void a_container_sees_the_hosts_path(void **state)
 {
-    (void)state;
     put("/proc/self/cgroup", "0::/system.slice/docker-0123.scope\n");
     put("/sys/fs/cgroup/cpu.max", "150000 50000\n");
     assert_int_equal(kvant_quota_cpus(root), 3);
@@ -77,7 +69,6 @@ static void a_container_sees_the_hosts_path(void **state)
 
 static void version_1_of_control_groups(void **state)
 {
-    (void)state;
     put("/proc/self/cgroup", "12:cpuset:/a\n4:cpu,cpuacct:/a/b\n1:name=systemd:/\n0::/\n");
     put("/sys/fs/cgroup/cpuset/a/cpu.cfs_quota_us", "1"); /* a file of another controller */
     put("/sys/fs/cgroup/cpuset/a/cpu.cfs_period_us", "1");
@@ -94,7 +85,6 @@ static void unreadable_files_limit_nothing(void **state)
     static const char *const texts[] = { "",       "\n",       "x y",     "0 0",    "-5 100000",
                                          "100000", "100000 0", "nan nan", "1e300 1" };
     char line[3000];
-    (void)state;
     put("/proc/self/cgroup", "0::/\nno colon\n:\n0:cpu\n");
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         put("/sys/fs/cgroup/cpu.max", texts[i]);
@@ -110,7 +100,6 @@ static void unreadable_files_limit_nothing(void **state)
 static void count_worker(void *context, size_t index, uint32_t worker)
 {
     const struct timespec moment = { .tv_nsec = 1000000 };
-    (void)index;
     nanosleep(&moment, NULL); /* workers that are awake run now */
     atomic_fetch_or((atomic_uint *)context, 1u << worker);
 }
@@ -122,7 +111,6 @@ static void a_loop_on_one_cpu_runs_on_one_thread(void **state)
     cpu_set_t allowed, one;
     size_t first = 0;
     atomic_uint workers = 0;
-    (void)state;
     assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
     assert_in_range(kvant_available_cpus(), 1, CPU_COUNT(&allowed));
     while (!CPU_ISSET(first, &allowed))

@@ -17,7 +17,6 @@ static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KV
 
 static void row_sizes_are_ggmls(void **state)
 {
-    (void)state;
     assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F32, 80), 320);
     assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F16, 64), 128);
     assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_BF16, 64), 128);
@@ -48,7 +47,6 @@ static void blocks_decode_as_documented(void **state)
     uint8_t both[24] = { 0x00, 0x38, 0x00, 0xc2, 0x02, 0x00, 0x01, 0x80 },
             bytes[34] = { 0x00, 0x38, 0x80, 0x7f };
     float x[32];
-    (void)state;
     memcpy(plain + 2, nibbles, 16);
     memcpy(with_min + 4, nibbles, 16);
     memcpy(fifths + 6, nibbles, 16);
@@ -236,7 +234,6 @@ static void check(setup s, kvant_block_type k, kvant_block_type v)
 
 static void outputs_are_exact_to_binary32(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < N_TYPES; i++) {
         kvant_block_type t = types[i], other = types[(i + 5) % N_TYPES];
         check((setup){ 64, 64, 3, 9, 130, 1, .mask = true }, t, t);
@@ -252,7 +249,6 @@ static void outputs_are_exact_to_binary32(void **state)
 /* Compares bits, for decode (whose context is split) and prefill. */
 static void threads_change_nothing(void **state)
 {
-    (void)state;
     for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
         fixture f = make_fixture((setup){ 64, 64, 3, 9, 2300, n_queries, .mask = true },
                                  KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
@@ -358,7 +354,6 @@ static const uint32_t query_counts[] = { 1, 2, 4, 5, 37 };
 /* A unified cache holds rows of many sequences. Hidden rows must not matter, whatever they hold. */
 static void hidden_rows_have_no_influence(void **state)
 {
-    (void)state;
     for (size_t level = 0; level < sizeof cpu_levels / sizeof *cpu_levels; level++)
         for (size_t t = 0; t < N_TYPES && use_level(cpu_levels[level]); t++)
             for (uint32_t kind = 0; kind < 8; kind++)
@@ -375,7 +370,6 @@ static void no_tokens_give_zeros(void **state)
 {
     fixture f =
         make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
-    (void)state;
     f.problem.n_tokens = 0;
     f.k_rows.data = f.v_rows.data = NULL;
     assert_int_equal(run(&f), KVANT_OK);
@@ -403,7 +397,6 @@ static void arguments_are_checked(void **state)
     fixture f =
         make_fixture((setup){ 64, 64, 3, 9, 70, 2, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
     int32_t table = 0;
-    (void)state;
     REFUSE(f.problem.size = 8);
     REFUSE(f.problem.q = NULL);
     REFUSE(f.problem.out = NULL);
@@ -433,8 +426,7 @@ static void arguments_are_checked(void **state)
     size_t bytes;
     assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, NULL),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, &bytes),
-                     KVANT_OK);
+    assert_ok(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, &bytes));
     uint8_t *workspace = aligned(bytes + 64);
     assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes - 64),
                      KVANT_ERR_ARGUMENT);
@@ -442,8 +434,7 @@ static void arguments_are_checked(void **state)
                      KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, NULL, bytes),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes),
-                     KVANT_OK);
+    assert_ok(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes));
     free(workspace);
     free_fixture(&f);
 }

@@ -4,6 +4,7 @@
 
 #include <kvant/cache.h>
 
+#include "../../src/cache/device.h"
 #include "../../src/math/triangle.h"
 #include "../attention_reference.h"
 
@@ -117,7 +118,6 @@ static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
 
 static void attends_to_what_was_appended(void **state)
 {
-    (void)state;
     model m = make("f32", NULL);
     int32_t s = kvant_sequence_create(m.cache);
     assert_int_equal(s, 0);
@@ -130,7 +130,6 @@ static void attends_to_what_was_appended(void **state)
 
 static void presets_work_without_a_word(void **state)
 {
-    (void)state;
     model m = make(NULL, NULL);
     kvant_cache_info empty = { .size = sizeof empty };
     assert_int_equal(kvant_cache_get_info(m.cache, &empty), KVANT_OK);
@@ -157,7 +156,6 @@ static void presets_work_without_a_word(void **state)
 
 static void forks_share_until_they_differ(void **state)
 {
-    (void)state;
     static const char *const specs[] = { "f32", "int-8", "int-8:recent=70",
                                          "trellis-4:center=first,norm=first" };
     for (size_t i = 0; i < COUNT(specs); i++) {
@@ -191,7 +189,6 @@ static void forks_share_until_they_differ(void **state)
 
 static void truncated_tokens_are_gone(void **state)
 {
-    (void)state;
     model m = make("f32", NULL);
     int32_t s = kvant_sequence_create(m.cache);
     append(&m, s, 200);
@@ -210,7 +207,6 @@ static void truncated_tokens_are_gone(void **state)
 
 static void blocks_pass_through_a_store(void **state)
 {
-    (void)state;
     static const char *const specs[] = { "f32", "turboquant-4:center=first,norm=first",
                                          "int-4:axis=channel" };
     for (size_t i = 0; i < COUNT(specs); i++) {
@@ -258,7 +254,6 @@ static void blocks_pass_through_a_store(void **state)
 
 static void errors_leave_a_working_cache(void **state)
 {
-    (void)state;
     model m = make("turboquant-4:center=first,norm=first", NULL);
     int32_t s = kvant_sequence_create(m.cache);
     float bad[3 * WIDTH] = { 0 }, good[3 * WIDTH], q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
@@ -295,7 +290,6 @@ static uint32_t free_blocks(const model *m)
 /* An append that fails needs no block afterwards: another sequence may take them all. */
 static void failed_appends_give_their_blocks_back(void **state)
 {
-    (void)state;
     model m = make("f32", NULL);
     const int32_t both[2] = { kvant_sequence_create(m.cache), kvant_sequence_create(m.cache) };
     float *rows = calloc(2 * MOST * WIDTH, sizeof *rows);
@@ -337,7 +331,6 @@ static void failed_appends_give_their_blocks_back(void **state)
 /* Shapes that libkvant knows a GPU not to support are refused before a GPU is looked for. */
 static void shapes_are_refused_on_cuda(void **state)
 {
-    (void)state;
     kvant_cache *cache;
     kvant_cache_params params = params_of("int-4", "int-4");
     params.device = "cuda";
@@ -350,7 +343,6 @@ static void shapes_are_refused_on_cuda(void **state)
 
 static void parameters_are_checked(void **state)
 {
-    (void)state;
     kvant_cache *cache;
     kvant_cache_params params = params_of("f32", NULL);
     params.device = "abacus";
@@ -372,15 +364,44 @@ static void parameters_are_checked(void **state)
     params = params_of("f32", NULL);
     params.max_sequences = UINT32_MAX;
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
+    params = params_of("f32", NULL);
+    params.n_layers = UINT32_C(1) << 31;
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
     params.size = 8;
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
     assert_null(cache);
 }
 
+/* Tables of blocks take memory for the blocks that sequences have, not for all blocks of the cache
+ * in every sequence. */
+static void tables_grow_with_their_sequences(void **state)
+{
+    enum { SEQUENCES = 20000 };
+    (void)state;
+    model m = { .rng = 5 };
+    kvant_cache_params params = params_of("int-4", "int-4");
+    params.max_sequences = SEQUENCES;
+    assert_int_equal(kvant_cache_create(&params, &m.cache), KVANT_OK);
+    float *rows = calloc(MOST * WIDTH, sizeof *rows);
+    uint64_t n_entries = 0;
+    for (uint32_t i = 0; i < SEQUENCES; i++)
+        assert_int_equal(kvant_sequence_create(m.cache), i);
+    for (uint32_t n = 1; n < MOST; n += 100)
+        for (uint32_t layer = 0; layer < LAYERS; layer++)
+            assert_int_equal(kvant_cache_append(m.cache, layer, (int32_t)n, rows, rows, n),
+                             KVANT_OK);
+    for (uint32_t i = 0; i < SEQUENCES; i++) {
+        n_entries += m.cache->sequences[i].room;
+        assert_true(m.cache->sequences[i].room >= m.cache->sequences[i].n_blocks);
+    }
+    assert_in_range(n_entries, 1, 6 * 16);
+    free(rows);
+    kvant_cache_free(&m.cache);
+}
+
 /* 0 is the default of a scale and of a softcap. Numbers that are none must not become it. */
 static void factors_are_checked(void **state)
 {
-    (void)state;
     const float wrong[] = { -1, NAN, INFINITY };
     float q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
     model m = make("f32", NULL);
@@ -407,7 +428,6 @@ static void factors_are_checked(void **state)
  * blocks. */
 static void rows_are_read_back(void **state)
 {
-    (void)state;
     model m = make("f32", "f32");
     int32_t a = kvant_sequence_create(m.cache);
     append(&m, a, 150);
@@ -419,8 +439,7 @@ static void rows_are_read_back(void **state)
                 memset(m.k[a][layer], 0, 64 * WIDTH * sizeof(float));
                 memset(m.v[a][layer], 0, 64 * WIDTH * sizeof(float));
             }
-            assert_int_equal(kvant_cache_read(m.cache, layer, dropped ? b : a, 30, 110, k, v),
-                             KVANT_OK);
+            assert_ok(kvant_cache_read(m.cache, layer, dropped ? b : a, 30, 110, k, v));
             assert_memory_equal(k, m.k[a][layer] + 30 * WIDTH, 110 * WIDTH * sizeof *k);
             assert_memory_equal(v, m.v[a][layer] + 30 * WIDTH, 110 * WIDTH * sizeof *v);
         }
@@ -448,7 +467,6 @@ static void queries_may_come_before_their_keys(void **state)
     float *q = calloc((size_t)N * Q_WIDTH, sizeof *q),
           *out = calloc((size_t)N * Q_WIDTH, sizeof *out);
     size_t used[2][2];
-    (void)state;
     fill_normal(q, (size_t)N * Q_WIDTH, &m[0].rng);
     m[0].rng = m[1].rng;
     const kvant_queries queries = { .size = sizeof queries,
@@ -461,8 +479,7 @@ static void queries_may_come_before_their_keys(void **state)
         int32_t s = kvant_sequence_create(m[i].cache);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             assert_true(kvant_cache_wants_queries(m[i].cache, layer, 1));
-            assert_int_equal(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries),
-                             KVANT_OK);
+            assert_ok(i ? KVANT_OK : kvant_cache_note_queries(m[i].cache, layer, &queries));
         }
         append(&m[i], s, N);
         for (uint32_t layer = 0; layer < LAYERS; layer++)
@@ -516,6 +533,7 @@ int main(void)
         cmocka_unit_test(rows_are_read_back),
         cmocka_unit_test(factors_are_checked),
         cmocka_unit_test(parameters_are_checked),
+        cmocka_unit_test(tables_grow_with_their_sequences),
         cmocka_unit_test(queries_may_come_before_their_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

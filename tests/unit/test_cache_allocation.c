@@ -167,7 +167,6 @@ static kvant_status live(const void *context)
 {
     life l = { 0 };
     kvant_status status = KVANT_OK;
-    (void)context;
     for (size_t i = 0; i < COUNT(steps) && status == KVANT_OK; i++)
         status = steps[i](&l);
     kvant_cache_free(&l.cache);
@@ -176,7 +175,6 @@ static kvant_status live(const void *context)
 
 static void caches(void **state)
 {
-    (void)state;
     refuse_each_allocation(live, NULL, "a cache",
                            true); /* a spec is tried with several head dimensions */
 }
@@ -267,7 +265,6 @@ static void blocks_arrive(void **state)
 {
     static exported e;
     life l = { 0 };
-    (void)state;
     for (size_t i = 0; steps[i] != attend_first; i++)
         assert_int_equal(steps[i](&l), KVANT_OK);
     assert_int_equal(export_first(&l, &e), KVANT_OK);

@@ -57,7 +57,6 @@ static void expect(const file *f, size_t n, kvant_status expected, const char *w
 
 static void files_come_back_as_they_were(void **state)
 {
-    (void)state;
     file f = make_file();
     kvant_calibration *a = make_calibration(2, 1), *b;
     assert_int_equal(kvant_calibration_load(f.path, &b, NULL, 0), KVANT_OK);
@@ -86,7 +85,6 @@ static void files_come_back_as_they_were(void **state)
 
 static void cut_files_are_refused(void **state)
 {
-    (void)state;
     file f = make_file();
     for (size_t n = 0; n < 64; n++)
         expect(&f, n, KVANT_ERR_FORMAT, "not a calibration file");
@@ -108,7 +106,6 @@ static const char *damage_at(size_t byte)
 
 static void flipped_bits_are_refused(void **state)
 {
-    (void)state;
     file f = make_file();
     for (size_t byte = 0; byte < f.n; byte += byte < 350 ? 1 : 4999)
         for (uint32_t bit = 0; bit < 8; bit += byte < 64 ? 1 : 3) {
@@ -179,7 +176,6 @@ static void lying_fields_are_refused(void **state)
         { FACTORS + 4 * HEADS * DIM + HEADS * DIM * (DIM + 1), 0x7f800000, 4,
           "a NaN or an infinity" }, /* a centroid */
     };
-    (void)state;
     file f = make_file();
     sign(&f);
     expect(&f, f.n, KVANT_OK, ""); /* the checksum above is the documented one */
@@ -225,14 +221,11 @@ static void add_some(kvant_calibrator *calibrator, const data *all, uint32_t lay
                                              .n_queries = 3,
                                              .scale = 0.1f };
     for (uint32_t role = 0; role < 2; role++)
-        assert_int_equal(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, HEADS, DIM,
-                                                   all->rows[layer][role], HEADS * DIM, ROWS),
-                         KVANT_OK);
-    assert_int_equal(
-        kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS),
-        KVANT_OK);
-    assert_int_equal(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention),
-                     KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, HEADS, DIM,
+                                            all->rows[layer][role], HEADS * DIM, ROWS));
+    assert_ok(
+        kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS));
+    assert_ok(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention));
 }
 
 static void save_to(kvant_calibrator *calibrator, const char *path)
@@ -256,7 +249,6 @@ static uint8_t *read_whole(const char *path, size_t *n)
  * file as work without interruption. */
 static void work_goes_on_where_it_stopped(void **state)
 {
-    (void)state;
     data *all = make_data();
     file f = make_file();
     char part[128];
@@ -272,12 +264,10 @@ static void work_goes_on_where_it_stopped(void **state)
     for (uint32_t step = 0; step < 3; step++) {
         uint64_t position = 99;
         uint32_t left;
-        assert_int_equal(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0));
         kvant_calibrator_free(&calibrator);
         calibrator = calibrator_of(5);
-        assert_int_equal(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0));
         assert_true(position == 100 + step);
         if (step < 1)
             for (uint32_t l = 1; l < LAYERS; l++)
@@ -325,7 +315,6 @@ static void sign_bytes(uint8_t *bytes, size_t n)
 
 static void checkpoints_of_other_work_are_refused(void **state)
 {
-    (void)state;
     data *all = make_data();
     file f = make_file();
     size_t n;
@@ -369,7 +358,6 @@ static void checkpoints_of_other_work_are_refused(void **state)
 
 static void files_that_cannot_be_used_say_why(void **state)
 {
-    (void)state;
     file f = make_file();
     kvant_calibration *c, *good;
     char err[256], path[128];

@@ -20,8 +20,7 @@ static uint8_t *encode(const kvant_codec *codec)
     float *rows = aligned((size_t)info.block_tokens * info.head_dim * sizeof *rows);
     uint8_t *page = aligned(info.page_bytes);
     fill_normal(rows, (size_t)info.block_tokens * info.head_dim, &state);
-    assert_int_equal(
-        kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, info.block_tokens, page), KVANT_OK);
+    assert_ok(kvant_codec_encode(codec, NULL, rows, info.head_dim, 0, info.block_tokens, page));
     free(rows);
     return page;
 }
@@ -55,7 +54,6 @@ static uint32_t next_dim(uint32_t d)
 
 static void canonical_specs_make_the_codec_that_printed_them(void **state)
 {
-    (void)state;
     unsigned n = 0;
     for (size_t i = 0; i < COUNT(all_specs); i++)
         for (uint32_t d = 1; d <= KVANT_MAX_HEAD_DIM; d = next_dim(d))
@@ -76,7 +74,6 @@ static void canonical_specs_make_the_codec_that_printed_them(void **state)
 static void specs_differ_where_bytes_do(void **state)
 {
     static const uint64_t seeds[] = { 0, 1, 7, UINT64_MAX };
-    (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++) {
         kvant_codec *zero = try_codec(all_specs[i], 64, KVANT_ROLE_K, 0);
         uint8_t *page = encode(zero);
@@ -99,7 +96,6 @@ static void specs_differ_where_bytes_do(void **state)
 
 static void seeds_of_specs_come_before_those_of_calls(void **state)
 {
-    (void)state;
     kvant_codec *codec = make_codec("turboquant-4", 64, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec,
                         "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
@@ -121,9 +117,8 @@ static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uin
                                uint32_t kv_head)
 {
     kvant_codec *codec;
-    assert_int_equal(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head,
-                                                   &codec, NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head, &codec,
+                                            NULL, 0));
     uint64_t fingerprint = info_of(codec).fingerprint;
     kvant_codec_free(&codec);
     return fingerprint;
@@ -133,7 +128,6 @@ static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uin
 static void fingerprints_tell_calibrated_heads_apart(void **state)
 {
     static const char *const more[] = { "int-4:center=file", "int-4:norm=file" };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(32);
     assert_non_null(c);
     for (size_t i = 0; i < N_WEIGHTED_SPECS + COUNT(more); i++) {

@@ -75,11 +75,9 @@ static void write_slots(side *s, uint32_t first, uint32_t n, uint32_t n_threads,
     fill_normal(rows, (size_t)n * N_HEADS * DIM, rng);
     for (size_t i = 0; i < (size_t)n * N_HEADS * DIM; i++)
         rows[i] += (float)(i % 7); /* channels with different means, so that centres matter */
-    assert_int_equal(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads));
     for (uint32_t h = 0; h < N_HEADS; h++)
-        assert_int_equal(
-            kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
+        assert_ok(kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1));
 }
 
 /* Writes a prompt, single tokens after it, a rewritten range and a copied sequence. */
@@ -191,7 +189,6 @@ static void a_head_is_what_it_is_alone(void **state)
         { { "int-2:axis=channel,group=32,recent=32", "int-4:axis=channel,group=32,recent=32" },
           { "turboquant-4:recent=70", "bdr-4:recent=70" } },
     };
-    (void)state;
     uint64_t rng = 5;
     kvant_calibration *calibration = calibrate_fixed(DIM);
     assert_non_null(calibration);
@@ -229,7 +226,6 @@ static void heads_that_do_not_fit_together(void **state)
         { "turboquant-4", "turboquant-4", 2 * DIM, KVANT_ROLE_K },
         { "turboquant-4", "turboquant-4", DIM, KVANT_ROLE_V },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *a = make_codec(cases[i].a, DIM, KVANT_ROLE_K),
                     *b = make_codec(cases[i].b, cases[i].dim, cases[i].role);

@@ -186,7 +186,6 @@ static void run_together(scene *s)
 
 static void readers_writers_and_creators(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         static scene s;
         void *workspace = aligned(WORKSPACE);
@@ -216,7 +215,6 @@ static void first_use_by_all(void **state)
     pthread_t threads[4];
     pthread_barrier_t start;
     void *levels[4];
-    (void)state;
     assert_int_equal(pthread_barrier_init(&start, NULL, COUNT(threads)), 0);
     for (size_t i = 0; i < COUNT(threads); i++)
         assert_int_equal(pthread_create(&threads[i], NULL, first_use, &start), 0);

@@ -35,7 +35,6 @@ static void expect_refusal(const char *file, const char *words)
 
 static void other_libraries_are_refused(void **state)
 {
-    (void)state;
     expect_refusal("/nowhere/libkvant_cuda.so", "/nowhere/libkvant_cuda.so");
     expect_refusal("/nowhere/libkvant_cuda.so", "KVANT_CUDA_LIBRARY");
     expect_refusal("libm.so.6", "kvant_cuda_table_get");
@@ -54,7 +53,6 @@ static void other_libraries_are_refused(void **state)
 static void a_missing_library_is_refused(void **state)
 {
     char err[512] = "";
-    (void)state;
     unsetenv("KVANT_CUDA_LIBRARY");
     assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "libkvant_cuda.so"));
@@ -65,7 +63,6 @@ static void specs_are_refused_first(void **state)
 {
     char err[512] = "";
     kvant_cuda_codec *codec;
-    (void)state;
     assert_int_equal(
         kvant_cuda_codec_create("nonsense", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
         KVANT_ERR_SPEC);
@@ -81,7 +78,6 @@ static void answer(kvant_status status, const char *said)
 static void *open_at_once(void *argument)
 {
     char err[512] = "";
-    (void)argument;
     return kvant_cuda_available(err, sizeof err) == KVANT_ERR_UNSUPPORTED &&
                    strcmp(err, "no GPU here") == 0
                ? NULL
@@ -91,7 +87,6 @@ static void *open_at_once(void *argument)
 static void threads_open_it_together(void **state)
 {
     pthread_t threads[8];
-    (void)state;
     setenv("KVANT_CUDA_LIBRARY", library, 1);
     answer(KVANT_ERR_UNSUPPORTED, "no GPU here");
     for (int i = 0; i < 8; i++)
@@ -114,12 +109,10 @@ static void codecs_cross_as_views(void **state)
                   { "trellis-2", KVANT_CODES_TRELLIS } };
     kvant_cuda_codec *codec, *open;
     char err[512] = "";
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *source;
         kvant_codec_info info = { .size = sizeof info };
-        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_V, 0, &source, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_V, 0, &source, NULL, 0));
         assert_int_equal(kvant_cuda_codec_from(source, &codec, err, sizeof err), KVANT_OK);
         assert_int_equal(host->kind, cases[i].kind);
         assert_int_equal(kvant_cuda_codec_get_info(codec, &info), KVANT_OK);
@@ -136,8 +129,7 @@ static void codecs_cross_as_views(void **state)
     assert_non_null(strstr(err, "not on the GPU: head_dim 72"));
     assert_string_equal(kvant_error_message(), err);
     assert_null(codec);
-    assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0));
     assert_int_equal(kvant_cuda_codec_create_open(codec, &open), KVANT_OK);
     assert_ptr_equal(host->codec, codec);
     kvant_cuda_codec_free(&open);
@@ -166,17 +158,14 @@ static void tables_are_those_of_the_calibration(void **state)
                   { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
                   { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
     kvant_calibration *calibration = calibrate_fixed(32);
-    (void)state;
     assert_non_null(calibration);
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *codec;
         kvant_calibration_entry entry = { .size = sizeof entry };
         kvant_cuda_tables tables = { .size = sizeof tables };
-        assert_int_equal(kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0,
-                                                       calibration, 1, 1, &codec, NULL, 0),
-                         KVANT_OK);
-        assert_int_equal(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1,
+                                                1, &codec, NULL, 0));
+        assert_ok(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry));
         assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
         assert_int_equal(tables.key_transform_size, cases[i].key_transform_size);
         assert_int_equal(tables.key_transform != NULL, cases[i].key_transform_size > 0);
@@ -277,7 +266,6 @@ static void longer_structs_are_taken(void **state)
         size_t later;
     } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
     kvant_cuda_decode_args got;
-    (void)state;
     answer(KVANT_ERR_CUDA, NULL);
     assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
     memcpy(&got, host->arguments, sizeof got);
@@ -302,7 +290,6 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_exact_args exact = { .size = sizeof exact };
     kvant_cuda_seal_rows_args listed = { .size = sizeof listed };
-    (void)state;
     answer(KVANT_ERR_FULL, NULL); /* none of these functions returns this by itself */
 #define REACHES(name, call, args)                                                                  \
     assert_int_equal(call, KVANT_ERR_FULL);                                                        \
@@ -333,7 +320,6 @@ static void calls_reach_the_table(void **state)
 /* The table is given the members of cuda.h where they are, and zeros behind them. */
 static void short_structs_become_whole_ones(void **state)
 {
-    (void)state;
     answer(KVANT_ERR_FULL, NULL);
 #define BECOMES(name, type)                                                                        \
     do {                                                                                           \

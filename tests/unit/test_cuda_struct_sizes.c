@@ -50,7 +50,6 @@ TABLE(CALL)
 
 static void calls_of_the_table(void **state)
 {
-    (void)state;
     host->answer = KVANT_ERR_FULL;
 #define CHECK(name, type, last)                                                                    \
     CHECK_GIVEN(kvant_cuda_##name, type, call_##name, &(type){ .size = sizeof(type) }, last);
@@ -75,7 +74,6 @@ static kvant_status fill_tables(void *tables)
 
 static void codecs_and_block_rows(void **state)
 {
-    (void)state;
     const kvant_cuda_block_args args = { .size = sizeof args,
                                          .k.type = 8, /* q8_0 */
                                          .v.type = 8,
@@ -116,7 +114,6 @@ static void steps_of_a_cache(void **state)
     params.n_layers = params.n_heads = params.n_kv_heads = 1;
     params.head_dim = DIM, params.max_tokens = 64, params.device = "cuda";
     params.k = params.v = "int-8";
-    (void)state;
     assert_int_equal(kvant_cache_create(&params, &cache), KVANT_OK);
     assert_int_equal(kvant_sequence_create(cache), 0);
     assert_int_equal(kvant_cache_append(cache, 0, 0, rows, rows, 1), KVANT_OK);
@@ -146,7 +143,6 @@ static void searches(void **state)
         .size = sizeof query, .rows = row, .stride = DIM, .n = 1, .k = 1
     };
     kvant_index *index;
-    (void)state;
     assert_int_equal(kvant_index_create(&params, &index, NULL, 0), KVANT_OK);
     assert_int_equal(kvant_index_add(index, row, DIM, 1, NULL, 1), KVANT_OK);
     assert_int_equal(kvant_index_gpu_create(index, &gpu_index, NULL, 0), KVANT_OK);

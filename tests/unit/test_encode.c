@@ -72,14 +72,12 @@ static void encode_all_ways(subject *s)
 {
     kvant_affine affine = { s->center, s->scale };
     uint32_t block = info_of(s->codec).block_tokens;
-    assert_int_equal(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine,
-                                            s->rows, s->d, ROWS, false),
-                     KVANT_OK);
+    assert_ok(kvant_codec_check_rows(s->codec, &s->codec->transform, s->kernels, &affine, s->rows,
+                                     s->d, ROWS, false));
     kvant_codec_transform_rows(&s->codec->transform, s->kernels, &affine, s->rows, s->d, ROWS,
                                s->y);
     kvant_codec_encode_transformed(s->codec, s->kernels, s->y, 0, ROWS, s->page);
-    assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other),
-                     KVANT_OK);
+    assert_ok(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other));
     assert_memory_equal(s->page, s->other, s->page_bytes);
     memset(s->page, 0, s->page_bytes);
     for (uint32_t first = ROWS; first > 0; first -= block) {
@@ -92,7 +90,6 @@ static void encode_all_ways(subject *s)
 
 static void batches_and_blocks_give_the_same_bytes(void **state)
 {
-    (void)state;
     for_each_codec(encode_all_ways);
 }
 
@@ -161,7 +158,6 @@ static void compare_checks_with_and_without_affine(subject *s)
 
 static void checks_agree_with_the_transformed_row(void **state)
 {
-    (void)state;
     for_each_codec(compare_checks_with_and_without_affine);
 }
 
@@ -185,7 +181,6 @@ static void refuse_bad_rows(subject *s)
 
 static void rows_that_are_no_numbers_are_refused(void **state)
 {
-    (void)state;
     for_each_codec(refuse_bad_rows);
 }
 
@@ -218,7 +213,6 @@ static void read_open_page(subject *s)
 
 static void open_pages_hold_transformed_rows(void **state)
 {
-    (void)state;
     for_each_codec(read_open_page);
 }
 

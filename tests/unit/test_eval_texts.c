@@ -21,9 +21,6 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
                              size_t *n)
 {
     llama_token *tokens = malloc((bytes + 1) * sizeof *tokens);
-    (void)e;
-    (void)text;
-    (void)kind;
     *n = bytes;
     for (size_t i = 0; i < bytes; i++)
         tokens[i] = (llama_token)(1000 * bytes + i);
@@ -63,7 +60,6 @@ static void check(const char *const *files, size_t n, eval_cut cut, const llama_
 
 static void chunks_follow_each_other(void **state)
 {
-    (void)state;
     const char *const one[] = { "35" }, *const two[] = { "35", "17" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(35000, 35008, 35016, 35024));
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .skip = 1, .at_most = 2 },
@@ -73,7 +69,6 @@ static void chunks_follow_each_other(void **state)
 
 static void long_texts_are_scored_in_part(void **state)
 {
-    (void)state;
     const char *const one[] = { "47" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(47000, 47008, 47016, 47024));
     assert_non_null(
@@ -86,7 +81,6 @@ static void long_texts_are_scored_in_part(void **state)
 /* The tokens that `kvant tune` measures and the tokens that it checks with are never the same. */
 static void chunks_are_taken_from_all_parts(void **state)
 {
-    (void)state;
     const char *const one[] = { "101" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 3, .at_most = 3 },
           FIRSTS(101000, 101033, 101066));
@@ -115,7 +109,6 @@ static void texts_without_the_chunks(void **state)
           { .n_ctx = 8, .n_parts = 2, .skip = 2 },
           "31 has 31 tokens, but a context of 8 needs at least 32" },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         eval_texts t;
         assert_false(eval_texts_load(&t, NULL, &cases[i].file, 1, &cases[i].cut));

@@ -4,6 +4,8 @@
 
 #include <kvant/cache.h>
 
+#include "../../src/cache/tensor.h"
+
 static const kvant_exact_part usual = {
     .size = sizeof usual, .first = 64, .newest = 128, .total = 192, .step = 512
 };
@@ -30,37 +32,58 @@ static uint32_t n_open(const fixture *f)
 }
 
 /* Rows of a sequence are written in steps of any length. The newest rows before a step and at least
- * the last 512 rows of the step itself are exact after it, and a block of older rows is sealed. */
+ * the last 512 rows of the step itself are exact after it, and a block of older rows is sealed.
+ * clock: how many rows were written to the sequence before. */
+static void write_and_check_ends(fixture *f, uint64_t seed, uint64_t clock)
+{
+    uint64_t rng = seed;
+    f->tensor->clocks[0] = clock;
+    for (uint32_t n = 0, step; n < 4000; n += step) {
+        static const uint32_t most[] = { 1, 9, 64, 512, 700 };
+        step = 1 + (uint32_t)(test_random(&rng) % most[test_random(&rng) % COUNT(most)]);
+        step = step < 4000 - n ? step : 4000 - n;
+        write_range(f, n, step, step, 1 + (uint32_t)seed % 2, &rng);
+        const uint32_t end = n + step, kept = step < 512 ? 128 + step : 512;
+        for (uint32_t block = 0; block < (end + 63) / 64; block++) {
+            const uint32_t last = 64 * block + 63;
+            if (block == 0 || last + kept >= end)
+                assert_true(is_open(f, block));
+            else if (step <= 512 && last + 128 < n)
+                assert_false(is_open(f, block));
+        }
+        assert_true(n_open(f) <= 3 + 1 + 8);
+    }
+}
+
 static void first_and_newest_rows_are_exact(void **state)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel",
                                          "int-4:center=first", "int-4:sink=4,recent=40" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (uint64_t seed = 1; seed < 5; seed++) {
-            uint64_t rng = seed;
             fixture f = make_exact(specs[s], 1, 64, &usual);
             const bool exact_numbers =
                 strncmp(specs[s], "int", 3) == 0 && !strstr(specs[s], "center");
-            for (uint32_t n = 0, step; n < 4000; n += step) {
-                static const uint32_t most[] = { 1, 9, 64, 512, 700 };
-                step = 1 + (uint32_t)(test_random(&rng) % most[test_random(&rng) % COUNT(most)]);
-                step = step < 4000 - n ? step : 4000 - n;
-                write_range(&f, n, step, step, 1 + (uint32_t)seed % 2, &rng);
-                const uint32_t end = n + step, kept = step < 512 ? 128 + step : 512;
-                for (uint32_t block = 0; block < (end + 63) / 64; block++) {
-                    const uint32_t last = 64 * block + 63;
-                    if (block == 0 || last + kept >= end)
-                        assert_true(is_open(&f, block));
-                    else if (step <= 512 && last + 128 < n)
-                        assert_false(is_open(&f, block));
-                }
-                assert_true(n_open(&f) <= 3 + 1 + 8);
-            }
+            write_and_check_ends(&f, seed, 0);
             if (exact_numbers && !strstr(specs[s], "axis"))
                 check_slots(&f, 0, 4000);
             drop(&f);
         }
+}
+
+/* A server writes more rows to a sequence than an int32_t counts. */
+static void after_billions_of_rows_the_newest_are_exact(void **state)
+{
+    static const uint64_t clocks[] = { (UINT64_C(1) << 30) - 1000, INT32_MAX - 1000, INT32_MAX,
+                                       UINT64_C(1) << 40 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(clocks); i++) {
+        fixture f = make_exact("int-4", 1, 64, &usual);
+        write_and_check_ends(&f, 1 + i, clocks[i]);
+        write_and_check_ends(&f, 5 + i, clocks[i]); /* to the same slots */
+        check_slots(&f, 0, 4000);
+        drop(&f);
+    }
 }
 
 /* The codes of a row do not depend on the steps that wrote it or on later rows. */
@@ -68,7 +91,6 @@ static void steps_and_threads_do_not_change_bytes(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel" };
     static const uint32_t steps[] = { 1, 7, 64, 512, 700 };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 33;
         fixture first = make_exact(specs[s], 1, 11, &usual);
@@ -93,7 +115,6 @@ static void steps_and_threads_do_not_change_bytes(void **state)
  * once, so the window before the next draft ends with row n + 3. */
 static void rejected_rows_make_no_row_older(void **state)
 {
-    (void)state;
     uint64_t rng = 5;
     fixture f = make_exact("int-4", 1, 20, &usual);
     write_range(&f, 0, 300, 300, 1, &rng);
@@ -113,7 +134,6 @@ static void rejected_rows_make_no_row_older(void **state)
 static void a_text_in_used_slots_has_the_same_window(void **state)
 {
     static const uint32_t lengths[] = { 600, 374, 300, 900, 450 }, most[] = { 1, 9, 64, 512 };
-    (void)state;
     for (uint64_t seed = 1; seed < 9; seed++) {
         uint64_t rng = seed;
         fixture f = make_exact("int-4", 1, 20, &usual);
@@ -154,7 +174,6 @@ static void the_bound_of_all_sequences_holds(void **state)
         .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64
     };
     enum { SEQUENCES = 6, BLOCKS = 8, PAGES = 4 + 1 + 1 };
-    (void)state;
     uint64_t rng = 9;
     fixture f = make_exact("int-4", SEQUENCES, BLOCKS, &part);
     const size_t sealed = SEQUENCES * BLOCKS * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
@@ -186,7 +205,6 @@ static void the_bound_of_all_sequences_holds(void **state)
 /* Codecs whose pages are fp16 rows need no exact pages. A wrong exact part is refused. */
 static void sizes(void **state)
 {
-    (void)state;
     static const kvant_exact_part bad[] = {
         { .size = sizeof *bad, .first = 32, .newest = 64, .total = 96, .step = 1 },
         { .size = sizeof *bad, .first = 64, .newest = 64, .total = 127, .step = 1 },
@@ -211,8 +229,7 @@ static void sizes(void **state)
         assert_int_equal(bytes, sealed + pages * N_KV_HEADS * HEAD_DIM * 64 * 2);
         params.n_blocks = 5;
         params.blocks_per_sequence = 3;
-        assert_int_equal(kvant_tensor_size(&params, &bytes),
-                         KVANT_OK); /* no more pages than blocks */
+        assert_ok(kvant_tensor_size(&params, &bytes)); /* no more pages than blocks */
         assert_true(bytes <=
                     5 * N_KV_HEADS * (info_of(f.codecs[0]).page_bytes + HEAD_DIM * 64 * 2));
         for (size_t i = 0; i < COUNT(bad); i++) {
@@ -229,7 +246,6 @@ static void sizes(void **state)
 static void without_first_tokens_there_are_no_sinks(void **state)
 {
     const kvant_exact_part part = { .size = sizeof part, .newest = 64, .total = 64, .step = 64 };
-    (void)state;
     uint64_t rng = 3;
     fixture f = make_exact("int-4:sink=4", 4, 10, &part);
     const size_t sealed = 4 * 10 * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;
@@ -245,7 +261,6 @@ static void without_first_tokens_there_are_no_sinks(void **state)
 /* A block that is exact in one cache is imported into another cache with any exact part. */
 static void open_blocks_are_imported(void **state)
 {
-    (void)state;
     uint64_t rng = 12;
     fixture from = make_exact("int-4", 1, 8, &usual), to = make_exact("int-4", 1, 8, &usual);
     write_range(&from, 0, 400, 400, 1, &rng);
@@ -338,7 +353,6 @@ static void cut(kvant_cache *cache, sequence *s, uint32_t n)
 static void random_sequences(void **state)
 {
     static sequence all[MOST_SEQUENCES];
-    (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         uint64_t rng = seed;
         kvant_cache_params params = KVANT_CACHE_PARAMS;
@@ -390,7 +404,6 @@ static void layers_keep_a_step_until_the_next_layer(void **state)
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     uint64_t rng = 8;
-    (void)state;
     params.n_layers = LAYERS;
     params.n_heads = params.n_kv_heads = 1;
     params.head_dim = D;
@@ -402,16 +415,14 @@ static void layers_keep_a_step_until_the_next_layer(void **state)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             fill_normal(k[layer][n], STEP * D, &rng);
             fill_normal(v[layer][n], STEP * D, &rng);
-            assert_int_equal(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP),
-                             KVANT_OK);
+            assert_ok(kvant_cache_append(cache, layer, id, k[layer][n], v[layer][n], STEP));
             for (uint32_t before = 0; before < 2 && before <= layer; before++) {
                 const uint32_t of = layer - before, end = n + STEP,
                                exact = (before ? end
                                         : n    ? n
                                                : 192) -
                                        128;
-                assert_int_equal(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]),
-                                 KVANT_OK);
+                assert_ok(kvant_cache_read(cache, of, id, 0, end, *got[0], *got[1]));
                 for (uint32_t row = 0; row < end; row++) {
                     const bool k_exact = is_exact(got[0][row], k[of][row]);
                     assert_int_equal(k_exact, is_exact(got[1][row], v[of][row]));
@@ -429,6 +440,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_and_newest_rows_are_exact),
+        cmocka_unit_test(after_billions_of_rows_the_newest_are_exact),
         cmocka_unit_test(steps_and_threads_do_not_change_bytes),
         cmocka_unit_test(rejected_rows_make_no_row_older),
         cmocka_unit_test(a_text_in_used_slots_has_the_same_window),

@@ -159,7 +159,6 @@ typedef int32_t way(kvant_cache *cache, uint32_t n, uint32_t most);
 
 static int32_t cleanly(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     int32_t s = kvant_sequence_create(cache);
     append(cache, s, OWN, 0, n);
     return s;
@@ -229,7 +228,6 @@ static int32_t alone_and_grown(kvant_cache *cache, uint32_t n, uint32_t most)
 /* The cache writes rows in parts of 512, and the last part is refused. */
 static int32_t refused(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     int32_t s = cleanly(cache, n, n);
     append_part(cache, s, OTHER, n, 600, 590);
     assert_int_equal(kvant_sequence_length(cache, s, 0), n);
@@ -252,13 +250,11 @@ static int32_t imported(kvant_cache *cache, uint32_t n, bool at_once)
 
 static int32_t imported_by_block(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     return imported(cache, n, false);
 }
 
 static int32_t imported_at_once(kvant_cache *cache, uint32_t n, uint32_t most)
 {
-    (void)most;
     return imported(cache, n, true);
 }
 
@@ -285,7 +281,6 @@ static void check_same(const example *e, way *one, way *two, uint32_t n, uint32_
 
 static void equal_tokens_give_equal_bytes(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         way *by;
@@ -308,7 +303,6 @@ static void equal_tokens_give_equal_bytes(void **state)
 
 static void refused_rows_are_not_exported(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < EXAMPLES; i += 3) {
         const example e = example_of(i);
         if (!e.learns && !e.windows)
@@ -318,7 +312,6 @@ static void refused_rows_are_not_exported(void **state)
 
 static void imported_blocks_are_exported_alike(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < EXAMPLES; i++) {
         const example e = example_of(i);
         check_same(&e, cleanly, imported_by_block, 170, 170, "imported by block");
@@ -336,7 +329,6 @@ static void other_counts_are_refused(void **state)
     const int32_t from = cleanly(cache, 170, 170), s = kvant_sequence_create(cache);
     bytes b = export_blocks(cache, from, 0, 3);
     kvant_cache_info before = { .size = sizeof before }, after = before;
-    (void)state;
     kvant_cache_get_info(cache, &before);
     for (size_t i = 0; i < COUNT(counts); i++) {
         memcpy(b.data, &counts[i], sizeof counts[i]);
@@ -353,7 +345,6 @@ static void other_counts_are_refused(void **state)
 /* A damaged export of another text: later rows do not get its transforms. */
 static void damaged_blocks_leave_nothing(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(pairs); i++) {
         const example e = example_of(i);
         kvant_cache *cache = make(&e), *other = make(&e), *clean = make(&e);
@@ -380,7 +371,6 @@ static void blocks_follow_refused_rows(void **state)
     kvant_cache *cache = make(&e);
     const int32_t from = cleanly(cache, 170, 170), s = kvant_sequence_create(cache);
     bytes b = export_blocks(cache, from, 0, 3);
-    (void)state;
     append_part(cache, s, OTHER, 0, 600, 590);
     assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
     assert_same_bytes(export_blocks(cache, s, 0, 3), b);
@@ -406,7 +396,6 @@ static void ages_that_lie_do_no_harm(void **state)
     kvant_cache *cache = make(&e);
     const int32_t from = cleanly(cache, 10, 10), s = kvant_sequence_create(cache);
     bytes b = export_block(cache, from, 0);
-    (void)state;
     lie_about_age(&b);
     assert_int_equal(kvant_sequence_import(cache, s, b.data, b.n), KVANT_OK);
     assert_int_equal(kvant_sequence_truncate(cache, s, 0), KVANT_OK);
@@ -431,7 +420,6 @@ static void dropped_blocks_stay_dropped(void **state)
     const example e = example_of(COUNT(pairs) - 1);
     kvant_cache *cache = make(&e);
     const int32_t from = cleanly(cache, 250, 250), s = kvant_sequence_create(cache);
-    (void)state;
     assert_int_equal(kvant_sequence_drop(cache, from, 130), KVANT_OK);
     assert_int_equal(size_of(cache, from, 0, 4), KVANT_ERR_ARGUMENT);
     assert_int_equal(size_of(cache, from, 1, 1), KVANT_ERR_ARGUMENT);
@@ -459,7 +447,6 @@ static void blocks_together_take_less(void **state)
     const int32_t s = cleanly(cache, 640, 640);
     bytes all = export_blocks(cache, s, 0, 10);
     size_t single = 0;
-    (void)state;
     for (uint32_t i = 0; i < 10; i++) {
         bytes b = export_block(cache, s, i);
         single += b.n;
@@ -474,7 +461,6 @@ static void blocks_together_take_less(void **state)
  * not depend on rows that were cut, except where they gave scales. */
 static void sealed_rows_do_not_depend_on_others(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < EXAMPLES; i++) {
         const example e = example_of(i);
         if (e.windows && !e.groups && !e.learns)
@@ -518,7 +504,6 @@ static void check_reads(kvant_cache *cache, int32_t s, uint32_t n, kvant_cache *
  * fp16, without the scales. */
 static void cut_groups_move_as_rows(void **state)
 {
-    (void)state;
     static way *const ways[] = { cut, forked, left_alone, alone_and_grown };
     for (size_t i = 0; i < EXAMPLES; i++)
         for (size_t w = 0; w < COUNT(ways); w++) {

@@ -61,7 +61,6 @@ static void write_badly(fixture *f, batch *b, uint64_t *rng)
 
 static void failed_writes_change_nothing(void **state)
 {
-    (void)state;
     static batch good, bad;
     for (size_t c = 0; c < COUNT(cases); c++)
         for (uint64_t seed = 1; seed <= 3; seed++) {
@@ -75,9 +74,8 @@ static void failed_writes_change_nothing(void **state)
                 assert_memory_equal(f.memory, g.memory, f.bytes);
                 fill_batch(&good, &rng);
                 for (fixture *t = &f; t; t = t == &f ? &g : NULL)
-                    assert_int_equal(
-                        kvant_tensor_write(t->tensor, good.slots, good.n, good.rows, WIDTH, 2),
-                        KVANT_OK);
+                    assert_ok(
+                        kvant_tensor_write(t->tensor, good.slots, good.n, good.rows, WIDTH, 2));
                 assert_memory_equal(f.memory, g.memory, f.bytes);
                 if (i % 6 == 0)
                     assert_alike(&f, &g);
@@ -92,7 +90,6 @@ static void failed_writes_change_nothing(void **state)
  * neither is stored and neither teaches anything. */
 static void a_layer_is_written_whole_or_not(void **state)
 {
-    (void)state;
     static batch b;
     static float values[MOST * WIDTH];
     for (size_t c = 0; c < COUNT(cases); c++) {
@@ -112,13 +109,10 @@ static void a_layer_is_written_whole_or_not(void **state)
                              KVANT_ERR_NONFINITE);
             assert_memory_equal(k.memory, k_alone.memory, k.bytes);
             *bad = good;
-            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows,
-                                                      WIDTH, values, WIDTH, 3),
-                             KVANT_OK);
-            assert_int_equal(kvant_tensor_write(k_alone.tensor, b.slots, b.n, b.rows, WIDTH, 1),
-                             KVANT_OK);
-            assert_int_equal(kvant_tensor_write(v_alone.tensor, b.slots, b.n, values, WIDTH, 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows, WIDTH,
+                                               values, WIDTH, 3));
+            assert_ok(kvant_tensor_write(k_alone.tensor, b.slots, b.n, b.rows, WIDTH, 1));
+            assert_ok(kvant_tensor_write(v_alone.tensor, b.slots, b.n, values, WIDTH, 1));
             assert_memory_equal(k.memory, k_alone.memory, k.bytes);
             assert_memory_equal(v.memory, v_alone.memory, v.bytes);
         }
@@ -138,7 +132,6 @@ static void a_layer_is_written_whole_or_not(void **state)
  * it. */
 static void refused_values_do_not_make_keys_forget(void **state)
 {
-    (void)state;
     static float rows[MOST * WIDTH], bad[MOST * WIDTH];
     int64_t slots[MOST];
     uint64_t rng = 8;
@@ -164,9 +157,7 @@ static void refused_values_do_not_make_keys_forget(void **state)
             assert_int_equal(
                 kvant_tensor_write_layer(keys, values, slots, MOST, rows, WIDTH, bad, WIDTH, 1),
                 KVANT_ERR_NONFINITE);
-        assert_int_equal(
-            kvant_tensor_write_layer(keys, values, slots, MOST, rows, WIDTH, rows, WIDTH, 1),
-            KVANT_OK);
+        assert_ok(kvant_tensor_write_layer(keys, values, slots, MOST, rows, WIDTH, rows, WIDTH, 1));
     }
     assert_true(tensor_info_of(&k[0]).learned_bytes > 0);
     for (uint32_t block = 0; block * 64 < MOST; block++) {
@@ -186,7 +177,6 @@ static void refused_values_do_not_make_keys_forget(void **state)
  * pending in an exact page are refused by the range of fp16. */
 static void rows_must_fit_the_page_they_go_to(void **state)
 {
-    (void)state;
     uint64_t rng = 70;
     fixture sealed = make("turboquant-4:rotate=none", 1, BLOCKS, 0),
             open = make("turboquant-4:rotate=none,recent=64", 1, BLOCKS, 0),
@@ -217,7 +207,6 @@ static void largest_numbers_stay_finite(void **state)
 {
     static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64",
                                          "int-7:recent=64" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 71;
         fixture f = make(specs[s], 1, BLOCKS, 0);

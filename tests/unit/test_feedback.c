@@ -2,8 +2,6 @@
  * and where it is refused. test_vectors checks that its bytes are the bytes of format.md. */
 #include "calibrated_fixture.h"
 
-#include <stdlib.h>
-
 #include "../../src/base/half.h"
 #include "../../src/math/spd.h"
 #include "../../src/math/tridiagonal.h"
@@ -14,7 +12,6 @@ static void unit_lower_factors_multiply_back(void **state)
 {
     enum { N = 24 };
     static double a[N * N], m[N * N], lower[N * N], pivots[N];
-    (void)state;
     uint64_t rng = 5;
     for (uint32_t i = 0; i < N * N; i++)
         a[i] = test_normal(&rng);
@@ -72,14 +69,11 @@ static void make_head(head *h)
         for (uint32_t layer = 0; layer < 2; layer++) {
             draw(h, 0, &rng, row);
             draw(h, 0, &rng, row + DIM);
-            assert_int_equal(
-                kvant_calibrator_add_rows(calibrator, layer, KVANT_ROLE_K, 2, DIM, row, 2 * DIM, 1),
-                KVANT_OK);
+            assert_ok(kvant_calibrator_add_rows(calibrator, layer, KVANT_ROLE_K, 2, DIM, row,
+                                                2 * DIM, 1));
             draw(h, 1, &rng, row);
             for (uint32_t kv = 0; kv < 2; kv++)
-                assert_int_equal(
-                    kvant_calibrator_add_queries(calibrator, layer, kv, DIM, row, DIM, 1),
-                    KVANT_OK);
+                assert_ok(kvant_calibrator_add_queries(calibrator, layer, kv, DIM, row, DIM, 1));
         }
     assert_int_equal(kvant_calibrator_finish(calibrator, &h->calibration), KVANT_OK);
     kvant_calibrator_free(&calibrator);
@@ -150,7 +144,6 @@ static void scores_lose_less(void **state)
         { "turboquant-4:transform=file,scale=norm",
           "turboquant-4:transform=file,feedback,scale=norm" },
     };
-    (void)state;
     head h;
     make_head(&h);
     const double gain = expected_gain(h.calibration);
@@ -167,7 +160,6 @@ static void scores_lose_less(void **state)
  * allows. */
 static void rows_at_the_limits(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     kvant_codec *codec = create("turboquant-4:transform=file,feedback", DIM, KVANT_ROLE_K, c);
     static float rows[TOKENS * DIM], back[TOKENS * DIM];
@@ -206,7 +198,6 @@ static void expect_refusal(const kvant_calibration *c, const char *spec, kvant_s
 
 static void only_where_it_means_something(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     expect_refusal(c, "turboquant-4:feedback", KVANT_ERR_SPEC, "transform=file");
     expect_refusal(c, "turboquant-4:transform=diagonal,feedback", KVANT_ERR_SPEC, "transform=file");

@@ -19,7 +19,6 @@ static bool is_filled(const char *at, size_t n, char value)
 static void only_written_pages_are_resident(void **state)
 {
     char *memory = kvp_host_reserve(BYTES);
-    (void)state;
     assert_non_null(memory);
     kvp_host_refuse_huge_pages(memory, BYTES);
     assert_int_equal(kvp_host_resident(memory, BYTES), 0);
@@ -35,7 +34,6 @@ static void cleared_memory_is_zero(void **state)
 {
     char *memory = kvp_host_reserve(BYTES);
     const size_t first = 3 * PAGE + 100, bytes = 5 * PAGE + 77;
-    (void)state;
     assert_non_null(memory);
     assert_true(kvp_host_commit(memory, 12 * PAGE));
     memset(memory, 1, 12 * PAGE);
@@ -59,7 +57,6 @@ static void a_mapped_model_is_found(void **state)
 {
     char folder[] = "/tmp/kvant-host-XXXXXX", path[128], found[KVP_MODEL_PATH], text[2][96];
     int file;
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/ein Modell ß Ж.gguf", folder);
     assert_true(kvant_os_create(path, &file));
@@ -88,7 +85,6 @@ static void a_mapped_model_is_found(void **state)
 static void the_machine_has_memory(void **state)
 {
     size_t available = 0, total = 0;
-    (void)state;
     kvant_os_memory(&available, &total);
     assert_true(available > 0 && total >= available);
 }

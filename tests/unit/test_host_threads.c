@@ -20,8 +20,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "../../integrations/llama.cpp/host_threads.h"
@@ -83,8 +81,6 @@ static void stop_lender(void)
 
 static int32_t compute_graph(abi_backend *backend, abi_graph *graph)
 {
-    (void)backend;
-    (void)graph;
     lender.n_computed++;
     pthread_barrier_wait(&lender.begin);
     mock_node.op(NULL, 0, lender.n_asked, mock_node.user);
@@ -94,8 +90,6 @@ static int32_t compute_graph(abi_backend *backend, abi_graph *graph)
 
 static void set_threadpool(abi_backend *backend, void *pool)
 {
-    (void)backend;
-    (void)pool;
 }
 
 static void set_n_threads(abi_backend *backend, int n)
@@ -107,7 +101,6 @@ static void set_n_threads(abi_backend *backend, int n)
 static const abi_feature *features(abi_reg *reg)
 {
     static const abi_feature list[] = { { "OPENMP", "1" }, { NULL, NULL } };
-    (void)reg;
     return openmp ? list : list + 1;
 }
 
@@ -117,7 +110,6 @@ static void *look_up(abi_reg *reg, const char *name)
     void (*set_n)(abi_backend *, int) = set_n_threads;
     const abi_feature *(*get)(abi_reg *) = features;
     void *address = NULL;
-    (void)reg;
     if (strcmp(name, "ggml_backend_cpu_set_threadpool") == 0)
         memcpy(&address, &set, sizeof address);
     else if (strcmp(name, "ggml_backend_set_n_threads") == 0)
@@ -129,24 +121,20 @@ static void *look_up(abi_reg *reg, const char *name)
 
 static abi_device *device_of(int32_t type)
 {
-    (void)type;
     return &cpu_device;
 }
 
 static abi_reg *reg_of(abi_device *device)
 {
-    (void)device;
     return &cpu_reg;
 }
 
 static void free_context(abi_context *context)
 {
-    (void)context;
 }
 
 static void free_backend(abi_backend *backend)
 {
-    (void)backend;
 }
 
 static void make_mock(void)
@@ -185,8 +173,6 @@ static atomic_uint results;
 static void index_work(void *context, size_t index, uint32_t worker)
 {
     uint32_t x = (uint32_t)index + 1;
-    (void)context;
-    (void)worker;
     for (int i = 0; i < N_STEPS; i++) {
         x ^= x << 13;
         x ^= x >> 17;
@@ -258,7 +244,6 @@ static bool late;
 static void more_threads_than_cpus_cost_no_time(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
-    (void)state;
     if (!late)
         bind_to_one_cpu();
     const uint32_t n_cpus = kvant_available_cpus();
@@ -282,7 +267,6 @@ static void as_many_threads_as_cpus_are_lent(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
     const int cpus = (int)kvant_available_cpus(), n = cpus < MOST_THREADS ? cpus : MOST_THREADS;
-    (void)state;
     kvp_host_threads_use(&threads);
     lender.n_computed = 0;
     start_lender(n);
@@ -330,7 +314,6 @@ static void node_with_pauses(void *n_threads)
 static void threads_do_not_yield_a_shared_core(void **state)
 {
     kvp_host_threads threads = { .wanted = false };
-    (void)state;
     if (kvant_available_cpus() < 2) {
         print_message("skipped: needs two CPUs\n");
         return;

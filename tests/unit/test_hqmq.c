@@ -19,7 +19,6 @@ static void sizes_of_the_papers_table(void **state)
         { "hqmq-s48r4", 3.67, 3.875 },  { "hqmq-s96r4", 3.92, 4.125 },
         { "hqmq-s192r4", 4.17, 4.375 }, { "hqmq-s192r6", 4.67, 4.875 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++)
         for (int role = 0; role < 2; role++) {
             kvant_codec *codec = make_codec(rows[i].spec, 128, (kvant_role)role);
@@ -46,7 +45,6 @@ static void codewords_are_distinct_units(void **state)
         "hqmq-s24r4",  "hqmq-s24r4:book=random",  "hqmq-s96r4",
         "hqmq-s192r4", "hqmq-s192r4:book=random", "hqmq-s1024r4:book=random"
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec = make_codec(specs[i], 64, KVANT_ROLE_K);
         const kvant_direction *direction = kvant_direction_of(codec);
@@ -72,7 +70,6 @@ static void codewords_are_distinct_units(void **state)
  * apart. */
 static void units_are_a_group(void **state)
 {
-    (void)state;
     for (uint32_t a = 0; a < KVANT_HURWITZ_UNITS; a++)
         for (uint32_t b = 0; b < KVANT_HURWITZ_UNITS; b++) {
             const kvant_quaternion p = kvant_hurwitz_unit(a), q = kvant_hurwitz_unit(b);
@@ -152,7 +149,6 @@ static void random_books_cover_as_the_proposition_says(void **state)
     static const uint32_t sizes[] = { 24, 96, 192 };
     enum { BOOKS = 24, SAMPLES = 2000 };
     uint64_t rng = 21;
-    (void)state;
     for (size_t i = 0; i < COUNT(sizes); i++) {
         double sum = 0, squares = 0;
         for (uint64_t seed = 0; seed < BOOKS; seed++) {
@@ -205,7 +201,6 @@ static void covering_radius_falls_with_the_cube_root(void **state)
                   { "hqmq-s24r4", 24 },
                   { "hqmq-s192r4", 192 } };
     uint64_t rng = 22;
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         double scaled =
             book_covering(specs[i].spec, &rng).radius * cbrt(24.0 * specs[i].secondaries);
@@ -220,7 +215,6 @@ static void spread_books_are_better_than_random_ones(void **state)
 {
     static const uint32_t sizes[] = { 24, 96, 192 };
     uint64_t rng = 23;
-    (void)state;
     for (size_t i = 0; i < COUNT(sizes); i++) {
         kvant_quaternion s[192];
         uint64_t stream = 5;
@@ -245,7 +239,6 @@ static void the_search_finds_the_nearest_codeword(void **state)
     enum { D = 72 };
     static float x[64 * D], decoded[64 * D];
     uint64_t rng = 24;
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec = make_codec(specs[i], D, KVANT_ROLE_V);
         const kvant_direction *direction = kvant_direction_of(codec);
@@ -284,7 +277,6 @@ static void error_is_that_of_direction_and_radius(void **state)
                  { "hqmq-s192r6:book=random,scale=norm", 6 } };
     enum { D = 128, PAGES = 40 };
     static float x[64 * D], decoded[64 * D];
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         uint64_t rng = 25;
         double error = 0, energy = 0, radii = 0;
@@ -318,7 +310,6 @@ static void unbiased_scale(void **state)
     enum { D = 64 };
     static float x[64 * D], decoded[64 * D];
     uint64_t rng = 26;
-    (void)state;
     fill_normal(x, COUNT(x), &rng);
     for (uint32_t i = 0; i < COUNT(x); i += 4) /* no chunk near zero */
         x[i] += x[i] > 0 ? 2 : -2;
@@ -363,7 +354,6 @@ static void bad_specs_are_refused(void **state)
         "naive-8",
         "naive-2:slots=65",
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec;
         char err[256] = "";

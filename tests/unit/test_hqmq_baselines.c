@@ -43,7 +43,6 @@ static void sizes_of_the_papers_tables(void **state)
         { "addvq-k48r4", 3.79, 4.125 },
         { "addvq-k192r4", 4.79, 5.125 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         kvant_codec *codec = make_codec(rows[i].spec, D, KVANT_ROLE_V);
         assert_true(fabs(info_of(codec).nominal_bits - 16.0 / D - rows[i].paper) <= 0.005);
@@ -87,7 +86,6 @@ static void spherical_errors(void **state)
     enum { SAMPLES = 100000 };
     uint64_t rng = 32;
     double square = 0, frames[4] = { 0 }, largest = 0, smallest = 1;
-    (void)state;
     double rotate_by_rope[4][4][4]; /* four random orthonormal frames, by Gram and Schmidt */
     for (int f = 0; f < 4; f++)
         for (int k = 0; k < 4; k++) {
@@ -135,7 +133,6 @@ static void spherical_errors(void **state)
 static void more_signs_err_less(void **state)
 {
     double before = 1, error;
-    (void)state;
     for (int signs = 0; signs <= 8; signs += 2) {
         char spec[32];
         snprintf(spec, sizeof spec, "spherical-r4jl%d", signs);
@@ -153,7 +150,6 @@ static void more_signs_err_less(void **state)
 static void additive_errors(void **state)
 {
     double error;
-    (void)state;
     for (uint32_t k = 24; k <= 48; k *= 2) {
         char joint[48], greedy[48], product[48];
         snprintf(joint, sizeof joint, "addvq-k%ur8", k);
@@ -178,7 +174,6 @@ static void bad_specs_are_refused(void **state)
                                          "addvq-k24r9",
                                          "addvq-k24r4:book=random",
                                          "addvq-k24r4:search=best" };
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         kvant_codec *codec;
         char err[256] = "";

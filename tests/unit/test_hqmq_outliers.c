@@ -16,7 +16,6 @@ static void sizes_with_outliers(void **state)
         { "hqmq-s96r4:med3", 64, 5.25, 1 / 16.0, 4.042 },
         { "hqmq-s24r6:med=5,slots=4", 128, 6.125, 4 / 32.0, 3.917 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         kvant_codec *codec = make_codec(rows[i].spec, rows[i].head_dim, KVANT_ROLE_K);
         double nominal = (1 - rows[i].share) * rows[i].plain + 16 * rows[i].share + 0.25;
@@ -32,7 +31,6 @@ static void outliers_are_kept(void **state)
     enum { D = 128 };
     static float x[64 * D], with[64 * D], plain[64 * D], clean[64 * D];
     uint64_t rng = 27;
-    (void)state;
     fill_normal(x, COUNT(x), &rng);
     memcpy(clean, x, sizeof x);
     for (uint32_t t = 0; t < 64; t++)
@@ -59,7 +57,6 @@ static void more_outliers_than_slots(void **state)
     enum { D = 64 };
     static float x[64 * D], decoded[64 * D];
     uint64_t rng = 28;
-    (void)state;
     fill_normal(x, COUNT(x), &rng);
     for (uint32_t t = 0; t < 64; t++)
         for (uint32_t k = 0; k < 3; k++) /* chunks 1, 2, 3 get norms 100, 300, 200 */
@@ -161,7 +158,6 @@ static void the_streaming_rule_against_the_papers(void **state)
     static const char *const specs[] = { "hqmq-s96r6", "hqmq-s96r6:med3,slots=1", "hqmq-s96r6:med3",
                                          "hqmq-s96r6:med3,slots=16", "hqmq-s96r6:med=0" };
     static float x[TOKENS * D], decoded[64 * D];
-    (void)state;
     for (size_t k = 0; k < COUNT(sets); k++) {
         double errors[COUNT(specs)] = { 0 }, share;
         fill_outliers(&sets[k], x, TOKENS, D);
@@ -193,7 +189,6 @@ static void the_median_of_a_page_is_the_papers_rule(void **state)
     enum { D = 128, TOKENS = 256 };
     static const outlier_set sets[] = { { "", 0, 40, 25, 0 }, { "", 0.5, 1, 1, 0.03 } };
     static float x[TOKENS * D], decoded[64 * D];
-    (void)state;
     for (size_t k = 0; k < COUNT(sets); k++) {
         fill_outliers(&sets[k], x, TOKENS, D);
         for (uint32_t t = 0; t < TOKENS; t += 64) {
@@ -216,7 +211,6 @@ static void a_full_page_keeps_the_largest(void **state)
                                          "naive-7:slots=32" };
     static float x[64 * D], decoded[64 * D];
     uint64_t rng = 31;
-    (void)state;
     fill_normal(x, COUNT(x), &rng);
     /* chunk t mod 16 of every token; even tokens have larger chunks */
     for (uint32_t t = 0; t < 64; t++)
@@ -250,7 +244,6 @@ static void the_scale_decides_the_papers_ablation(void **state)
     static const char *const specs[] = { "int-4:sym", "naive-4:range=all", "naive-4" };
     static float x[64 * D], decoded[64 * D];
     double error[COUNT(specs)] = { 0 };
-    (void)state;
     fill_outliers(&set, x, 64, D);
     for (size_t i = 0; i < COUNT(specs); i++) {
         encode_decode(specs[i], D, KVANT_ROLE_K, x, decoded);

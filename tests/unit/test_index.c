@@ -35,7 +35,6 @@ static void rotations(void **state)
 {
     static const uint32_t dims[] = { 1, 2, 3, 7, 64, 100, 384, 511, 1000, 8192 };
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    (void)state;
     for (size_t d = 0; d < COUNT(dims); d++) {
         const uint32_t n = dims[d];
         kvant_rotation rotation;
@@ -72,7 +71,6 @@ static void books(void **state)
                                     0.0006442 * 1.03,
                                     0.0001635 * 1.12,
                                     0.03125 * 0.03125 / 12 * 1.1 };
-    (void)state;
     for (uint32_t bits = 1; bits <= 8; bits++) {
         kvant_book book;
         double error = 0, mass = 0;
@@ -99,7 +97,6 @@ static void estimator(void **state)
     static const double variance[] = { 0.3634 / 0.6366,   0.1175 / 0.8825, 0.03456 / 0.96544,
                                        0.00952 / 0.99048, 0.002519,        0.000657 };
     enum { DIM = 256, N = 400, QUERIES = 100 };
-    (void)state;
     float *x = random_rows(N, DIM, 11), *q = random_rows(QUERIES, DIM, 12);
     for (uint32_t i = 0; i < 9; i++) {
         const bool trellis = i >= 6;
@@ -136,7 +133,6 @@ static void estimator(void **state)
 static void centred(void **state)
 {
     enum { DIM = 256, N = 400, QUERIES = 100 };
-    (void)state;
     float *x = random_rows(N, DIM, 13), *q = random_rows(QUERIES, DIM, 14),
           *c = random_rows(1, DIM, 15);
     for (size_t j = 0; j < DIM; j++)
@@ -203,7 +199,6 @@ static void scores(void **state)
 {
     static const uint32_t dims[] = { 1, 5, 16, 100, 300 };
     enum { N = 75, QUERIES = 5 };
-    (void)state;
     for (size_t d = 0; d < COUNT(dims); d++)
         for (size_t s = 0; s < COUNT(specs); s++)
             for (int metric = 0; takes(specs[s], dims[d]) && metric < 3; metric++) {
@@ -247,7 +242,6 @@ static void scores(void **state)
 static void same_results(void **state)
 {
     enum { DIM = 72, N = 9000, QUERIES = 70, K = 13 };
-    (void)state;
     float *x = random_rows(N, DIM, 31), *q = random_rows(QUERIES, DIM, 32),
           *reversed = malloc(sizeof(float) * N * DIM);
     uint64_t *ids = malloc(N * sizeof *ids);
@@ -272,8 +266,7 @@ static void same_results(void **state)
             kvant_index *other = empty(specs[s], DIM, KVANT_METRIC_L2);
             if (strchr(specs[s], ':'))
                 assert_int_equal(kvant_index_train(other, x, DIM, 500), KVANT_OK);
-            assert_int_equal(kvant_index_add(other, reversed + first * DIM, DIM, n, ids + first, 3),
-                             KVANT_OK);
+            assert_ok(kvant_index_add(other, reversed + first * DIM, DIM, n, ids + first, 3));
             for (uint32_t threads = 1; threads <= 7; threads += 3) {
                 kvant_index_query query = query_of(q, DIM, QUERIES, K);
                 query.n_threads = threads;
@@ -307,7 +300,6 @@ static void scaling(void **state)
 {
     enum { DIM = 48, N = 200, QUERIES = 8, K = 20 };
     static const int powers[] = { -140, -60, -10, 3, 50 };
-    (void)state;
     float *x = random_rows(N, DIM, 41), *q = random_rows(QUERIES, DIM, 42),
           *scaled = malloc(sizeof(float) * N * DIM);
     for (int metric = 0; metric < 2; metric++) {
@@ -352,7 +344,6 @@ static const float *original(void *context, uint64_t id)
 static void stored_rows(void **state)
 {
     enum { DIM = 64, N = 500, K = 10 };
-    (void)state;
     float *x = random_rows(N, DIM, 63), *q = random_rows(4, DIM, 64);
     for (int lists = 0; lists < 2; lists++)
         for (int metric = 0; metric < 3; metric++) {
@@ -391,7 +382,6 @@ static void stored_rows(void **state)
 static void rerank(void **state)
 {
     enum { DIM = 64, N = 500, K = 10 };
-    (void)state;
     float *x = random_rows(N, DIM, 61), *q = random_rows(4, DIM, 62);
     for (int metric = 0; metric < 3; metric++) {
         kvant_index *index = filled("turboquant-2", DIM, (kvant_metric)metric, x, N);
@@ -426,7 +416,6 @@ static void rerank(void **state)
 /* Zeros have no direction: their scores are 0 and nothing is divided by 0. */
 static void zeros(void **state)
 {
-    (void)state;
     const float x[3][4] = { { 0 }, { 1, 0, 0, 0 }, { -1, 0, 0, 0 } };
     for (int metric = 0; metric < 3; metric++) {
         kvant_index *index = filled("turboquant-4", 4, (kvant_metric)metric, x[0], 3);

@@ -67,7 +67,6 @@ static kvant_status index_life(const void *path)
 static void indexes(void **state)
 {
     char path[64];
-    (void)state;
     snprintf(path, sizeof path, "allocation_failure_index.%ld", (long)getpid());
     index_spec = "turboquant-3:dims=7";
     refuse_each_allocation(index_life, path, index_spec, false);
@@ -89,7 +88,6 @@ static void index_changes(void **state)
     };
     uint64_t want[100], got[100];
     float scores[100];
-    (void)state;
     for (int removal = 0; removal < 2; removal++)
         for (long at = 1, met = 1; met; at++) {
             const uint64_t ids[2] = { 900, 0 }; /* id 0 exists already */

@@ -57,7 +57,6 @@ static void change(const char *spec, uint32_t n_probe)
 
 static void changes(void **state)
 {
-    (void)state;
     change("turboquant-3", 0);
     change("turboquant-3:lists=3", 3);
     change("turboquant-5", 0);
@@ -92,7 +91,6 @@ static kvant_index *given(const float *centroids, uint32_t dim, size_t n_centroi
 static void lists(void **state)
 {
     enum { DIM = 32, N = 1500, CLUSTERS = 3, K = 20 };
-    (void)state;
     float *x = random_rows(N, DIM, 81), *centres = random_rows(CLUSTERS, DIM, 82);
     for (size_t i = 0; i < N * DIM; i++)
         x[i] += 20 * centres[i / DIM % CLUSTERS * DIM + i % DIM];
@@ -134,7 +132,6 @@ static void filters(void **state)
     enum { DIM = 16, N = 100 };
     const uint64_t allowed[] = { 7, 64, 7, 33, 1000000, 98, 31 };
     size_t calls = 0;
-    (void)state;
     float *x = random_rows(N, DIM, 51);
     kvant_index *index = filled("turboquant-4", DIM, KVANT_METRIC_INNER_PRODUCT, x, N);
     result all = search(index, x, DIM, 2, N);
@@ -172,7 +169,6 @@ static void filters(void **state)
 static void training(void **state)
 {
     enum { DIM = 60, KEPT = 12, N = 400 };
-    (void)state;
     float *basis = random_rows(KEPT + 1, DIM, 71), *z = random_rows(N, KEPT, 72),
           *x = calloc((size_t)N * DIM, sizeof *x);
     float y[DIM];
@@ -213,7 +209,6 @@ static void mistakes(void **state)
     char err[256];
     float score;
     uint64_t id;
-    (void)state;
     static const char *const bad[] = { "turboquant",
                                        "turboquant-9",
                                        "turboquant-0",
@@ -279,7 +274,6 @@ static void any_number_of_lists(void **state)
 {
     enum { DIM = 8, N = 2500 };
     static const uint32_t probes[] = { 0, 1, 1024, 1025, 2000, N - 1, N, N + 1, UINT32_MAX };
-    (void)state;
     float *x = random_rows(N, DIM, 83);
     const kvant_index_params params = { .size = sizeof params,
                                         .dim = DIM,

@@ -91,7 +91,6 @@ static void saved_and_found(void **state)
                                          "trellis-2:lists=2,rows=int8",
                                          "int-3:asym" };
     files f = make_files();
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int metric = 0; metric < 3; metric++)
             for (int ids = 0; ids < 2; ids++) {
@@ -126,7 +125,6 @@ static void saved_and_found(void **state)
 static void emptied(void **state)
 {
     files f = make_files();
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_INNER_PRODUCT, false);
     for (uint64_t id = 0; id < N; id++)
         assert_int_equal(kvant_index_remove(index, id), KVANT_OK);
@@ -184,7 +182,6 @@ static void flipped_bits(void **state)
 {
     files f = make_files();
     size_t n;
-    (void)state;
     kvant_index *index = make(&f, "turboquant-2:dims=7,lists=2", KVANT_METRIC_L2, true);
     save(index, f.path);
     uint8_t *bytes = read_bytes(f.path, &n);
@@ -203,7 +200,6 @@ static void other_lengths(void **state)
 {
     files f = make_files();
     size_t n;
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, false);
     save(index, f.path);
     uint8_t *bytes = read_bytes(f.path, &n);
@@ -228,7 +224,6 @@ static void failed_and_replaced(void **state)
 {
     files f = make_files();
     char err[256] = "", nowhere[160];
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, false);
     const found want = search(&f, index);
     snprintf(nowhere, sizeof nowhere, "%s/none/index", f.folder);
@@ -249,6 +244,31 @@ static void failed_and_replaced(void **state)
     remove_files(&f);
 }
 
+/* Another program writes a shorter file over the file of a view. */
+static void cut_while_open(void **state)
+{
+    files f = make_files();
+    float row[DIM], score;
+    uint64_t id;
+    char err[256] = "";
+    (void)state;
+    kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, true);
+    save(index, f.path);
+    kvant_index *view = opened(kvant_index_view, f.path);
+    assert_int_equal(truncate(f.path, 64), 0);
+    const kvant_index_query query = {
+        .size = sizeof query, .rows = f.rows, .stride = DIM, .n = 1, .k = 1
+    };
+    assert_int_equal(kvant_index_search(view, &query, &score, &id), KVANT_ERR_FORMAT);
+    assert_non_null(strstr(kvant_error_message(), "cut short"));
+    assert_int_equal(kvant_index_reconstruct(view, 0, row), KVANT_ERR_FORMAT);
+    assert_int_equal(kvant_index_verify(view), KVANT_ERR_FORMAT);
+    assert_int_equal(kvant_index_save(view, f.path, err, sizeof err), KVANT_ERR_FORMAT);
+    kvant_index_free(&view);
+    kvant_index_free(&index);
+    remove_files(&f);
+}
+
 /* No part of a removed vector is in the file, nor its id, whether the removed vector was the last
  * or others come after it. */
 static void removed_vectors_are_gone(void **state)
@@ -256,7 +276,6 @@ static void removed_vectors_are_gone(void **state)
     static const char *const specs[] = { "turboquant-4", "turboquant-4:lists=2,rows=int8",
                                          "int-3:asym" };
     static const uint64_t marked = 0x6b76616e745f6964u;
-    (void)state;
     files f = make_files();
     for (size_t i = 0; i < 2 * COUNT(specs); i++)
         for (int more = 0; more < 2; more++) {
@@ -283,9 +302,13 @@ static void removed_vectors_are_gone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(saved_and_found),     cmocka_unit_test(emptied),
-        cmocka_unit_test(flipped_bits),        cmocka_unit_test(other_lengths),
-        cmocka_unit_test(failed_and_replaced), cmocka_unit_test(removed_vectors_are_gone),
+        cmocka_unit_test(saved_and_found),
+        cmocka_unit_test(emptied),
+        cmocka_unit_test(flipped_bits),
+        cmocka_unit_test(other_lengths),
+        cmocka_unit_test(failed_and_replaced),
+        cmocka_unit_test(cut_while_open),
+        cmocka_unit_test(removed_vectors_are_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

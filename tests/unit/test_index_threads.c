@@ -48,7 +48,6 @@ static void searches(void **state)
     static float rows[N * DIM], queries[QUERIES * DIM];
     static job alone, jobs[SEARCHERS];
     uint64_t rng = 3;
-    (void)state;
     fill_normal(rows, N * DIM, &rng);
     fill_normal(queries, QUERIES * DIM, &rng);
     for (size_t s = 0; s < COUNT(specs); s++) {

@@ -42,7 +42,6 @@ static void bits_are_those_of_table_3(void **state)
         { "innerq-small", 3.5, 2.5, 3.0 }, { "innerq-base:group=64", 3.25, 3.25, 3.25 },
         { "kivi-2", 3.0, 3.0, 3.0 },       { "kivi-4", 5.0, 5.0, 5.0 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         kvant_codec *k = make_codec(rows[i].spec, 128, KVANT_ROLE_K),
                     *v = make_codec(rows[i].spec, 128, KVANT_ROLE_V);
@@ -59,7 +58,6 @@ static void bits_are_those_of_table_3(void **state)
  * are normalised. */
 static void windows_and_normalisation_are_asked_for(void **state)
 {
-    (void)state;
     for (int role = 0; role < 2; role++) {
         kvant_codec *innerq = make_codec("innerq-hybrid", 64, (kvant_role)role);
         kvant_codec *kivi = make_codec("kivi-2", 64, (kvant_role)role);
@@ -88,7 +86,6 @@ static void names_stand_for_uniform_codecs(void **state)
         { "kivi-2", "int-2:axis=channel,group=32", "int-2:group=32" },
         { "kivi-4:group=64", "int-4:axis=channel,group=64", "int-4:group=64" },
     };
-    (void)state;
     uint64_t rng = 31;
     float x[64 * 80];
     fill_normal(x, COUNT(x), &rng);
@@ -113,7 +110,6 @@ static void last_groups_may_be_smaller(void **state)
                  { 112, 16, "int-3:group=32,sym", "int-3:sym" },
                  { 80, 16, "int-2:group=32,hybrid", "int-2:hybrid" },
                  { 63, 15, "int-4:group=24", "int-4" } };
-    (void)state;
     uint64_t rng = 32;
     for (size_t i = 0; i < COUNT(rows); i++)
         for (int role = 0; role < 2; role++) {
@@ -145,7 +141,6 @@ static void refused(const char *spec, const char *wanted)
 
 static void bad_specs_name_the_valid_values(void **state)
 {
-    (void)state;
     refused("innerq", "innerq-base, innerq-hybrid or innerq-small");
     refused("innerq-3", "innerq-base, innerq-hybrid or innerq-small");
     refused("innerq-base:hybrid", "no option 'hybrid'");
@@ -254,7 +249,6 @@ static void mse_is_that_of_the_ranges_of_normal_groups(void **state)
         { "int-2:group=32,axis=channel", 32, 2, false },
         { "int-4:group=32", 32, 4, false },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         double want = rows[i].symmetric ? symmetric_mse(rows[i].group, rows[i].bits)
                                         : asymmetric_mse(rows[i].group, rows[i].bits);
@@ -327,7 +321,6 @@ static void hybrid_takes_the_better_arm(void **state)
         { "int-3:hybrid=code,group=32,axis=channel", "int-3:sym,group=32,axis=channel",
           "int-2:group=32,axis=channel", true, true },
     };
-    (void)state;
     enum { D = 96 };
     static float x[64 * D], hybrid[64 * D], symmetric[64 * D], asymmetric[64 * D];
     uint64_t rng = 34;
@@ -386,7 +379,6 @@ static double asymmetric_share(bool code, uint32_t n_groups, uint64_t *rng)
  * two levels of the authors' program nearly none are. */
 static void share_of_asymmetric_groups(void **state)
 {
-    (void)state;
     enum { PAGES = 20, D = 128, GROUPS = PAGES * D * 2 };
     static float x[64 * D];
     uint64_t rng = 35;
@@ -423,7 +415,6 @@ static void choices_with_a_known_answer(void **state)
         { 10, 1, true, true },  { -10, 1, true, true },  { 0, 0, false, false },
         { 3, 0, false, false }, { -3, 0, false, false }, { -60000, 120000, true, false },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++)
         for (int code = 0; code < 2; code++) {
             float x[64 * 16], decoded[64 * 16];
@@ -433,8 +424,7 @@ static void choices_with_a_known_answer(void **state)
                 encode(code ? "innerq-hybrid:hybrid=code" : "innerq-hybrid", 16, KVANT_ROLE_V, x);
             for (size_t at = 0; at < 32; at++)
                 assert_int_equal(is_asymmetric(&p, at), code ? rows[i].code : rows[i].paper);
-            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 16),
-                             KVANT_OK);
+            assert_ok(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 16));
             for (uint32_t k = 0; k < COUNT(x); k++)
                 assert_true(isfinite(decoded[k]) && (rows[i].spread != 0 || decoded[k] == x[k]));
             free_page(&p);

@@ -43,7 +43,6 @@ static double condition(const kvant_codec *codec, const kvant_calibration *c)
  * relative to |W| |W^-1| |x| |q|. (Frobenius norms bound the norms of matrices of magnitudes.) */
 static void inner_products_stay(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 37;
     for (size_t i = 0; i < COUNT(transforms); i++) {
@@ -100,7 +99,6 @@ static double score_error(const char *spec, const kvant_calibration *c)
 
 static void scores_err_less(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     double none = score_error("turboquant-4:center=file", c),
            diagonal = score_error("turboquant-4:transform=diagonal", c),
@@ -122,7 +120,6 @@ static void specs_say_what_they_do(void **state)
                  ",transform=file,center=file,sink=0,recent=0", ",center=file,sink=0,recent=0" }, ){
             "turboquant-4:transform=none", "signs=seed,seed=7", "signs=seed,seed=7" },
     };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     for (size_t i = 0; i < COUNT(cases); i++)
         for (int role = 0; role < 2; role++) {
@@ -156,7 +153,6 @@ static void expect_refusal(const char *spec, uint32_t dim, kvant_role role,
 
 static void mistakes_are_named(void **state)
 {
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     for (int role = 0; role < 2; role++) {
         kvant_role r = (kvant_role)role;
@@ -178,7 +174,6 @@ static void mistakes_are_named(void **state)
 /* A valid file with a matrix that no calibrator would write. */
 static void matrices_without_inverse_are_refused(void **state)
 {
-    (void)state;
     for (uint32_t kind = 0; kind < 3; kind++) {
         kvant_calibration *c = calibrate_fixed(DIM);
         uint16_t *half = (uint16_t *)(uintptr_t)entry_of(c, 1, KVANT_ROLE_K).matrix;
@@ -197,7 +192,6 @@ static void matrices_without_inverse_are_refused(void **state)
 static void bad_rows_are_refused(void **state)
 {
     static const float bad[] = { NAN, INFINITY, 3e38f, 60000 };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     for (size_t s = 0; s < COUNT(transforms); s++) {
         kvant_codec *codec = create(transforms[s], DIM, KVANT_ROLE_K, c);
@@ -211,8 +205,7 @@ static void bad_rows_are_refused(void **state)
                                : status == (i == 2 ? KVANT_ERR_RANGE : KVANT_ERR_NONFINITE));
             if (status != KVANT_OK)
                 assert_memory_equal(page, zeros, bytes);
-            assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, TOKENS, decoded, DIM),
-                             KVANT_OK);
+            assert_ok(kvant_codec_decode(codec, NULL, page, 0, TOKENS, decoded, DIM));
             for (size_t j = 0; j < COUNT(decoded); j++)
                 assert_true(isfinite(decoded[j]));
         }
@@ -226,7 +219,6 @@ static void bad_rows_are_refused(void **state)
 static void pages_do_not_tell_the_level(void **state)
 {
     static const uint32_t dims[] = { 32, 64, 80 };
-    (void)state;
     uint64_t rng = 39;
     for (size_t d = 0; d < COUNT(dims); d++) {
         kvant_calibration *c = calibrate_fixed(dims[d]);
@@ -240,9 +232,8 @@ static void pages_do_not_tell_the_level(void **state)
                 if (!use_level(cpu_levels[l]))
                     continue;
                 memset(page, 0, bytes);
-                assert_int_equal(
-                    kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want),
-                    KVANT_OK);
+                assert_ok(
+                    kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want));
                 if (l && memcmp(page, want, bytes) != 0)
                     fail_msg("%s at %u: other bytes at level %s", weighted_specs[s],
                              (unsigned)dims[d], kvant_cpu_level_name(cpu_levels[l]));
@@ -265,7 +256,6 @@ static void attention_undoes_the_transform(void **state)
         "turboquant-4:transform=file", "turboquant-4:transform=diagonal",
         PAPERS("octopus-4:transform=file,recent=70", ) "int-4:axis=channel,transform=file"
     };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 40;
     for (size_t s = 0; s < COUNT(specs); s++) {
@@ -290,8 +280,7 @@ static void attention_undoes_the_transform(void **state)
             assert_int_equal(kvant_tensor_size(&params, &size), KVANT_OK);
             memory[role] = aligned(size);
             assert_int_equal(kvant_tensor_create(&params, memory[role], &tensors[role]), KVANT_OK);
-            assert_int_equal(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1));
             assert_int_equal(kvant_tensor_read(tensors[role], 0, N, rows[role], DIM), KVANT_OK);
         }
         float q[DIM], out[DIM];
@@ -309,11 +298,9 @@ static void attention_undoes_the_transform(void **state)
                                                   .out_head_stride = DIM,
                                                   .n_threads = 1 };
         size_t bytes;
-        assert_int_equal(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes),
-                         KVANT_OK);
+        assert_ok(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes));
         void *workspace = aligned(bytes);
-        assert_int_equal(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes),
-                         KVANT_OK);
+        assert_ok(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes));
         double p[N], sum = 0, error = 0, size = 0;
         for (uint32_t t = 0; t < N; t++) {
             double score = 0;

@@ -49,8 +49,7 @@ static kvant_tensor *make_tensor(fixture *f, kvant_role role, uint32_t dim)
                                          .blocks_per_sequence = blocks + 1 };
     kvant_tensor *tensor;
     size_t bytes;
-    assert_int_equal(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_codec_create(f->s.latent, dim, role, 3, &f->codecs[0], NULL, 0));
     assert_int_equal(kvant_codec_create(f->s.rope, dim, role, 3, &f->codecs[1], NULL, 0), KVANT_OK);
     for (uint32_t part = 0; part < PARTS; part++)
         codecs[part] = f->codecs[part >= VALUE_PARTS];
@@ -108,9 +107,8 @@ static float *read_all(const fixture *f)
 {
     float *rows = malloc((size_t)f->s.n_tokens * ROW * sizeof *rows);
     for (uint32_t j = 0; j < f->s.n_tokens; j++)
-        assert_int_equal(kvant_tensor_read(f->tensor, 64 * (size_t)f->table[j / 64] + j % 64, 1,
-                                           rows + (size_t)j * ROW, ROW),
-                         KVANT_OK);
+        assert_ok(kvant_tensor_read(f->tensor, 64 * (size_t)f->table[j / 64] + j % 64, 1,
+                                    rows + (size_t)j * ROW, ROW));
     return rows;
 }
 
@@ -171,7 +169,6 @@ static void outputs_are_exact_to_binary32(void **state)
                                             { "trellis-3", "f16" },
                                             { "turboquant-6", "int-8" },
                                             { "int-4:recent=64", "int-8:recent=64" } };
-    (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         const char *latent = specs[i][0], *rope = specs[i][1];
         check((setup){ latent, rope, 16, 130, 1, .causal = true });
@@ -183,7 +180,6 @@ static void outputs_are_exact_to_binary32(void **state)
 
 static void every_level_is_exact_to_binary32(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof cpu_levels / sizeof *cpu_levels; i++) {
         if (!use_level(cpu_levels[i]))
             continue;
@@ -196,7 +192,6 @@ static void every_level_is_exact_to_binary32(void **state)
 /* Compares bits, for decode (whose context is split) and prefill. */
 static void threads_change_nothing(void **state)
 {
-    (void)state;
     for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
         fixture f = make_fixture((setup){ "trellis-4", "int-8", 9, 2300, n_queries, .mask = true });
         const size_t bytes = (size_t)n_queries * 9 * VALUES * sizeof(float);
@@ -217,7 +212,6 @@ static void threads_change_nothing(void **state)
 static void nan_queries_give_nan(void **state)
 {
     fixture f = make_fixture((setup){ "trellis-4", "int-8", 2, 100, 1, .mask = false });
-    (void)state;
     f.data.q[ROW - 1] = NAN;
     assert_int_equal(run(&f), KVANT_OK);
     for (uint32_t i = 0; i < VALUES; i++) {
@@ -248,7 +242,6 @@ static void arguments_are_checked(void **state)
                     { "trellis-4:center=first", "learn", KVANT_ROLE_V, DIM } };
     fixture f = make_fixture((setup){ "int-8", "int-8", 4, 100, 1, .mask = false });
     size_t bytes;
-    (void)state;
     assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, NULL),
                      KVANT_ERR_ARGUMENT);
     expect_refused(NULL, VALUES, &f.problem, "rows is NULL");
@@ -259,8 +252,7 @@ static void arguments_are_checked(void **state)
     f.problem.first_block = 2;
     expect_refused(f.tensor, VALUES, &f.problem, "more blocks");
     f.problem.first_block = 0;
-    assert_int_equal(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, &bytes),
-                     KVANT_OK);
+    assert_ok(kvant_latent_attention_workspace(f.tensor, VALUES, &f.problem, &bytes));
     void *workspace = aligned(bytes);
     assert_int_equal(kvant_latent_attention(f.tensor, VALUES, &f.problem, workspace, bytes - 64),
                      KVANT_ERR_ARGUMENT);

@@ -1,12 +1,6 @@
 /* test_learn.c - the decisions of src/store/learn.h, which all kinds of caches share. */
+#include "../cases.h"
 #include "../../src/store/learn.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -16,7 +10,6 @@ static void repeated_tokens_are_alike(void **state)
 {
     double text[64], repeated[64];
     float values[64 * 4];
-    (void)state;
     for (uint32_t i = 0; i < 64; i++) {
         text[i] = 100 + i * 37 % 64;
         repeated[i] = i % 3;
@@ -45,7 +38,6 @@ static void limits_depend_on_the_estimate(void **state)
     } cases[] = { { { false, false, true, 0 }, 1.5 },   { { false, true, true, 0 }, 3.0 },
                   { { true, true, false, 0 }, 1.5 },    { { true, false, true, -1 }, 1.25 },
                   { { true, false, true, 511 }, 1.25 }, { { true, false, true, 512 }, 2.0 } };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++)
         assert_true(kvant_learn_most_error(&cases[i].estimate) == cases[i].most);
 }
@@ -57,7 +49,6 @@ static void matrices_are_due_after_four_times_the_rows(void **state)
     static const uint32_t due[][2] = { { 16, 256 },  { 64, 256 },  { 65, 260 },
                                        { 239, 956 }, { 240, 960 }, { 1000, 960 } };
     kvant_learn_schedule s = { 0 };
-    (void)state;
     for (size_t i = 0; i < COUNT(due); i++) {
         assert_true(kvant_learn_makes_matrix(&s, -1, due[i][0], false, 2));
         assert_int_equal(s.due, due[i][1]);
@@ -78,7 +69,6 @@ static void matrices_are_due_after_four_times_the_rows(void **state)
  * left. */
 static void buckets_are_shared_out(void **state)
 {
-    (void)state;
     srand(7);
     for (uint32_t round = 0; round < 2000; round++) {
         kvant_learn_schedule s = { .n_buckets = 1 + (uint32_t)rand() % KVANT_MOST_BUCKETS,
@@ -106,7 +96,6 @@ static void buckets_are_shared_out(void **state)
 static void queries_of_prompts_are_of_use(void **state)
 {
     kvant_learn_schedule s = { 0 };
-    (void)state;
     assert_true(kvant_learn_wants_queries(&s, true, 1));
     assert_false(kvant_learn_wants_queries(&s, false, 63));
     assert_true(kvant_learn_wants_queries(&s, false, 64));
@@ -121,7 +110,6 @@ static void queries_of_prompts_are_of_use(void **state)
 static void later_positions_take_later_buckets(void **state)
 {
     kvant_lesson_buckets b = { .since = 5 };
-    (void)state;
     kvant_lesson_buckets_begin(&b);
     assert_true(kvant_lesson_in_first_bucket(&b));
     for (uint32_t id = 1; id < KVANT_LESSON_BUCKETS; id++) {
@@ -148,7 +136,6 @@ static void later_positions_take_later_buckets(void **state)
 static void a_failed_bucket_ends_learning(void **state)
 {
     kvant_lesson_buckets b;
-    (void)state;
     kvant_lesson_buckets_begin(&b);
     kvant_lesson_requested(&b, 1, true);
     kvant_lesson_answered(&b, false);
@@ -171,7 +158,6 @@ static void a_lesson_begins_when_two_thirds_are_full(void **state)
 {
     kvant_lesson l = { 0 };
     kvant_lesson_step step = step_of(1, 7), prompt = step_of(64, 8);
-    (void)state;
     assert_int_equal(kvant_lesson_next(&l, &step), KVANT_LESSON_NONE);
     step.n_used = 8;
     assert_int_equal(kvant_lesson_next(&l, &step), KVANT_LESSON_BEGIN);
@@ -185,7 +171,6 @@ static void single_tokens_join_when_pages_are_full(void **state)
 {
     kvant_lesson l = { .begun = true, .tried = true };
     kvant_lesson_step step = step_of(1, 12), prompt = step_of(512, 12);
-    (void)state;
     for (uint32_t i = 1; i < 24; i++) {
         assert_int_equal(kvant_lesson_next(&l, &step), KVANT_LESSON_NONE);
         assert_int_equal(kvant_lesson_next(&l, &prompt), KVANT_LESSON_NONE);
@@ -200,7 +185,6 @@ static void rows_that_are_sealed_need_transforms(void **state)
 {
     kvant_lesson none = { 0 }, begun = { .begun = true };
     kvant_lesson_step step = step_of(512, 12);
-    (void)state;
     step.seals = true;
     assert_int_equal(kvant_lesson_next(&none, &step), KVANT_LESSON_SETTLE);
     assert_int_equal(kvant_lesson_next(&begun, &step), KVANT_LESSON_SETTLE);
@@ -220,7 +204,6 @@ static void stages_in_place_follow_the_rows(void **state)
     static const size_t begins[][2] = {
         { 256, 128 }, { 2048, 1024 }, { 3072, 1024 }, { 8192, 2730 }, { 32768, 10922 }
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(begins); i++) {
         const size_t room = begins[i][0], at = begins[i][1];
         assert_false(kvant_lesson_in_place_begins(room, at - 1));

@@ -60,7 +60,6 @@ static void matrices_make_errors_of_scores_small(void **state)
     const kind k = make_kind(1);
     text *t = make_text(&k, 2);
     fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
-    (void)state;
     assert_true(kvant_tensor_wants_queries(f.tensor, 1));
     assert_false(kvant_tensor_wants_queries(g.tensor, 200));
     put(&f, t, 0, 448, 448, 2);
@@ -82,7 +81,6 @@ static void values_get_matrices_without_queries(void **state)
     fixture f = make_values(spec), g = make_values("turboquant-4:norm=first"),
             h = make_values("turboquant-4:transform=first,center=first");
     fixture *all[] = { &f, &g, &h };
-    (void)state;
     for (size_t i = 0; i < COUNT(all); i++) {
         assert_false(kvant_tensor_wants_queries(all[i]->tensor, 200));
         write_rows(all[i], 0, 448, t->rows, 448, 2);
@@ -104,7 +102,6 @@ static void without_queries_there_are_factors(void **state)
 {
     const kind k = make_kind(3);
     text *t = make_text(&k, 4);
-    (void)state;
     for (int queries = 0; queries < 2; queries++) {
         fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
         for (size_t i = 0; i < (size_t)N_HEADS * 200; i++)
@@ -127,7 +124,6 @@ static void later_matrices_are_for_later_blocks(void **state)
     const kind k = make_kind(5), other = make_kind(6);
     text *t = make_text(&k, 7), *u = make_text(&other, 8);
     fixture f = make(spec, 1, BLOCKS, 0);
-    (void)state;
     put(&f, t, 0, 80, 80, 2);
     exported before = export_block(&f, 1);
     put(&f, t, 128, 1920, 256, 2);
@@ -169,7 +165,6 @@ static void single_tokens_are_learnt_from(void **state)
     const kind k = make_kind(9);
     text *t = make_text(&k, 10);
     fixture f = make(spec, 1, BLOCKS, 0), g = make(plain, 1, BLOCKS, 0);
-    (void)state;
     put(&f, t, 0, 63, 1, 1);
     assert_int_equal(tensor_info_of(&f).n_transforms, 1);
     put(&f, t, 63, 700, 1, 1);
@@ -191,7 +186,6 @@ static uint32_t queries_seen(const fixture *f)
 static void single_tokens_queries_count_before_and_behind_rows(void **state)
 {
     enum { N_ENOUGH = 200, N_MORE = 160 };
-    (void)state;
     for (int behind = 0; behind < 2; behind++) {
         const kind k = make_kind(3);
         text *t = make_text(&k, 9);
@@ -223,7 +217,6 @@ static void hostile_first_rows_do_not_spoil(void **state)
     const kind k = make_kind(11);
     text *t = make_text(&k, 12), *hostile = make_text(&k, 13);
     fixture alone = make(spec, 1, BLOCKS, 0);
-    (void)state;
     put(&alone, t, 512, 512, 256, 2);
     for (size_t i = 0; i < COUNT(starts); i++) {
         uint64_t rng = 14;
@@ -264,7 +257,6 @@ static void a_long_monotonous_prompt_leaves_a_place(void **state)
     const kind k = make_kind(23), other = make_kind(24);
     text *t = make_text(&k, 25), *hostile = make_text(&other, 26);
     fixture f = make(spec, 1, BLOCKS, 0), alone = make(spec, 1, BLOCKS, 0);
-    (void)state;
     repeat_rotated(hostile->rows, N_KV_HEADS, MOST);
     repeat_rotated(hostile->queries, N_HEADS, MOST);
     put(&f, hostile, 0, MOST, 512, 2);
@@ -283,7 +275,6 @@ static void outliers_do_not_spoil(void **state)
     const kind k = make_kind(15);
     text *t = make_text(&k, 16), *u = make_text(&k, 16);
     fixture f = make(spec, 1, BLOCKS, 0), g = make(spec, 1, BLOCKS, 0);
-    (void)state;
     for (uint32_t i = 100; i < 500; i += 90)
         for (uint32_t j = 0; j < WIDTH; j++)
             u->rows[(size_t)i * WIDTH + j] *= 100;
@@ -301,7 +292,6 @@ static void threads_do_not_change_bytes(void **state)
     const kind k = make_kind(17);
     text *t = make_text(&k, 18);
     fixture f = make(spec, 1, BLOCKS, 0), g = make(spec, 1, BLOCKS, 0);
-    (void)state;
     put(&f, t, 0, 1200, 300, 1);
     put(&g, t, 0, 1200, 300, 4);
     assert_alike(&f, &g);
@@ -317,7 +307,6 @@ static void refused_rows_leave_no_trace(void **state)
     text *t = make_text(&k, 20);
     float *bad = malloc(100 * WIDTH * sizeof *bad);
     fixture f = make(spec, 1, BLOCKS, 0), g = make(spec, 1, BLOCKS, 0);
-    (void)state;
     for (int i = 0; i < 2; i++) {
         memcpy(bad, t->rows, 100 * WIDTH * sizeof *bad);
         bad[70 * WIDTH + 3] = i ? NAN : 1e30f;

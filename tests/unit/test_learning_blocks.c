@@ -66,7 +66,6 @@ static void moved_blocks_keep_matrices_of(kvant_role role)
 
 static void moved_blocks_keep_their_matrices(void **state)
 {
-    (void)state;
     moved_blocks_keep_matrices_of(KVANT_ROLE_K);
     moved_blocks_keep_matrices_of(KVANT_ROLE_V);
 }
@@ -137,7 +136,6 @@ static void large_heads_have_parts(void **state)
     } dims[] = { { 64, 64 },  { 80, 80 },  { 96, 96 },  { 127, 127 }, { 128, 128 }, { 256, 64 },
                  { 512, 64 }, { 192, 64 }, { 160, 40 }, { 136, 34 },  { 255, 255 } };
     uint64_t rng = 23;
-    (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
         const uint32_t d = dims[i].head_dim, n = dims[i].part;
         kvant_codec *codec = make_codec(spec, d, KVANT_ROLE_K);
@@ -159,8 +157,7 @@ static void large_heads_have_parts(void **state)
                 kvant_triangle_set_row(at, n, row, x);
             }
         assert_ptr_equal(at, triangles + kvant_key_transform_halves(&tensor));
-        assert_int_equal(kvant_key_transform_create(&tensor, triangles, 2, &key_transform),
-                         KVANT_OK);
+        assert_ok(kvant_key_transform_create(&tensor, triangles, 2, &key_transform));
         fill_normal(x, d, &rng);
         fill_normal(q, d, &rng);
         kvant_transform_forward(&key_transform->transforms[0], kernels, NULL, x, y);
@@ -189,7 +186,6 @@ static void large_heads_have_parts(void **state)
 static void parts_have_every_channel_once(void **state)
 {
     static const uint32_t dims[] = { 17, 63, 64, 127, 128, 129, 136, 192, 255, 256, 512 };
-    (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
         const uint32_t d = dims[i], n = kvant_key_transform_part(d);
         float x[512], part[512], back[512] = { 0 };
@@ -215,10 +211,8 @@ static void a_transform_is_a_codec(void **state)
     fixture f = make(spec, 1, BLOCKS, 0);
     kvant_codec *like, *made;
     uint8_t page[64 * 64 * 4];
-    (void)state;
-    assert_int_equal(
-        kvant_codec_create("trellis-4:transform=first", HEAD_DIM, KVANT_ROLE_K, 0, &like, NULL, 0),
-        KVANT_OK);
+    assert_ok(
+        kvant_codec_create("trellis-4:transform=first", HEAD_DIM, KVANT_ROLE_K, 0, &like, NULL, 0));
     put(&f, t, 0, 320, 320, 1);
     for (uint32_t h = 0; h < N_KV_HEADS; h++) {
         const kvant_block_info block = block_of(&f, 2, h);
@@ -226,10 +220,9 @@ static void a_transform_is_a_codec(void **state)
         memset(page, 0, sizeof page);
         assert_memory_equal(made->view.transform.center, block.affine.center,
                             HEAD_DIM * sizeof(float));
-        assert_int_equal(
-            kvant_codec_encode(made, &(kvant_affine){ made->view.transform.center, NULL },
-                               t->rows + 128 * WIDTH + (size_t)h * HEAD_DIM, WIDTH, 0, 64, page),
-            KVANT_OK);
+        assert_ok(kvant_codec_encode(made, &(kvant_affine){ made->view.transform.center, NULL },
+                                     t->rows + 128 * WIDTH + (size_t)h * HEAD_DIM, WIDTH, 0, 64,
+                                     page));
         assert_memory_equal(page, block.page, made->info.page_bytes);
         kvant_codec_free(&made);
         assert_int_equal(kvant_tensor_make_codec(f.tensor, 2, h, like, &made), KVANT_OK);

@@ -104,7 +104,6 @@ static void check_balance(const fixture *f, balance before)
 
 static void what_is_allocated_is_counted(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < 4; i++) {
         const layout *l = &layouts()[i];
         text *t = make_text(l, i + 1);

@@ -2,8 +2,6 @@
  * transforms as a tensor that stores them. */
 #include "testing.h"
 
-#include <math.h>
-
 #include <kvant/cuda.h>
 #include <kvant/tensor_hooks.h>
 
@@ -106,7 +104,6 @@ static void check_equal(const fixture *a, const fixture *b, uint32_t head)
 static void a_tensor_learns_the_same_without_storing(void **state)
 {
     fixture stored = make(), learned = make();
-    (void)state;
     ask(&stored);
     ask(&learned);
     for (size_t part = 0; part < 2; part++) {
@@ -124,7 +121,6 @@ static void refused_rows_teach_nothing(void **state)
 {
     fixture fresh = make(), other = make();
     const float former = rows[100 * WIDTH];
-    (void)state;
     assert_int_equal(take(&other, 0, 63, false), KVANT_ERR_ARGUMENT);
     rows[100 * WIDTH] = NAN;
     assert_int_equal(take(&other, 0, ROWS, false), KVANT_ERR_NONFINITE);
@@ -143,7 +139,6 @@ static int start(void **state)
 {
     uint64_t rng = 7;
     float scale[HEAD_DIM];
-    (void)state;
     for (int i = 0; i < HEAD_DIM / 2; i++)
         frequencies[i] = powf(10000, -2.0f * (float)i / HEAD_DIM);
     fill_normal(scale, HEAD_DIM, &rng);

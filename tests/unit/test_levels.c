@@ -8,7 +8,6 @@ static void zeros_of_both_signs_leave_no_trace(void **state)
 {
     static const char *const specs[] = { "int-4", "int-4:sym",    "int-4:group=16",
                                          "bdr-4", "turboquant-4", "int-3:group=32,hybrid" };
-    (void)state;
     uint64_t rng = 3;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (int role = 0; role < 2; role++) {
@@ -33,7 +32,6 @@ static void zeros_of_both_signs_leave_no_trace(void **state)
 static void pages_do_not_tell_the_level(void **state)
 {
     static const uint32_t dims[] = { 40, 64, 80, 128 };
-    (void)state;
     uint64_t rng = 5;
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (size_t d = 0; d < 2 * COUNT(dims); d++) {

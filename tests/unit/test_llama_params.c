@@ -1,12 +1,5 @@
 /* test_llama_params.c - the parameters of llama.cpp's versions, as their libraries return them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <string.h>
-
+#include "../cases.h"
 #include "../../tools/llama_params.h"
 
 #define MINUS_1 0xffffffffu
@@ -92,15 +85,11 @@ static uint32_t word(const llama_params *params, size_t i)
 
 static bool no_progress(float part, void *user)
 {
-    (void)part;
-    (void)user;
     return true;
 }
 
 static bool on_node(struct ggml_tensor *node, bool ask, void *user)
 {
-    (void)node;
-    (void)user;
     return ask;
 }
 
@@ -116,7 +105,6 @@ static const context_settings settings = { .n_ctx = 1001,
 
 static void contexts_of_all_versions(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
         const struct context_case *c = &contexts[i];
         llama_params params = given(c->words);
@@ -145,7 +133,6 @@ static void models_of_all_versions(void **state)
 {
     const model_settings model = { .n_gpu_layers = 99, .progress = no_progress };
 
-    (void)state;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         llama_params params = given(models[i].words);
         llama_progress_callback progress;
@@ -166,7 +153,6 @@ static void other_layouts_are_refused(void **state)
                               32 };
     const size_t of_model[] = { 0, 2, 5, 10, 12, 14, 18 };
 
-    (void)state;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         llama_params params = given(c->words);
         params.bytes[4 * places[i]] ^= 0x40;

@@ -3,7 +3,6 @@
 
 #include "testing.h"
 
-#include <stdio.h>
 #include <unistd.h>
 
 #include "../../integrations/llama.cpp/log.h"
@@ -14,15 +13,14 @@ static void a_message_is_one_line(void **state)
     FILE *file = tmpfile();
     const int own = dup(STDERR_FILENO);
 
-    (void)state;
     assert_non_null(file);
     assert_true(own >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-    kvp_error("KVANT_PRESET=%s: refused", "a\nb\r\x1b[31m\tc");
+    kvp_error("KVANT_PRESET=%s: refused", "a\nb\r\x1b[31m\tc\x7f\xc2\x9b\xc3\x9b");
     assert_true(dup2(own, STDERR_FILENO) >= 0);
     rewind(file);
     assert_int_equal(fread(text, 1, sizeof(text) - 1, file),
-                     strlen("kvant: KVANT_PRESET=a b  [31m c: refused\n"));
-    assert_string_equal(text, "kvant: KVANT_PRESET=a b  [31m c: refused\n");
+                     strlen("kvant: KVANT_PRESET=a b  [31m c   \xc3\x9b: refused\n"));
+    assert_string_equal(text, "kvant: KVANT_PRESET=a b  [31m c   \xc3\x9b: refused\n");
     fclose(file);
     close(own);
 }

@@ -1,14 +1,6 @@
 /* test_mla.c - the plug-in's rows of latents: which rows are latents, their specs and codecs, and
  * the memory that is reserved for them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "../../integrations/llama.cpp/mla.h"
 
 #define ROW (9 * KVP_MLA_PART)
@@ -22,7 +14,6 @@ static void rows_of_latents_are_no_power_of_two(void **state)
         0, 64, 96, 128, 256, 512, 544, 1024, 2048, 4160, UINT64_MAX
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(latents) / sizeof(latents[0]); i++)
         assert_true(kvp_mla_has_row(latents[i]));
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
@@ -40,7 +31,6 @@ static void specs_lose_what_is_learned(void **state)
     };
     char spec[64], few[8];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         assert_true(kvp_mla_spec(specs[i][0], spec, sizeof(spec)));
         assert_string_equal(spec, specs[i][1]);
@@ -89,7 +79,6 @@ static void check_codecs(const char *spec, const char *rope, uint32_t layer,
 
 static void rope_channels_have_a_codec_of_their_own(void **state)
 {
-    (void)state;
     check_codecs("trellis-4", "int-8", 1, "trellis-4", "int-8");
     check_codecs("f16", "int-8", 1, "f16", "f16");
     check_codecs("trellis-4", "int-8", 0, "f16", "f16");
@@ -107,7 +96,6 @@ static void settings_without_latents_have_no_codecs(void **state)
     const kvant_tensor_params params = { .size = sizeof(params), .n_sequences = 1, .n_blocks = 4 };
     const kvant_codec *codecs[KVP_MLA_MAX_PARTS];
 
-    (void)state;
     assert_false(kvp_mla_codecs(&none, &place, ROW, codecs));
     assert_false(kvp_mla_codecs(&learns, &place, ROW, codecs));
     assert_int_equal(kvp_mla_most_bytes(&none, &place, ROW, &params), 0);
@@ -125,7 +113,6 @@ static void reserves_for_protected_layers(void **state)
     const size_t most = kvp_mla_most_bytes(&settings, &place, ROW, &params);
     size_t bytes[2];
 
-    (void)state;
     params.codecs = codecs;
     params.n_kv_heads = ROW / KVP_MLA_PART;
     for (uint32_t i = 0; i < 2; i++) {

@@ -4,7 +4,6 @@
 
 #include "../../integrations/llama.cpp/model_file.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 typedef struct file {
@@ -106,7 +105,6 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
                   { "lfm2.shortconv.l_cache", 3, 0, 30 },
                   { "t5.decoder_block_count", 6, 0, 30 } };
     file f = begin_model(0);
-    (void)state;
     assert_int_equal(layers_of(f.bytes, f.n), 30);
     for (size_t i = 0; i < COUNT(cases); i++) {
         f = begin_model(1);
@@ -143,7 +141,6 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
 static void damaged_files_are_not_believed(void **state)
 {
     const file whole = begin_model(0);
-    (void)state;
     for (size_t n = 0; n < whole.n; n++)
         assert_int_equal(layers_of(whole.bytes, n), 0);
     for (size_t at = 0; at + 8 <= whole.n; at += 4) {

@@ -30,7 +30,6 @@ static double direction_density(double u, double unused)
 {
     enum { STEPS = 400 };
     double sum = 0;
-    (void)unused;
     for (int i = 0; i < STEPS; i++) {
         double w = (i + 0.5) / STEPS, z = 1 - u - w;
         double x = z < 0 ? 1 - w : u, y = z < 0 ? 1 - u : w;
@@ -49,7 +48,6 @@ static double norm_density(double r, double d)
  * step squared. The kink of the fold costs 1 / STEPS^2 more. */
 static void directions_are_lloyd_max(void **state)
 {
-    (void)state;
     for (uint32_t bits = 1; bits <= KVANT_OCTAHEDRAL_BITS; bits++) {
         float level[256];
         uint32_t n = 1u << bits;
@@ -67,7 +65,6 @@ static void directions_are_lloyd_max(void **state)
 static void norms_are_lloyd_max(void **state)
 {
     static const uint32_t dims[] = { 7, 16, 64, 80, 128, 512 };
-    (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
         double d = dims[i];
         float level[128];
@@ -94,7 +91,6 @@ static void norms_are_lloyd_max(void **state)
 /* Equations 5 and 6 of the paper, written as it writes them. */
 static void the_map_is_the_papers(void **state)
 {
-    (void)state;
     uint64_t rng = 3;
     for (int i = 0; i < 10000; i++) {
         double n[3], length = 0, xi, eta, back = 0, cosine = 0;
@@ -140,7 +136,6 @@ static void table_1(void **state)
         { "octopus-3:round=scalar,scale=norm", 0.9871, 0.0260, 1.444 },
         { "octopus-4:round=scalar,scale=norm", 0.9965, 0.0071, 0.753 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         fidelity q = measure_fidelity(rows[i].spec, 128, 64, 2024);
         expect_near("cosine", rows[i].spec, q.cosine, rows[i].cosine,
@@ -156,7 +151,6 @@ static void table_1(void **state)
 static void table_1_sketched(void **state)
 {
     static const double product[] = { 2.015, 1.084, 0.565 };
-    (void)state;
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[64];
         snprintf(spec, sizeof spec, "octopus-%u:round=scalar,qjl", bits);
@@ -185,7 +179,6 @@ static void table_5(void **state)
                         full[] = { 0.5172, 0.0832, 0.0243, 0.0067 },
                         next[] = { 0.5172, 0.0858, 0.0250, 0.0068 };
     static const char *const joint[] = { "2x2", "3x3", "full" };
-    (void)state;
     for (uint32_t bits = 1; bits <= 4; bits++) {
         char spec[64];
         const char *split = bits == 1 ? ",split=1.1" : "";
@@ -225,7 +218,6 @@ static void table_4(void **state)
         { "octopus-4:split=6.2", 0.0166, 1 },
     };
     double uniform = 0;
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         char spec[64];
         snprintf(spec, sizeof spec, "%s,scale=norm", rows[i].spec);
@@ -260,7 +252,6 @@ static void fill_triplets(kvant_triplets *t, uint64_t *rng)
  * the levels around the number. */
 static void local_search_finds_the_best(void **state)
 {
-    (void)state;
     uint64_t rng = 17;
     for (uint32_t bits = 2; bits <= 5; bits++) {
         static octopus_book book;
@@ -280,7 +271,6 @@ static void local_search_finds_the_best(void **state)
 /* Tries all codes with the decoder, in double precision. No code is closer than the chosen code. */
 static void codes_minimise_the_error(void **state)
 {
-    (void)state;
     uint64_t rng = 18;
     static octopus_book book;
     kvant_octopus_book_init(&book, 6, 3, 2);
@@ -304,7 +294,6 @@ static void codes_minimise_the_error(void **state)
 
 static void levels_agree(void **state)
 {
-    (void)state;
     uint64_t rng = 19;
     for (size_t l = 0; l < COUNT(cpu_levels); l++) {
         if (!has_level(cpu_levels[l]))
@@ -332,7 +321,6 @@ static void levels_agree(void **state)
  * The test allows three standard errors, as test_turboquant.c does. */
 static void unbiased_scale(void **state)
 {
-    (void)state;
     for (uint32_t bits = 1; bits <= 4; bits++) {
         char norm[64], unbiased[64];
         snprintf(norm, sizeof norm, "octopus-%u:scale=norm", bits);
@@ -350,7 +338,6 @@ static void unbiased_scale(void **state)
 static void last_triplet(void **state)
 {
     static const uint32_t dims[] = { 64, 80, 128 };
-    (void)state;
     for (size_t i = 0; i < COUNT(dims); i++)
         for (uint32_t bits = 2; bits <= 4; bits++)
             for (int joint = 0; joint < 2; joint++) {
@@ -379,7 +366,6 @@ static void last_triplet(void **state)
  * (0, 0, 1). */
 static void hopeless_rows(void **state)
 {
-    (void)state;
     kvant_codec *codec = make_codec("octopus-1:split=1.1,rotate=none", 126, KVANT_ROLE_K);
     void *page = aligned(info_of(codec).page_bytes);
     static float x[64 * 126], decoded[64 * 126];
@@ -407,7 +393,6 @@ static void expect_error(const char *spec, uint32_t head_dim, kvant_status expec
 
 static void options(void **state)
 {
-    (void)state;
     expect_error("octopus-6", 128, KVANT_ERR_SPEC, "1 to 5 bits");
     expect_error("octopus-4", 5, KVANT_ERR_UNSUPPORTED, "head_dim 6");
     expect_error("octopus-4:split=5", 128, KVANT_ERR_SPEC, "split=5.3");

@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "../../integrations/llama.cpp/openmp.h"
@@ -28,28 +27,22 @@ static atomic_int n_computed;
 
 static abi_device *device_of(int32_t type)
 {
-    (void)type;
     return &device;
 }
 
 static abi_backend *new_backend(abi_device *of, const char *params)
 {
-    (void)of;
-    (void)params;
     return &backend;
 }
 
 static void set_n_threads(abi_backend *cpu, int n)
 {
-    (void)cpu;
     n_asked = n;
 }
 
 static int32_t compute(abi_backend *cpu, abi_graph *graph)
 {
     atomic_int n = 0;
-    (void)cpu;
-    (void)graph;
 #pragma omp parallel num_threads(n_asked)
     atomic_fetch_add(&n, 1);
     atomic_store(&n_computed, n);
@@ -140,7 +133,6 @@ static void watch(void)
 /* Runs first: libgomp read the environment when the program started. */
 static void the_environment_decides(void **state)
 {
-    (void)state;
     setenv("GOMP_SPINCOUNT", "300000", 1);
     assert_true(kvp_openmp_is_watched());
     watch();
@@ -159,7 +151,6 @@ static void threads_sleep_on_a_shared_core(void **state)
     const int n = omp_get_num_procs();
     double before, after;
 
-    (void)state;
     before = barrier_ms(n);
     watch();
     for (int i = 0; i < 1000 && atomic_load(&n_computed) == 0; i++)

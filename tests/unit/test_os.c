@@ -38,7 +38,6 @@ static void reads_and_writes_at_places(void **state)
     char text[8] = "";
     uint64_t size = 0;
     int file, other;
-    (void)state;
     assert_false(kvant_os_exists(path));
     assert_true(kvant_os_create(path, &file));
     assert_false(kvant_os_create(path, &other));
@@ -65,7 +64,6 @@ static void replaces_a_mapped_file(void **state)
     const char *old = path_of("old"), *new = path_of("new");
     uint64_t size = 0;
     int file;
-    (void)state;
     write_file(old, "the old text");
     assert_true(kvant_os_open(old, &file));
     assert_true(kvant_os_size(file, &size));
@@ -90,14 +88,12 @@ static void replaces_a_mapped_file(void **state)
 static void devices_and_pipes_stay(void **state)
 {
 #if defined(_WIN32)
-    (void)state;
     skip(); /* there are no such names in folders */
 #else
     const char *pipe = path_of("pipe");
     char message[1024] = "";
     const kvant_error error = { message, sizeof message };
     struct stat now;
-    (void)state;
     assert_int_equal(mkfifo(pipe, 0600), 0);
     assert_int_equal(kvant_write_file(pipe, (const uint8_t *)"text", 4, &error),
                      KVANT_ERR_ARGUMENT);
@@ -110,7 +106,6 @@ static void devices_and_pipes_stay(void **state)
 
 static void names_end_paths(void **state)
 {
-    (void)state;
     assert_string_equal(kvant_os_file_name("a/b/c.gguf"), "c.gguf");
     assert_string_equal(kvant_os_file_name("c.gguf"), "c.gguf");
     assert_string_equal(kvant_os_file_name("a/"), "");
@@ -121,7 +116,6 @@ static void names_end_paths(void **state)
 
 static void variables_are_read(void **state)
 {
-    (void)state;
     assert_int_equal(setenv("KVANT_TEST_A", "first", 1), 0);
     assert_int_equal(setenv("KVANT_TEST_B", "second", 1), 0);
     const char *a = kvant_os_variable("KVANT_TEST_A"), *b = kvant_os_variable("KVANT_TEST_B");
@@ -140,7 +134,6 @@ static void threads_are_joined(void **state)
     char bytes[2];
     void *result = NULL;
     pthread_t thread;
-    (void)state;
     assert_true(kvant_os_start_thread(&thread, add, bytes, 0));
     assert_int_equal(pthread_join(thread, &result), 0);
     assert_ptr_equal(result, bytes + 1);
@@ -150,21 +143,18 @@ static void threads_are_joined(void **state)
 
 static void a_missing_library_has_a_reason(void **state)
 {
-    (void)state;
     assert_null(kvant_os_open_library(KVANT_OS_LIBRARY("kvant-nowhere")));
     assert_non_null(strstr(kvant_os_library_error(), "kvant-nowhere"));
 }
 
 static int make_folder(void **state)
 {
-    (void)state;
     return mkdtemp(folder) ? 0 : -1;
 }
 
 static int remove_folder(void **state)
 {
     char command[64];
-    (void)state;
     snprintf(command, sizeof command, "rm -r %s", folder);
     return system(command);
 }

@@ -2,21 +2,14 @@
  * which a process that writes a file is killed, and sizes that cannot be. */
 #define _GNU_SOURCE /* mkdtemp, fork, setrlimit */
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../cases.h"
 #include "../../integrations/llama.cpp/host.h"
 #include "../../integrations/llama.cpp/pack.h"
 
@@ -28,7 +21,6 @@ static char path[64], part[80];
 
 static int start(void **state)
 {
-    (void)state;
     if (mkdtemp(folder) == NULL)
         return -1;
     snprintf(path, sizeof(path), "%s/state", folder);
@@ -38,7 +30,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     unlink(path);
     unlink(part);
     return rmdir(folder);
@@ -206,7 +197,6 @@ static void states_come_back(void **state)
     uint64_t bytes;
     int file;
 
-    (void)state;
     assert_true(kvp_is_packed(packed, n));
     assert_null(unpack(packed, n, false, &got));
     assert_is(&plain, &got);
@@ -230,7 +220,6 @@ static void every_damage_is_found(void **state)
     size_t n;
     uint8_t *packed = pack(&plain, &n);
 
-    (void)state;
     for (size_t at = 0; at < n; at++)
         for (int bit = 0; bit < 8; bit++) {
             packed[at] ^= (uint8_t)(1 << bit);
@@ -266,7 +255,6 @@ static void impossible_sizes_are_refused(void **state)
     size_t n;
     uint8_t *packed = pack(&plain, &n), *copy = malloc(n);
 
-    (void)state;
     assert_non_null(copy);
     memcpy(copy, packed, n);
     seal(copy, prefix);
@@ -324,7 +312,6 @@ static void killed_writers_harm_nothing(void **state)
     kvp_plain former = make(0), plain = make(1);
     const size_t n = kvp_pack_bytes(&plain, N_TOKENS);
 
-    (void)state;
     assert_true(save(&former));
     for (size_t limit = 0; limit < n; limit++) {
         assert_true(write_until(&plain, limit));
@@ -345,7 +332,6 @@ static void a_file_has_one_writer(void **state)
     char name[80];
     int other;
 
-    (void)state;
     assert_true(kvp_host_create(path, name, sizeof(name), &other));
     assert_false(save(&plain));
     assert_true(kvant_os_write(other, "other", 5));
@@ -385,7 +371,6 @@ static void large_states_come_back(void **state)
     kvp_plain plain = make_large(0), got;
     uint64_t at = kvp_pack_prefix(&plain, N_TOKENS);
 
-    (void)state;
     assert_true(save(&plain));
     assert_null(load_file(&got));
     assert_int_equal(got.n_runs, LARGE_RUNS);
@@ -451,7 +436,6 @@ static void large_states_come_run_by_run(void **state)
     size_t n;
     uint8_t *packed = pack(&plain, &n);
 
-    (void)state;
     assert_true(write_bytes(packed, n));
     for (int way = 0; way < 8; way++) { /* from memory or a file, whole or not, damaged or not */
         const bool damages = way & 4;
@@ -490,7 +474,6 @@ static void runs_may_stay(void **state)
     const kvp_pack_source source = { .from = packed, .n = n };
     kvp_unpacking u;
 
-    (void)state;
     assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL, NULL, NULL));
     kvp_unpacking_free(&u);
     assert_null(kvp_unpacking_begin(&u, &source, false, true, NULL, NULL, NULL));
@@ -509,7 +492,6 @@ static void threads_that_cannot_write_harm_nothing(void **state)
     const size_t n = kvp_pack_bytes(&plain, N_TOKENS);
     struct rlimit former, most;
 
-    (void)state;
     assert_true(save(&plain));
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &former), 0);
     signal(SIGXFSZ, SIG_IGN);
@@ -533,7 +515,6 @@ static void states_that_change_are_not_saved(void **state)
     kvp_plain plain = make(0);
     kvp_packing p;
 
-    (void)state;
     assert_true(save(&plain));
     for (int i = 0; i < 3; i++) {
         assert_true(kvp_packing_to_file(&p, &plain, tokens, N_TOKENS, path));

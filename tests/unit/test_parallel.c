@@ -46,7 +46,6 @@ static void assert_loops_run(void)
 
 static void pool_runs_every_index_once(void **state)
 {
-    (void)state;
     assert_loops_run();
 }
 
@@ -87,9 +86,6 @@ static void run_last_only(void *context, uint32_t n_workers, kvant_executor_work
 
 static void run_nothing(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
-    (void)n_workers;
-    (void)work;
-    (void)loop;
     ((request *)context)->calls++;
 }
 
@@ -97,7 +93,6 @@ static void executors_run_every_index_once(void **state)
 {
     void (*const runs[])(void *, uint32_t, kvant_executor_work,
                          void *) = { run_on_threads, run_last_only, run_nothing };
-    (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         request r = { .calls = 0 };
         kvant_executor executor = { runs[i], &r };
@@ -111,7 +106,6 @@ static void executors_run_every_index_once(void **state)
 
 static void *run_elsewhere(void *argument)
 {
-    (void)argument;
     assert_once_each(N, 4);
     return NULL;
 }
@@ -121,7 +115,6 @@ static void executors_are_the_threads_own(void **state)
     request r = { .calls = 0 };
     kvant_executor executor = { run_on_threads, &r };
     pthread_t other;
-    (void)state;
     kvant_use_executor(&executor);
     assert_int_equal(pthread_create(&other, NULL, run_elsewhere, NULL), 0);
     pthread_join(other, NULL);
@@ -131,7 +124,6 @@ static void executors_are_the_threads_own(void **state)
 
 static void loop_within(void *context, size_t index, uint32_t worker)
 {
-    (void)worker;
     kvant_parallel_for(N / 2, 4, count, (counts *)context + index);
 }
 
@@ -141,7 +133,6 @@ static void loops_within_loops_stay_off_the_executor(void **state)
     static counts c[2];
     request r = { .calls = 0 };
     kvant_executor executor = { run_last_only, &r };
-    (void)state;
     kvant_use_executor(&executor);
     kvant_parallel_for(2, 2, loop_within, c);
     assert_int_equal(r.calls, 1);
@@ -156,7 +147,6 @@ static void executors_nest(void **state)
 {
     request r = { .calls = 0 };
     kvant_executor outer = { run_nothing, &r }, inner = { run_nothing, &r };
-    (void)state;
     assert_null(kvant_use_executor(&outer));
     assert_ptr_equal(kvant_use_executor(&inner), &outer);
     assert_ptr_equal(kvant_use_executor(&outer), &inner);
@@ -173,8 +163,6 @@ typedef struct held_loop {
 static void hold(void *context, size_t index, uint32_t worker)
 {
     held_loop *loop = context;
-    (void)index;
-    (void)worker;
     atomic_fetch_add(&loop->entered, 1);
     while (!atomic_load(&loop->released))
         sched_yield();
@@ -216,7 +204,6 @@ static void children_forked_during_a_loop_run_loops(void **state)
 {
     held_loop loop = { 0 };
     pthread_t other;
-    (void)state;
     assert_int_equal(pthread_create(&other, NULL, run_held_loop, &loop), 0);
     while (atomic_load(&loop.entered) < threads_of(3))
         sched_yield();
@@ -232,7 +219,6 @@ static void children_have_no_executor(void **state)
 {
     request r = { .calls = 0 };
     kvant_executor executor = { run_last_only, &r };
-    (void)state;
     kvant_use_executor(&executor);
     pid_t child = fork();
     if (child == 0)
@@ -248,7 +234,6 @@ static atomic_int handled_here, handled_elsewhere;
 
 static void on_signal(int number)
 {
-    (void)number;
     bool here = pthread_equal(pthread_self(), main_thread);
     atomic_fetch_add(here ? &handled_here : &handled_elsewhere, 1);
 }
@@ -256,8 +241,6 @@ static void on_signal(int number)
 /* Returns when every thread of the loop has entered it. */
 static void meet(void *entered, size_t index, uint32_t worker)
 {
-    (void)index;
-    (void)worker;
     atomic_fetch_add((atomic_uint *)entered, 1);
     while (atomic_load((atomic_uint *)entered) < threads_of(4))
         sched_yield();
@@ -271,7 +254,6 @@ static void handlers_never_run_on_workers(void **state)
     static const int signals[] = { SIGUSR1, SIGTERM, SIGALRM, SIGCHLD };
     sigset_t blocked, former, pending;
     atomic_uint entered = 0;
-    (void)state;
     main_thread = pthread_self();
     pool_runs_every_index_once(NULL);
     sigemptyset(&blocked);

@@ -1,15 +1,7 @@
 /* test_placement.c - the plug-in's placement of llama.cpp's cells. Each sequence has its own
  * blocks, in the order of its tokens, whatever its neighbours do. Cells that cannot have that still
  * have one slot each. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdlib.h>
-#include <string.h>
-
+#include "../cases.h"
 #include "../../integrations/llama.cpp/placement.h"
 
 enum { N_CELLS = 512, MAX_SEQUENCES = 8, HIDDEN = 0xfc00 };
@@ -131,7 +123,6 @@ static void neighbours_do_not_matter(void **state)
     kvp_placement *p = kvp_placement_create(N_CELLS);
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 37);
     write_run(&c, p, 1, 70);
@@ -152,7 +143,6 @@ static void cells_are_used_again(void **state)
     kvp_placement *p = kvp_placement_create(N_CELLS);
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 150);
     remove_from(&c, 0, 100);
@@ -182,7 +172,6 @@ static void shared_beginnings(void **state)
     uint32_t n;
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 100);
     for (int j = 0; j < N_CELLS; j++)
@@ -211,7 +200,6 @@ static void restored_rows_are_one_sequence(void **state)
     kvp_placement *p = kvp_placement_create(N_CELLS);
     int64_t cells[50], slots[50];
 
-    (void)state;
     for (int part = 0; part < 3; part++) { /* one tensor, which is written in parts */
         for (int i = 0; i < 50; i++)
             cells[i] = 10 + 50 * part + i;
@@ -261,7 +249,6 @@ static void restored_blocks_keep_their_form(void **state)
     size_t n = 0;
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 150);
     write_run(&c, p, 1, 100);
@@ -306,7 +293,6 @@ static void tokens_follow_restored_rows(void **state)
     int64_t cell, slot;
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 100);
     for (uint32_t t = 0; t < 100; t++)
@@ -330,7 +316,6 @@ static void too_many_restored_blocks_are_refused(void **state)
     int64_t cells[64], slots[64];
     cache c;
 
-    (void)state;
     start(&c);
     write_run(&c, p, 0, 150); /* 3 blocks */
     for (uint32_t i = 0; i < most; i++) {
@@ -356,7 +341,6 @@ static void every_cell_always_has_a_slot(void **state)
     int total;
     cache c;
 
-    (void)state;
     start(&c);
     for (int round = 0; round < 3000; round++) {
         int s = (int)((random = random * 1664525u + 1013904223u) >> 16) % MAX_SEQUENCES;

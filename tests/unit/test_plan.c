@@ -65,7 +65,6 @@ static const kvant_plan_params usual = { N_BLOCKS, 12, 8, 64, 128, 0 };
 /* 12 pages hold 192 tokens that begin anywhere in a block, and a step of 512 tokens. */
 static void ends_and_steps_are_exact_where_there_is_room(void **unused)
 {
-    (void)unused;
     static const uint32_t sizes[] = { 1, 3, 64, 100, 300, 512 };
     for (uint32_t seed = 1; seed < 9; seed++) {
         model m;
@@ -85,7 +84,6 @@ static void ends_and_steps_are_exact_where_there_is_room(void **unused)
  * time, and no block twice. */
 static void old_blocks_are_sealed_in_runs(void **unused)
 {
-    (void)unused;
     model m;
     const uint32_t which = 0;
     begin(&m, usual, 1);
@@ -101,7 +99,6 @@ static void old_blocks_are_sealed_in_runs(void **unused)
 /* With too few pages, idle sequences lose their newest part before a busy one does. */
 static void idle_sequences_give_way(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 2, 64, 64, 0 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
@@ -123,7 +120,6 @@ static void idle_sequences_give_way(void **unused)
  * keeps its newest tokens exact, and the first blocks of idle sequences are sealed. */
 static void busy_sequences_keep_their_newest_tokens(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ BLOCKS, SEQUENCES, SEQUENCES, 64, 128, 0 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
@@ -137,36 +133,10 @@ static void busy_sequences_keep_their_newest_tokens(void **unused)
     end(&m);
 }
 
-/* Moves the blocks that leave the pages below n. A block that gets another page keeps its rows. */
-static void vacate(model *m, uint32_t n)
-{
-    static uint64_t former[PAGES][SLOTS];
-    int32_t moved[BLOCKS];
-    const kvant_plan_changes c = kvant_plan_vacate(m->plan, n);
-    for (uint32_t page = 0; page < m->params.n_pages; page++)
-        if (m->owner[page] >= 0)
-            moved[m->owner[page]] = (int32_t)page;
-    memcpy(former, m->pages, sizeof former);
-    change(m, &(kvant_plan_changes){ c.seal, NULL, c.n_seal, 0 });
-    for (uint32_t i = 0; i < c.n_open; i++) {
-        const int32_t from = moved[c.open[i].block];
-        assert_true(from >= 0 && from < (int32_t)n && c.open[i].page >= n);
-        assert_int_equal(m->owner[from], (int32_t)c.open[i].block);
-        assert_int_equal(m->owner[c.open[i].page], -1);
-        memcpy(m->pages[c.open[i].page], former[from], sizeof former[0]);
-        m->owner[c.open[i].page] = (int32_t)c.open[i].block;
-        m->owner[from] = -1;
-    }
-    for (uint32_t page = 0; page < n; page++)
-        assert_int_equal(m->owner[page], -1);
-    check(m);
-}
-
 /* The first 8 pages are for a step and are needed for something else after it. The test seals old
  * blocks, as a caller does that wants no other exact rows. The ends fit in the 4 other pages. */
 static void steps_leave_their_pages(void **unused)
 {
-    (void)unused;
     static const uint32_t sizes[] = { 1, 3, 64, 100, 300, 512 };
     for (uint32_t seed = 1; seed < 9; seed++) {
         model m;
@@ -198,7 +168,6 @@ static void steps_leave_their_pages(void **unused)
  * step. */
 static void steps_have_pages_of_their_own(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 3, 128, 64, 0 }, 1);
     for (uint32_t s = 0; s < SEQUENCES; s++)
@@ -215,7 +184,6 @@ static void steps_have_pages_of_their_own(void **unused)
  * them. */
 static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 0, 64, 0 }, 1);
     for (int order = 0; order < 2; order++)
@@ -241,7 +209,6 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
 /* A step that is longer than its pages: its last rows are exact, the first ones are encoded. */
 static void long_steps_keep_their_last_rows(void **unused)
 {
-    (void)unused;
     model m;
     const uint32_t which = 0;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 4, 64, 64, 0 }, 1);
@@ -260,7 +227,6 @@ static void long_steps_keep_their_last_rows(void **unused)
  * any more, and give way to newer blocks. */
 static void overwritten_blocks_are_no_longer_first(void **unused)
 {
-    (void)unused;
     model m;
     int64_t slots[SLOTS];
     int32_t positions[SLOTS];
@@ -286,7 +252,6 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
  * rows would be sealed alone. */
 static void blocks_age_with_their_new_rows(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 10, 2, 64, 64, 0 }, 1);
     m.shift = 5000;
@@ -304,7 +269,6 @@ static void blocks_age_with_their_new_rows(void **unused)
  * first block and its 128 newest tokens, and no other block. */
 static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 16, 8, 64, 128, 0 }, 1);
     for (uint32_t i = 0; i < 3; i++)
@@ -322,7 +286,6 @@ static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
  * ones, and tokens that follow are newer. */
 static void shifted_tokens_stay_as_new_as_they_are(void **unused)
 {
-    (void)unused;
     model m;
     const uint32_t which = 0;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 128, 0 }, 1);
@@ -338,11 +301,27 @@ static void shifted_tokens_stay_as_new_as_they_are(void **unused)
     end(&m);
 }
 
+/* Tokens move as far as an int32_t allows, again and again, and keep their distances. */
+static void shifts_end_at_the_last_position(void **unused)
+{
+    static const int32_t by[] = { INT32_MIN, INT32_MIN, INT32_MAX, INT32_MAX, INT32_MAX, -1, 1 };
+    const int64_t slot = 0;
+    (void)unused;
+    model m;
+    begin(&m, usual, 1);
+    assert_true(append(&m, &(uint32_t){ 0 }, 1, 512));
+    for (uint32_t i = 0; i < COUNT(by) * 8; i++) {
+        kvant_plan_shift(m.plan, i % 8, by[i / 8]);
+        assert_int_equal(kvant_plan_age(m.plan, i % 8), -64 * (int64_t)(i % 8 + 1));
+    }
+    take(&m, &(kvant_plan_step){ &slot, &(int32_t){ INT32_MAX }, 1, NULL, 0, false });
+    end(&m);
+}
+
 /* Sequence 0 is copied as a stream is, then sequence 1. Their first and newest tokens are
  * exact in the originals and in the copies, and the copies go on. */
 static void copies_are_as_exact_as_their_originals(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 20, 4, 64, 128, 0 }, 1);
     for (uint32_t s = 0; s < 2; s++)
@@ -368,7 +347,6 @@ static void copies_are_as_exact_as_their_originals(void **unused)
 /* Rewritten rows have no positions. Their blocks become exact and are as new as before. */
 static void rewritten_blocks_are_opened(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 64, 0 }, 1);
     for (uint32_t i = 0; i < 12; i++)
@@ -391,7 +369,6 @@ static void rewritten_blocks_are_opened(void **unused)
  * exact. All later tokens are exact. */
 static void parameters_change_between_steps(void **unused)
 {
-    (void)unused;
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 12, 1, 0, 0, 0 }, 1);
     for (uint32_t s = 0; s < 2; s++) {
@@ -407,7 +384,6 @@ static void parameters_change_between_steps(void **unused)
  * their end are exact. Shorter steps are exact as a whole. */
 static void rows_of_long_steps_are_sealed_at_once(void **unused)
 {
-    (void)unused;
     model m;
     const uint32_t which = 0;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 8, 4, 64, 128, 16 }, 1);
@@ -431,7 +407,6 @@ static void rows_of_long_steps_are_sealed_at_once(void **unused)
  * its newest blocks are exact, and a released block leaves nothing behind. */
 static void rows_without_a_step(void **unused)
 {
-    (void)unused;
     model m;
     int64_t slots[SLOTS];
     int32_t positions[SLOTS];
@@ -470,7 +445,6 @@ static kvant_plan_step rows_of(int64_t first, int64_t end)
  * sequence that is there stay exact, which rows of a step may push out. */
 static void restored_rows_push_out_no_higher_rank(void **unused)
 {
-    (void)unused;
     for (int restores = 0; restores < 2; restores++) {
         const kvant_plan_params params = { 16, 6, 4, 64, 128, 0 };
         kvant_plan *plan;
@@ -544,14 +518,12 @@ static uint64_t random_run(uint64_t seed, bool undoes)
 
 static void every_row_is_in_one_place(void **unused)
 {
-    (void)unused;
     for (uint64_t seed = 1; seed <= 60; seed++)
         random_run(seed, seed % 2);
 }
 
 static void replays_are_equal(void **unused)
 {
-    (void)unused;
     for (uint64_t seed = 100; seed < 110; seed++) {
         assert_true(random_run(seed, false) == random_run(seed, false));
         assert_true(random_run(seed, false) == random_run(seed, true));
@@ -574,6 +546,7 @@ int main(void)
         cmocka_unit_test(blocks_age_with_their_new_rows),
         cmocka_unit_test(newest_tokens_of_an_idle_sequence_count_from_its_end),
         cmocka_unit_test(shifted_tokens_stay_as_new_as_they_are),
+        cmocka_unit_test(shifts_end_at_the_last_position),
         cmocka_unit_test(copies_are_as_exact_as_their_originals),
         cmocka_unit_test(rewritten_blocks_are_opened),
         cmocka_unit_test(parameters_change_between_steps),

@@ -236,7 +236,6 @@ static void recorded_traces(void **unused)
 {
     static const char *const names[] = { "message_removed", "slots_saved", "users_at_once" };
     static const uint32_t pages[][2] = { { 12, 8 }, { 16, 8 }, { 4, 2 } };
-    (void)unused;
     for (size_t i = 0; i < COUNT(names); i++) {
         uint64_t digests[COUNT(pages)];
         uint32_t n_checked[COUNT(pages)], again;

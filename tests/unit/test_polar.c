@@ -8,7 +8,6 @@
 
 static void sine_and_cosine(void **state)
 {
-    (void)state;
     for (int i = 0; i <= 1000; i++) {
         double s, c, x = KVANT_HALF_PI * i / 1000;
         kvant_sin_cos(x, &s, &c);
@@ -24,7 +23,6 @@ static void figures_of_octopus_table_1(void **state)
     static const fidelity paper[] = { { 0.8902, 0.2197, 4.200 },
                                       { 0.9715, 0.0571, 2.142 },
                                       { 0.9928, 0.0145, 1.079 } };
-    (void)state;
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[32];
         snprintf(spec, sizeof spec, "polar-%u:scale=norm", bits);
@@ -45,7 +43,6 @@ static void angle_books_are_optimal(void **state)
     static const uint32_t sizes[][2] = { { 2, 2 },     { 4, 4 },   { 16, 16 }, { 64, 64 },
                                          { 256, 256 }, { 64, 16 }, { 32, 2 },  { 256, 254 } };
     enum { STEPS = 200000 };
-    (void)state;
     for (size_t k = 0; k < COUNT(sizes); k++)
         for (uint32_t bits = 2; bits <= 4; bits++) {
             kvant_polar_book book;
@@ -134,7 +131,6 @@ static void rows_follow_the_definition(void **state)
 {
     static const uint32_t dims[] = { 2, 4, 6, 10, 64, 80, 96, 112, 128, 192, 250, 256, 512 };
     uint64_t rng = 3;
-    (void)state;
     for (size_t k = 0; k < COUNT(dims); k++)
         for (uint32_t bits = 2; bits <= 4; bits++) {
             uint32_t d = dims[k];
@@ -151,8 +147,7 @@ static void rows_follow_the_definition(void **state)
                     norm += (double)x[j] * x[j];
                 reference(x, d, bits, direction);
                 assert_int_equal(kvant_codec_encode(codec, NULL, x, d, token, 1, page), KVANT_OK);
-                assert_int_equal(kvant_codec_decode(codec, NULL, page, token, 1, decoded, d),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_decode(codec, NULL, page, token, 1, decoded, d));
                 for (uint32_t j = 0; j < d; j++) {
                     double want = sqrt(norm) * direction[j];
                     if (!(fabs(decoded[j] - want) <= fabs(want) * (pow(2, -11) + 40 * pow(2, -24))))
@@ -169,7 +164,6 @@ static void rows_follow_the_definition(void **state)
 static void unbiased_scale(void **state)
 {
     uint64_t rng = 4;
-    (void)state;
     kvant_codec *codec = make_codec("polar-2", 96, KVANT_ROLE_K);
     void *page = aligned(info_of(codec).page_bytes);
     float x[96], decoded[96];
@@ -196,7 +190,6 @@ static void ties(void **state)
         double level; /* in sectors of pi / 4, from the middle of the lowest */
     } rows[] = { { 1, 0, 0 },  { 1, 1, 0 },   { 0, 1, 1 },  { -1, 1, 2 },
                  { -1, 0, 3 }, { -1, -1, 4 }, { 0, -1, 5 }, { 1, -1, 6 } };
-    (void)state;
     kvant_codec *codec = make_codec("polar-3:scale=norm,rotate=none", 2, KVANT_ROLE_K);
     void *page = aligned(info_of(codec).page_bytes);
     for (size_t i = 0; i < COUNT(rows); i++) {
@@ -213,7 +206,6 @@ static void ties(void **state)
 
 static void odd_head_dims_are_refused(void **state)
 {
-    (void)state;
     kvant_codec *codec;
     char err[256] = "";
     assert_int_equal(kvant_codec_create("polar-3", 63, KVANT_ROLE_K, 1, &codec, err, sizeof err),

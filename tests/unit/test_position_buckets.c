@@ -9,7 +9,6 @@ static void vectors_are_rotated_back(void **state)
     static const int64_t positions[] = { 0,    1, 2,    3,  700, 1400,      2100,
                                          2099, 0, 8191, -5, -12, 2147483646 };
     uint64_t rng = 1;
-    (void)state;
     for (uint32_t i = 0; i < 4; i++) {
         fixture f = make_rotated(&layouts()[i], 0, 0);
         kvant_rope_rotation rotation;
@@ -39,7 +38,6 @@ static void moments_are_means_over_positions(void **state)
     static const double edges[] = { 0, 1024, 2048, 3000 };
     enum { VECTORS = 5 };
     uint64_t rng = 2;
-    (void)state;
     for (size_t r = 0; r < COUNT(spans) * 4; r++) {
         const layout *l = &layouts()[r % 4];
         const uint32_t first = spans[r / 4].first, end = spans[r / 4].end;
@@ -74,11 +72,9 @@ static void moments_are_means_over_positions(void **state)
         const kvant_bucket_span span = { (uint8_t)first, (uint8_t)end };
         kvant_rope_means *means;
         memcpy(alone, mean, sizeof alone);
-        assert_int_equal(kvant_rope_mean(f.tensor->learning->rope, 0, (int32_t)edges[first],
-                                         (int32_t)edges[first + 1] - 1, alone),
-                         KVANT_OK);
-        assert_int_equal(kvant_rope_means_new(f.tensor->learning->rope, 0, span, 1, &means),
-                         KVANT_OK);
+        assert_ok(kvant_rope_mean(f.tensor->learning->rope, 0, (int32_t)edges[first],
+                                  (int32_t)edges[first + 1] - 1, alone));
+        assert_ok(kvant_rope_means_new(f.tensor->learning->rope, 0, span, 1, &means));
         kvant_rope_means_apply(means, mean, moments);
         kvant_rope_means_free(means);
         for (uint32_t j = 0; j < HEAD_DIM; j++)
@@ -97,7 +93,6 @@ static void bad_ropes_are_refused(void **state)
     float numbers[PAIRS] = { NAN }, large[PAIRS] = { 1e6f };
     kvant_rope bad[6] = { good, good, good, good, good, good };
     fixture f = make(spec, 1, BLOCKS, 0), g = make("turboquant-4", 1, 2, 0);
-    (void)state;
     bad[0].size = 8;
     bad[1].n_dims = 0;
     bad[2].n_dims = 7;
@@ -153,7 +148,6 @@ static void later_positions_are_as_good_as_early_ones(void **state)
     text *t = make_text(&l, 3);
     fixture f = make_rotated(&l, MOST, 0), plain = make(spec, 1, BLOCKS, 0);
     uint64_t rng = 4;
-    (void)state;
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t first = 1024; first < MOST; first *= 2) {
@@ -189,7 +183,6 @@ static void short_tails_belong_to_the_bucket_before(void **state)
                                      { 8192, 4, 8192 },
                                      { 0x7fffffff, 22, 0x7fffffff } };
     const layout l = make_layout(HEAD_DIM, 0);
-    (void)state;
     for (size_t i = 0; i < COUNT(n); i++) {
         fixture f = make_rotated(&l, n[i][0], 0);
         int32_t edges[2];
@@ -209,7 +202,6 @@ static void positions_may_be_given(void **state)
     const int64_t moved = 64 - 2048;
     text *t = make_text(&l, 5);
     fixture f = make_rotated(&l, MOST, 0), g = make_rotated(&l, MOST, 0);
-    (void)state;
     put_all(&f, t, 2048, 5120, BATCH, 0);
     put_all(&g, t, 2048, 5120, BATCH, moved);
     for (uint32_t block = 32; block < 80; block++)
@@ -227,7 +219,6 @@ static void unknown_positions_are_rows_all_the_same(void **state)
     fixture f = make_rotated(&l, MOST, 0),
             g = make("turboquant-4:center=first,norm=first", 1, BLOCKS, 0);
     int32_t unknown[BATCH];
-    (void)state;
     memset(unknown, -1, sizeof unknown);
     for (uint32_t first = 0; first < 2048; first += BATCH) {
         assert_int_equal(kvant_tensor_next_positions(f.tensor, unknown, BATCH), KVANT_OK);
@@ -247,7 +238,6 @@ static void one_transform_serves_all_positions(void **state)
     const layout l = make_layout(HEAD_DIM, 1);
     text *t = make_text(&l, 7);
     fixture f = make_rotated(&l, MOST, 1), plain = make(spec, 1, BLOCKS, 0);
-    (void)state;
     put_all(&f, t, 0, MOST, BATCH, 0);
     put_all(&plain, t, 0, MOST, BATCH, 0);
     for (uint32_t bucket = 0; bucket < 4; bucket++) {
@@ -266,7 +256,6 @@ static void hostile_prompts_do_not_spoil(void **state)
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 8), *hostile = make_text(&l, 9);
     fixture f = make_rotated(&l, MOST, 0), alone = make_rotated(&l, MOST, 0);
-    (void)state;
     for (size_t i = N_KV_HEADS; i < (size_t)MOST * N_KV_HEADS; i++) {
         double x[HEAD_DIM];
         for (uint32_t j = 0; j < HEAD_DIM; j++)
@@ -299,16 +288,13 @@ static void store_with(fixture *f, kvant_codec **codecs, const kvant_tensor *lea
             const kvant_affine affine = { stretch ? center + h * HEAD_DIM : codecs[h]->file_center,
                                           NULL };
             if (stretch)
-                assert_int_equal(
-                    kvant_tensor_bucket_center(learner, from, from + (int32_t)stretch - 1, center),
-                    KVANT_OK);
+                assert_ok(
+                    kvant_tensor_bucket_center(learner, from, from + (int32_t)stretch - 1, center));
             float *at = f->rows + (size_t)token * WIDTH + h * HEAD_DIM;
             memset(page, 0, sizeof page);
             assert_non_null(affine.center);
-            assert_int_equal(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page),
-                             KVANT_OK);
-            assert_int_equal(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH),
-                             KVANT_OK);
+            assert_ok(kvant_codec_encode(codecs[h], &affine, at, WIDTH, 0, 64, page));
+            assert_ok(kvant_codec_decode(codecs[h], &affine, page, 0, 64, at, WIDTH));
         }
 }
 
@@ -321,9 +307,8 @@ static double error_of_bucket(fixture *f, const text *t, uint32_t first, uint32_
     fixture rows = make("f32", 1, BLOCKS, 0);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
         likes[h] = block_of(f, 0, h).codec;
-    assert_int_equal(kvant_tensor_make_bucket_codecs(f->tensor, (int32_t)first, (int32_t)end - 1,
-                                                     stretch, likes, codecs, NULL, 2),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_make_bucket_codecs(f->tensor, (int32_t)first, (int32_t)end - 1, stretch,
+                                              likes, codecs, NULL, 2));
     memcpy(rows.rows, t->rows, sizeof t->rows);
     store_with(&rows, codecs, f->tensor, first, end, stretch);
     write_rows(&rows, first, end - first, rows.rows + (size_t)first * WIDTH, end - first, 1);
@@ -345,7 +330,6 @@ static void codecs_of_a_bucket_match_a_transform(void **state)
     const kvant_codec *likes[N_KV_HEADS] = { NULL };
     kvant_codec *codecs[N_KV_HEADS];
     uint64_t rng = 14;
-    (void)state;
     assert_int_equal(kvant_tensor_make_bucket_codecs(f.tensor, 0, 511, 0, likes, codecs, NULL, 1),
                      KVANT_ERR_ARGUMENT);
     for (uint32_t h = 0; h < N_KV_HEADS; h++)
@@ -385,7 +369,6 @@ static void buckets_have_centers_of_their_own(void **state)
     text *t = make_text(&l, 13);
     fixture f = make_rotated(&l, 2048, 1);
     float center[WIDTH];
-    (void)state;
     assert_int_equal(kvant_tensor_bucket_center(f.tensor, 0, 511, center), KVANT_ERR_UNSUPPORTED);
     put_all(&f, t, 0, 1024, BATCH, 0);
     const double bucket = error_of_bucket(&f, t, 4096, MOST, 4096),
@@ -407,7 +390,6 @@ static void single_tokens_are_rotated_too(void **state)
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 10);
     fixture f = make_rotated(&l, MOST, 0), batches = make_rotated(&l, MOST, 0);
-    (void)state;
     put_all(&f, t, 0, 1024, BATCH, 0);
     put_all(&f, t, 1024, 2048, 1, 0);
     assert_int_not_equal(block_of(&f, 15, 0).transform_id, block_of(&f, 20, 0).transform_id);
@@ -427,7 +409,6 @@ static void levels_and_calls_do_not_change_bytes(void **state)
     const kvant_rope rope = rope_of(&l, MOST, 0);
     text *t = make_text(&l, 11);
     fixture f = make_rotated(&l, MOST, 0);
-    (void)state;
     put_all(&f, t, 0, 3072, BATCH, 0);
     for (size_t level = 0; level < COUNT(cpu_levels); level++) {
         if (!use_level(cpu_levels[level]))

@@ -78,7 +78,6 @@ static void every_combination(void **state)
 {
     static const uint32_t queries[] = { 1, 3, MAX_QUERIES };
     static inputs in;
-    (void)state;
     fill_inputs(&in);
     for (size_t p = 0; p < COUNT(pairs); p++) {
         fixture k = use(pairs[p][0], KVANT_ROLE_K), v = use(pairs[p][1], KVANT_ROLE_V);
@@ -112,7 +111,6 @@ static void block_tables(void **state)
         { 0, 1, 2, -1, -1, -1, -1, -1, -1, -1, -1 },
     };
     static inputs in;
-    (void)state;
     fill_inputs(&in);
     for (size_t p = 0; p < COUNT(pairs); p++) {
         fixture k = use(pairs[p][0], KVANT_ROLE_K), v = use(pairs[p][1], KVANT_ROLE_V);
@@ -144,7 +142,6 @@ static void nothing_to_see(void **state)
     static const int32_t hidden[2] = { -1, -1 };
     static inputs in;
     static attended got;
-    (void)state;
     fill_inputs(&in);
     fixture k = use(pairs[0][0], KVANT_ROLE_K), v = use(pairs[0][1], KVANT_ROLE_V);
     kvant_attention_problem problems[] = {
@@ -179,7 +176,6 @@ static void nans_stay_with_their_heads(void **state)
 {
     static inputs in;
     static attended got, want;
-    (void)state;
     fill_inputs(&in);
     for (size_t p = 0; p < COUNT(pairs); p++)
         for (uint32_t n_queries = 1; n_queries <= MAX_QUERIES; n_queries += 18)

@@ -69,8 +69,7 @@ static exported export_record(const fixture *f, const blocks *b)
     assert_int_equal(kvant_tensor_record_size(f->tensor, b->list, b->n, &e.bytes), KVANT_OK);
     e.data = malloc(e.bytes);
     assert_non_null(e.data);
-    assert_int_equal(kvant_tensor_export_record(f->tensor, b->list, b->n, e.data, e.bytes, 3),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_export_record(f->tensor, b->list, b->n, e.data, e.bytes, 3));
     return e;
 }
 
@@ -142,7 +141,6 @@ static void check_moves(const char *of, const text *t, const kvant_exact_part *p
 static void rows_keep_their_bits(void **state)
 {
     text *t = make_text(&layouts()[2], 61);
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         check_moves(specs[i], t, NULL, false);
         check_moves(specs[i], t, NULL, true);
@@ -163,7 +161,6 @@ static void a_record_holds_each_transform_once(void **state)
     exported e = export_record(&f, &all);
     const size_t matrix = N_KV_HEADS * kvant_triangle_size(HEAD_DIM) * sizeof(uint16_t),
                  vectors = 3 * WIDTH * sizeof(float) + HEAD_DIM / 2 * sizeof(float) + 8;
-    (void)state;
     /* Heads of the record, of each transform (8 bytes) and of each block (32 bytes). The first
      * block is a sink, whose page is fp16. */
     assert_true(e.bytes <= HEAD + 8 + info.n_transforms * (8 + matrix + vectors) +
@@ -200,7 +197,6 @@ static void rows_with_codes_are_not_encoded_again(void **state)
     static const char *const rowwise[] = { "trellis-4", "int-4", "turboquant-4" };
     text *t = make_text(&layouts()[2], 68);
     const blocks all = all_from(0);
-    (void)state;
     for (size_t i = 0; i < COUNT(rowwise); i++) {
         fixture f = make_keys(rowwise[i], t, &usual), g = make_like(&f);
         for (uint32_t token = TOKENS; token < TOKENS + 20; token++)
@@ -228,7 +224,6 @@ static void other_slots_leave_no_bit(void **state)
     text *t = make_text(&layouts()[2], 63), *u = make_text(&layouts()[2], 64);
     const uint64_t kept = 0x00ff00ff00ff00ffu;
     const blocks some = { { { kept, 3 }, { ~kept, 5 } }, 2 };
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         const char *of = i ? "int-4" : "trellis-4";
         fixture f = make_keys(of, t, NULL), g = make_like(&f), h = make_keys(of, t, NULL);
@@ -264,7 +259,6 @@ static void damage_is_refused(void **state)
 {
     text *t = make_text(&layouts()[2], 65);
     const blocks all = all_from(0);
-    (void)state;
     for (int i = 0; i < 2; i++) {
         fixture f = make_keys("trellis-4:transform=first", t, i ? &usual : NULL), g = make_like(&f);
         exported e = export_record(&f, &all);
@@ -312,7 +306,6 @@ static void impossible_positions_are_refused(void **state)
     fixture f = make_keys("int-4", t, NULL), g = make_like(&f);
     const blocks all = all_from(0);
     exported e = export_record(&f, &all);
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         /* the position in the head of the first block, after one transform without numbers */
         memcpy(e.data + HEAD + 8 + 24, &cases[i].position, sizeof cases[i].position);
@@ -333,7 +326,6 @@ static void records_of_others_are_refused(void **state)
     const blocks all = all_from(0);
     blocks fewer = all, beyond = all, twice = all, moved = all;
     exported e = export_record(&f, &all), before = export_record(&g, &all), after;
-    (void)state;
     fewer.n--;
     beyond.list[3].block = BLOCKS;
     twice.list[3].block = 4;
@@ -365,7 +357,6 @@ static void two_ropes_are_refused(void **state)
     fixture f = make_keys("int-4", t, NULL), g = make_like(&f);
     const blocks two = { { { UINT64_MAX, 2 }, { UINT64_MAX, 3 } }, 2 };
     const float other = 0.5f;
-    (void)state;
     shift(&f, 0, TOKENS, -77);
     exported e = export_record(&f, &two);
     const size_t block = (e.bytes - HEAD - 8 - 8) / 2; /* one transform without numbers */
@@ -384,7 +375,6 @@ static void restored_tensors_go_on_alike(void **state)
 {
     text *t = make_text(&layouts()[2], 67);
     const blocks all = all_from(0);
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         fixture f = make_keys(specs[i], t, &usual), g = make_like(&f);
         kvant_rope rope = rope_of(&layouts()[2], MOST, 0);

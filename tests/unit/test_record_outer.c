@@ -36,8 +36,7 @@ static uint8_t *export_own(const fixture *f, const kvant_block_slots *blocks, si
     assert_int_equal(kvant_tensor_record_size(f->tensor, blocks, N_BLOCKS, bytes), KVANT_OK);
     data = malloc(*bytes);
     assert_non_null(data);
-    assert_int_equal(kvant_tensor_export_record(f->tensor, blocks, N_BLOCKS, data, *bytes, 1),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_export_record(f->tensor, blocks, N_BLOCKS, data, *bytes, 1));
     return data;
 }
 
@@ -62,9 +61,8 @@ static void read_outer(const fixture *f, const uint8_t *data, size_t bytes, oute
 {
     kvant_block_slots all[N_BLOCKS];
     list_slots(all, 0);
-    assert_int_equal(
-        kvant_tensor_read_outer(f->tensor, all, N_BLOCKS, data, bytes, 0, o->from, o->transforms),
-        KVANT_OK);
+    assert_ok(
+        kvant_tensor_read_outer(f->tensor, all, N_BLOCKS, data, bytes, 0, o->from, o->transforms));
     o->rope = rope_of(&layouts()[2], 0, 0);
     o->record = (kvant_outer_record){
         .blocks = o->to, .n_blocks = N_BLOCKS, .transforms = o->transforms, .rope = &o->rope
@@ -131,7 +129,6 @@ static void blocks_take_transforms(void **state)
     kvant_block_slots all[N_BLOCKS];
     static outer o[2];
     size_t bytes, n;
-    (void)state;
     list_slots(all, 0);
     for (uint32_t i = 0; i < 2; i++) {
         t[i] = make_text(&layouts()[2], 73 + i);
@@ -167,7 +164,6 @@ static void damage_is_refused(void **state)
     kvant_block_slots all[N_BLOCKS];
     outer o = { 0 };
     size_t bytes;
-    (void)state;
     list_slots(all, 0);
     uint8_t *data = export_own(&f, all, &bytes);
     for (size_t at = 0; at < bytes; at += at < 512 ? 1 : bytes / 97) {
@@ -192,7 +188,6 @@ static void damage_is_refused(void **state)
 static void bytes_are_those_of_a_tensor(void **state)
 {
     text *t = make_text(&layouts()[2], 71);
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (int exact = 0; exact < 2; exact++) {
             check_bytes(specs[i], t, exact, 0, 0);
@@ -210,7 +205,6 @@ static void shared_scales_are_refused(void **state)
     kvant_block_slots all[N_BLOCKS];
     outer o = { 0 };
     size_t bytes, own;
-    (void)state;
     list_slots(all, 0);
     uint8_t *data = export_own(&f, all, &own);
     read_outer(&f, data, own, &o);

@@ -57,7 +57,6 @@ static double later_error(const char *spec, const float *first, uint32_t n, uint
 static void one_large_number(void **state)
 {
     static const float sizes[] = { 1000, -1000, 1e5f };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (size_t i = 0; i < COUNT(sizes); i++)
             for (uint32_t batch = 1; batch <= LATER; batch += LATER - 1) {
@@ -80,7 +79,6 @@ static void one_large_number(void **state)
 /* A monotonous first request, or one of zeros. */
 static void monotonous_first_batch(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int zeros = 0; zeros < 2; zeros++)
             for (uint32_t batch = 1; batch <= LATER; batch += LATER - 1) {
@@ -118,7 +116,6 @@ static void refused_rows_leave_no_trace(void **state)
     static const uint32_t stages[] = {
         0, 10, 40, 30, 100, 7, 64, 50
     }; /* rows written before each attempt */
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (size_t b = 0; b < COUNT(bad); b++) {
             uint64_t rng = 54;

@@ -49,7 +49,6 @@ static bool begins(const char *text, const char *with)
 
 static void choices(void **state)
 {
-    (void)state;
     kvant_scheme_params params = { .size = sizeof params };
     kvant_scheme *scheme = make(&params);
     assert_true(begins(spec_of(scheme, KVANT_ROLE_K, 0, 4), "trellis-4"));
@@ -85,7 +84,6 @@ static void protected_layers_are_those_with_a_cache(void **state)
         .size = sizeof params, .k = "int-4", .protect = 1, .protect_codec = "int-8"
     };
     kvant_scheme *scheme = make(&params);
-    (void)state;
     for (uint32_t rank = 0; rank < 3; rank++) {
         const kvant_scheme_location place = { .size = sizeof place,
                                               .layer = 4 * rank + 3,
@@ -104,7 +102,6 @@ static void protected_layers_are_those_with_a_cache(void **state)
 /* Sizes before head_dim is known: the sizes for every head_dim that divides the row fit. */
 static void sizes(void **state)
 {
-    (void)state;
     kvant_scheme_params params = { .size = sizeof params, .k = "int-4", .protect = 1 };
     kvant_scheme *scheme = make(&params);
     kvant_tensor_params tensor = { .size = sizeof tensor, .n_sequences = 1, .n_blocks = 10 };
@@ -134,7 +131,6 @@ static void sizes(void **state)
  * there are layers of their kind. */
 static void bits_of_a_model(void **state)
 {
-    (void)state;
     const kvant_scheme_model model = {
         .size = sizeof model, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 128 }
     };
@@ -197,7 +193,6 @@ static void exact_part(void **state)
                   { 4096, 1, 128, 192, 512 },
                   { UINT64_MAX, UINT32_MAX, 128, INT32_MAX, 512 } };
     char folder[] = "/tmp/kvant-scheme-XXXXXX", path[64];
-    (void)state;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/model.kvant", folder);
     save_settings(path);
@@ -235,7 +230,6 @@ static void exact_part(void **state)
  * over keys and values. */
 static void bits_of_tiny(void **state)
 {
-    (void)state;
     const kvant_scheme_model model = {
         .size = sizeof model, .n_layers = 18, .n_kv_heads = 1, .head_dim = { 256, 256 }
     };
@@ -258,7 +252,6 @@ static void bits_of_tiny(void **state)
 
 static void bits_of_a_settings_file(void **state)
 {
-    (void)state;
     const kvant_settings_layer layers[] = { { "f16", 1, 32, NULL },
                                             { "f16", 1, 32, NULL },
                                             { "int-8", 1, 64, NULL },
@@ -279,8 +272,7 @@ static void bits_of_a_settings_file(void **state)
         .size = sizeof model, .n_layers = 2, .n_kv_heads = 1, .head_dim = { 64, 32 }
     };
     double bits;
-    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits),
-                     KVANT_OK); /* every spec is in some layer */
+    assert_ok(kvant_scheme_true_bits(scheme, &model, &bits)); /* every spec is in some layer */
     assert_float_equal(bits, (2 * 32 * 16 + 64 * 8.5 + 64 * 16) / 192, 1e-9);
     model.head_dim[KVANT_ROLE_V] = 128;
     bits = 7;
@@ -304,9 +296,7 @@ static void save_calibration(const char *path, uint64_t fingerprint)
     fill_normal(rows, COUNT(rows), &rng);
     assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
     for (int role = 0; role < 2; role++)
-        assert_int_equal(
-            kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64),
-            KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64));
     assert_int_equal(kvant_calibrator_finish(calibrator, &calibration), KVANT_OK);
     assert_int_equal(kvant_calibration_save(calibration, path, NULL, 0), KVANT_OK);
     kvant_calibration_free(&calibration);
@@ -317,7 +307,6 @@ static void save_calibration(const char *path, uint64_t fingerprint)
  * model. Otherwise the scheme says why not. */
 static void calibration_beside_the_model(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/kvant-scheme-XXXXXX", model[64], path[64];
     assert_non_null(mkdtemp(folder));
     snprintf(model, sizeof model, "%s/a.gguf", folder);
@@ -393,7 +382,6 @@ static void mistakes_have_reasons(void **state)
         { { .settings = "x", .protect = 1 }, KVANT_ERR_ARGUMENT, "protect_codec with settings" },
         { { .calibration = "/dev/null" }, KVANT_ERR_IO, "/dev/null" },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_scheme_params params = cases[i].params;
         kvant_scheme *scheme = (void *)&params;

@@ -43,8 +43,7 @@ static void assert_usual(const kvant_settings *settings)
     assert_true(info.calibration_checksum == 0xfedcba9876543210u);
     for (uint32_t i = 0; i < 2 * LAYERS; i++) {
         kvant_settings_layer layer;
-        assert_int_equal(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer),
-                         KVANT_OK);
+        assert_ok(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer));
         assert_true((layer.spec == NULL) == (layers[i].spec == NULL));
         assert_true((layer.heads == NULL) == (layers[i].heads == NULL));
         for (uint32_t h = 0; layer.heads && h < layer.n_kv_heads; h++)
@@ -61,7 +60,6 @@ static void file_is_as_documented_and_comes_back(void **state)
     const kvant_settings_config config = usual_config();
     kvant_settings *made = create(&config), *loaded;
     char text[1024], err[256] = "";
-    (void)state;
     assert_usual(made);
     assert_int_equal(kvant_settings_save(made, in_folder("usual"), err, sizeof err), KVANT_OK);
     size_t n = read_back(in_folder("usual"), text, sizeof text);
@@ -88,7 +86,6 @@ static void smallest_and_largest_come_back(void **state)
     static kvant_settings_layer many[2 * KVANT_SETTINGS_MAX_LAYERS];
     const kvant_settings_layer one[2] = { { "f16", 1, 1, NULL }, { "f16", 4096, 512, NULL } };
     kvant_settings_config config = { .size = sizeof config, .n_layers = 1, .layers = one };
-    (void)state;
     for (uint32_t i = 0; i < COUNT(many); i++) {
         snprintf(specs[i], sizeof specs[i], "codec-%u", (unsigned)i);
         many[i] = (kvant_settings_layer){ specs[i], 8, 128, NULL };
@@ -101,8 +98,7 @@ static void smallest_and_largest_come_back(void **state)
             fail_msg("%s", err);
         for (uint32_t i = 0; i < 2 * config.n_layers; i++) {
             kvant_settings_layer layer;
-            assert_int_equal(kvant_settings_get_layer(loaded, i / 2, (kvant_role)(i % 2), &layer),
-                             KVANT_OK);
+            assert_ok(kvant_settings_get_layer(loaded, i / 2, (kvant_role)(i % 2), &layer));
             assert_string_equal(layer.spec, config.layers[i].spec);
         }
         kvant_settings_free(&made);
@@ -117,7 +113,6 @@ static void damage_anywhere_is_found(void **state)
 {
     char text[1024], err[256];
     kvant_settings *settings;
-    (void)state;
     write_sealed(in_folder("whole"), written, sizeof written - 1);
     size_t n = read_back(in_folder("whole"), text, sizeof text);
     for (size_t i = 0; i < 2 * n; i++) {
@@ -226,7 +221,6 @@ static void every_rule_names_its_line(void **state)
         { "kvant-settings 1\nlayers 1\nk 0 1x1 int-4:a=1,a=2\nv 0 1x1 f16\n",
           "line 3: option 'a' is given twice" },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         char err[256] = "";
         kvant_settings *settings;
@@ -252,7 +246,6 @@ static void long_words_are_refused(void **state)
           1023 },
         { "kvant-settings 1\nlayers 1\nk 0 1x1 %s\nv 0 1x1 f16\n", 255 }
     };
-    (void)state;
     memset(word, 'w', sizeof word);
     for (size_t i = 0; i < COUNT(cases); i++)
         for (int more = 0; more < 2; more++) {
@@ -271,7 +264,6 @@ static void other_files_are_refused(void **state)
 {
     char err[256] = "";
     kvant_settings *settings;
-    (void)state;
     assert_int_equal(kvant_settings_load(in_folder("absent"), &settings, err, sizeof err),
                      KVANT_ERR_IO);
     assert_non_null(strstr(err, "No such file"));
@@ -298,7 +290,6 @@ static void wrong_arguments_are_refused(void **state)
     kvant_settings *settings = NULL;
     kvant_settings_layer layer;
     char err[256] = "", name[300];
-    (void)state;
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = 0;
     assert_int_equal(kvant_settings_create(NULL, &settings, err, sizeof err), KVANT_ERR_ARGUMENT);

@@ -28,35 +28,27 @@ static void calibration_is_found_beside_and_another_refused(void **state)
     kvant_calibration *own = calibrate_fixed(8), *other = calibrate_fixed(16), *loaded;
     kvant_settings *settings = calibrated_settings("int-4", 2, 8, own);
     char err[256] = "";
-    (void)state;
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_settings_save(settings, in_folder("model.kvant"), err, sizeof err));
     kvant_settings_free(&settings);
-    assert_int_equal(kvant_settings_load(in_folder("model.kvant"), &settings, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_settings_load(in_folder("model.kvant"), &settings, err, sizeof err));
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_IO);
-    assert_int_equal(kvant_calibration_save(own, in_folder("fixed.kvcal"), err, sizeof err),
-                     KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_save(own, in_folder("fixed.kvcal"), err, sizeof err));
+    assert_ok(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err));
     assert_non_null(loaded);
     kvant_calibration_free(&loaded);
-    assert_int_equal(kvant_calibration_save(other, in_folder("fixed.kvcal"), err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_save(other, in_folder("fixed.kvcal"), err, sizeof err));
     assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
                      KVANT_ERR_ARGUMENT);
     assert_null(loaded);
     assert_non_null(strstr(err, "not the one that the settings were made with"));
     assert_int_equal(kvant_settings_check(settings, other, err, sizeof err), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_settings_check(settings, own, err, sizeof err), KVANT_OK);
-    assert_int_equal(kvant_calibration_save(own, in_folder("elsewhere.kvcal"), err, sizeof err),
-                     KVANT_OK);
-    assert_int_equal(kvant_settings_load_calibration(settings, in_folder("elsewhere.kvcal"),
-                                                     &loaded, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_save(own, in_folder("elsewhere.kvcal"), err, sizeof err));
+    assert_ok(kvant_settings_load_calibration(settings, in_folder("elsewhere.kvcal"), &loaded, err,
+                                              sizeof err));
     kvant_calibration_free(&loaded);
     kvant_settings_free(&settings);
     kvant_calibration_free(&own);
@@ -68,11 +60,9 @@ static void no_calibration_is_none(void **state)
     kvant_settings_config config = usual_config();
     kvant_calibration *loaded = (kvant_calibration *)&config;
     char err[256] = "";
-    (void)state;
     config.calibration = NULL;
     kvant_settings *settings = create(&config);
-    assert_int_equal(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err),
-                     KVANT_OK);
+    assert_ok(kvant_settings_load_calibration(settings, NULL, &loaded, err, sizeof err));
     assert_null(loaded);
     kvant_settings_free(&settings);
 }
@@ -98,7 +88,6 @@ static void check_creates_every_codec(void **state)
           "layer 1, keys, int-4: the calibration is for a model with other" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         char err[512] = "";
         kvant_settings *settings =
@@ -129,7 +118,6 @@ static void check_creates_every_kv_head(void **state)
           "layer 0, keys, int-4: its sink, recent or kind of centre" },
     };
     kvant_calibration *calibration = calibrate_fixed(8);
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         const kvant_settings_layer one[2] = { { NULL, 2, 8, cases[i].keys },
                                               { "int-4", 2, 8, NULL } };
@@ -151,7 +139,6 @@ static void presets_make_codecs(void **state)
 {
     static const char *const names[] = { "quality", "balanced", "small", "tiny" };
     kvant_calibration *calibration = calibrate_fixed(8);
-    (void)state;
     for (size_t i = 0; i < COUNT(names); i++)
         for (int calibrated = 0; calibrated < 2; calibrated++) {
             kvant_preset preset = { .size = sizeof preset };
@@ -160,10 +147,8 @@ static void presets_make_codecs(void **state)
             assert_string_equal(preset.name, names[i]);
             assert_non_null(strstr(KVANT_PRESET_NAMES, preset.name));
             const kvant_calibration *with = calibrated ? calibration : NULL;
-            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err),
-                             KVANT_OK);
-            assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err),
-                             KVANT_OK);
+            assert_ok(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err));
+            assert_ok(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err));
             const bool learns = strcmp(names[i], "tiny") == 0; /* learns with a calibration, too */
             assert_true(!preset.more_k || kvant_codec_check(preset.more_k, KVANT_ROLE_K, NULL, err,
                                                             sizeof err) == KVANT_OK);
@@ -180,7 +165,6 @@ static void presets_make_codecs(void **state)
 static void tiny_has_the_bits_of_head_dim_64(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };
-    (void)state;
     assert_null(kvant_preset_spec(NULL, KVANT_ROLE_K, 0, 64));
     assert_int_equal(kvant_preset_get("tiny", 0, &preset), KVANT_OK);
     for (uint32_t d = 64; d <= KVANT_MAX_HEAD_DIM; d += 8)
@@ -201,7 +185,6 @@ static void tiny_has_the_bits_of_head_dim_64(void **state)
 static void other_presets_are_refused(void **state)
 {
     kvant_preset preset = { .size = sizeof preset };
-    (void)state;
     assert_int_equal(kvant_preset_get(KVANT_PRESET_DEFAULT, 0, &preset), KVANT_OK);
     assert_int_equal(kvant_preset_get("Balanced", 0, &preset), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_preset_get("", 0, &preset), KVANT_ERR_ARGUMENT);

@@ -115,7 +115,6 @@ static void shifted_keys_are_rotated_ones(void **state)
     float *q = malloc(MAX_QUERIES * N_HEADS * HEAD_DIM * sizeof *q);
     attended *got = malloc(sizeof *got);
     uint64_t rng = 31;
-    (void)state;
     write_range(&v, 0, TOKENS, BATCH, 1, &rng);
     fill_normal(q, (size_t)MAX_QUERIES * N_HEADS * HEAD_DIM, &rng);
     for (size_t i = 0; i < COUNT(specs) + 3; i++) {
@@ -150,7 +149,6 @@ static void many_shifts_cost_nothing(void **state)
     text *t = make_text(l, 50);
     fixture f = make_keys(specs[1], l, t, TOKENS);
     record *r = look(&f);
-    (void)state;
     for (int32_t i = 0; i < 200; i++) {
         int32_t by[TOKENS];
         for (int32_t slot = 0; slot < TOKENS; slot++)
@@ -203,7 +201,6 @@ static void too_many_shifts_are_encoded(void **state)
     fixture f = make_keys("int-8", l, t, TOKENS);
     record *r = look(&f);
     int32_t by[SLOTS];
-    (void)state;
     const double before = error_of_slots(&f, l, f.rows, r->moved, 0, TOKENS);
     for (int32_t slot = 0; slot < SLOTS; slot++)
         by[slot] = slot; /* all in one call */
@@ -240,7 +237,6 @@ static void encoded_again_exact_rows_are_exact(void **state)
     };
     static const char *const of[] = { "turboquant-4", "trellis-2", "int-2:axis=channel,group=32",
                                       "int-4:recent=128,sink=64" };
-    (void)state;
     for (size_t i = 0; i < COUNT(of); i++) {
         const layout *l = &layouts()[1];
         const layout other = make_layout(12, 0);
@@ -306,7 +302,6 @@ static void rows_are_written_beside_shifted_ones(void **state)
     fixture f = make_keys("f32", l, t, 1400);
     record *r = look(&f);
     float row[WIDTH];
-    (void)state;
     memset(r->rows + 1400 * WIDTH, 0, (SLOTS - 1400) * WIDTH * sizeof(float));
     move(&f, l, r, 70, 1400, -33);
     for (uint32_t i = 0; i < 100; i++) {
@@ -390,7 +385,6 @@ static void rolling_conversation(const char *of)
 
 static void conversations_may_roll(void **state)
 {
-    (void)state;
     rolling_conversation("int-8");
     rolling_conversation("turboquant-4");
     rolling_conversation(specs[0]);
@@ -414,7 +408,6 @@ static void blocks_take_their_shifts_along(void **state)
     static const uint32_t blocks[] = { 0, 1, 6, 22, 23 };
     const layout *l = &layouts()[2], other = make_layout(HEAD_DIM, 1);
     text *t = make_text(l, 54);
-    (void)state;
     for (size_t i = 0; i < COUNT(specs); i++) {
         fixture f = make_keys(specs[i], l, t, TOKENS), g = make_like(&f), h = make_like(&f);
         const kvant_rope rope = rope_of(&other, MOST, 0);
@@ -435,13 +428,11 @@ static void blocks_take_their_shifts_along(void **state)
                              KVANT_ERR_FULL);
             free(e.data);
             free(again.data);
-            assert_int_equal(kvant_tensor_copy(f.tensor, blocks[b], g.tensor, 40 + blocks[b], 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_copy(f.tensor, blocks[b], g.tensor, 40 + blocks[b], 1));
             assert_same_slots(&f, blocks[b], &g, 40 + blocks[b]);
             assert_int_equal(kvant_tensor_copy(f.tensor, blocks[b], h.tensor, 40 + blocks[b], 1),
                              KVANT_ERR_FULL);
-            assert_int_equal(kvant_tensor_copy(f.tensor, blocks[b], f.tensor, 40 + blocks[b], 1),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_copy(f.tensor, blocks[b], f.tensor, 40 + blocks[b], 1));
             assert_same_slots(&f, blocks[b], &f, 40 + blocks[b]);
         }
         check_moved(&h, &other, s);
@@ -474,7 +465,6 @@ static void damaged_shifts_are_refused(void **state)
     fixture f = make_keys("int-8", &l, t, TOKENS), g = make("int-8", 1, BLOCKS, 0),
             v = make_heads("int-8", "int-8", KVANT_ROLE_V, 1, BLOCKS, 0);
     record *r = look(&f);
-    (void)state;
     move(&f, &l, r, 0, TOKENS, -1);
     for (size_t i = 0; i <= COUNT(bad); i++) {
         exported e = export_block(&f, 23); /* the block is not full */
@@ -502,7 +492,6 @@ static void arguments_are_checked(void **state)
     kvant_rope rope = rope_of(l, 0, 0);
     int32_t by[129] = { 1 };
     uint64_t rng = 3;
-    (void)state;
     write_range(&f, 0, 100, 100, 1, &rng);
     assert_int_equal(kvant_tensor_shift(NULL, &rope, by, 1, 1), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_tensor_shift(v.tensor, &rope, by, 1, 1), KVANT_ERR_ARGUMENT);

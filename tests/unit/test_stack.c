@@ -212,9 +212,8 @@ static void prepare_attention(job *j)
                                               .out_token_stride = (size_t)HEADS * j->d,
                                               .out_head_stride = j->d,
                                               .n_threads = 1 };
-    assert_int_equal(
-        kvant_attention_workspace(j->tensor[0], j->tensor[1], &j->attention, &j->workspace_bytes),
-        KVANT_OK);
+    assert_ok(
+        kvant_attention_workspace(j->tensor[0], j->tensor[1], &j->attention, &j->workspace_bytes));
     free(j->workspace);
     j->workspace = aligned(j->workspace_bytes);
 }
@@ -270,7 +269,6 @@ static void run_spec(const char *spec)
 
 static void every_call_fits_a_small_stack(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++)
         run_spec(all_specs[i]);
     run_spec("trellis-4:center=first,norm=first");
@@ -283,7 +281,6 @@ static void every_cpu_level_fits_a_small_stack(void **state)
 {
     static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel",
                                          PAPERS("octopus-3", ) "int-4:group=16" };
-    (void)state;
     for (size_t l = 0; l < COUNT(cpu_levels); l++)
         for (size_t i = 0; i < COUNT(specs) && use_level(cpu_levels[l]); i++)
             run_spec(specs[i]);

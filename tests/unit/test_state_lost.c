@@ -3,9 +3,6 @@
  * has restored them before. The linker lets a test refuse kvant_tensor_write. */
 #include "testing.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "../../integrations/llama.cpp/host.h"
 #include "state_mocks.h"
 
@@ -35,20 +32,16 @@ kvant_status __wrap_kvant_tensor_write(kvant_tensor *tensor, const int64_t *slot
 
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape)
 {
-    (void)shape;
     return BLOCKS;
 }
 
 const kvant_codec *const *kvp_kv_codecs(const kvp_kv *kv)
 {
-    (void)kv;
     return &f.codec;
 }
 
 kvant_status kvp_kv_assign_block(kvp_kv *kv, uint32_t block)
 {
-    (void)kv;
-    (void)block;
     return KVANT_OK;
 }
 
@@ -60,7 +53,6 @@ void kvp_kv_store_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *
 
 bool kvp_restoring_refuse(const char *why)
 {
-    (void)why;
     return false;
 }
 
@@ -91,11 +83,9 @@ static int start(void **state)
     char err[256];
     size_t bytes;
 
-    (void)state;
     memset(&f, 0, sizeof(f));
-    assert_int_equal(
-        kvant_codec_create("int-4", HEAD, KVANT_ROLE_K, TEST_SEED, &f.owned, err, sizeof(err)),
-        KVANT_OK);
+    assert_ok(
+        kvant_codec_create("int-4", HEAD, KVANT_ROLE_K, TEST_SEED, &f.owned, err, sizeof(err)));
     f.codec = f.owned;
     params.codecs = &f.codec;
     assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
@@ -111,7 +101,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     kvp_invalid_free(&f.kv.invalid);
     kvant_tensor_free(&f.kv.tensor);
     kvant_os_free(f.memory);
@@ -134,7 +123,6 @@ static void other_rows_stay(void **state)
 {
     float before[HEAD], own[HEAD], row[HEAD];
 
-    (void)state;
     store(5.0f);
     read_row(0, before);
     read_row(FIRST, own);
@@ -151,7 +139,6 @@ static void other_rows_stay(void **state)
 
 static void lost_rows_are_invalid(void **state)
 {
-    (void)state;
     refuses = true;
     save_and_restore();
     for (size_t cell = 0; cell < CELLS; cell++) {
@@ -194,7 +181,6 @@ static void runs_of_a_state_share_a_block(void **state)
     enum { N = 30, SECOND = 94, N_SECOND = 34 }; /* 94 = 64 + 30, 94 + 34 = 128 */
     static uint16_t first[N * HEAD], second[N_SECOND * HEAD];
 
-    (void)state;
     refuses = false;
     store(0.0f);
     assert_true(kvp_state_read(&f.kv, 0, N, first));

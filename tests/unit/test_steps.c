@@ -91,7 +91,6 @@ static void check_step(const fixture *f, uint32_t n, uint32_t step, bool owns)
 static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (uint64_t seed = 1; seed < 4; seed++) {
             uint64_t rng = seed;
@@ -118,7 +117,6 @@ static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel",
                                          "turboquant-3:transform=first", "int-4:center=first" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 7;
         uint32_t n_compared = 0, n = 0;
@@ -155,7 +153,6 @@ static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
 /* A write that is refused, and a write that finds no memory, change the rows of no tensor. */
 static void a_write_that_fails_loses_no_row(void **state)
 {
-    (void)state;
     uint64_t rng = 3;
     shared all;
     float bad[400 * WIDTH] = { 0 };
@@ -178,7 +175,6 @@ static void a_write_that_fails_loses_no_row(void **state)
 /* Blocks move from one tensor to a second tensor, which needs the shared pages that hold them. */
 static void blocks_are_copied_between_tensors_that_share(void **state)
 {
-    (void)state;
     uint64_t rng = 4;
     shared all;
     make_shared(&all, "int-4", STEP * OPEN_BYTES);
@@ -220,7 +216,6 @@ static void sequences_have_exact_parts_of_their_own(void **state)
     static const kvant_exact_part bounded = {
         .size = sizeof bounded, .first = 64, .newest = 128, .total = 512, .step = 512
     };
-    (void)state;
     for (int together = 0; together < 2; together++) {
         uint64_t rng = 6;
         kvant_step_pages steps = { .size = sizeof steps,
@@ -257,8 +252,7 @@ static void sequences_have_exact_parts_of_their_own(void **state)
                     memcpy(t[i].rows + (size_t)slots[s] * WIDTH, rows + s * WIDTH,
                            WIDTH * sizeof *rows);
                 }
-                assert_int_equal(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1),
-                                 KVANT_OK);
+                assert_ok(kvant_tensor_write(t[i].tensor, slots, SEQUENCES, rows, WIDTH, 1));
             }
             for (uint32_t s = 0; s < SEQUENCES; s++)
                 for (uint32_t row = 0; row <= n; row++)
@@ -277,7 +271,6 @@ static void sequences_have_exact_parts_of_their_own(void **state)
 /* Sizes: a tensor reserves no memory for a step. Shared memory of less than a block is not used. */
 static void sizes_and_what_is_refused(void **state)
 {
-    (void)state;
     uint64_t rng = 5;
     shared all, none;
     kvant_tensor *tensor;

@@ -107,7 +107,6 @@ NESTED(steps, most_bytes_of_params)
 
 static void tensor_params(void **state)
 {
-    (void)state;
     t.params = params_of(&t.k);
     const kvant_exact_part exact = { .size = sizeof exact };
     const kvant_step_pages steps = { .size = sizeof steps };
@@ -167,7 +166,6 @@ static const kvant_rope a_rope = { .n_dims = HEAD_DIM, .frequencies = frequencie
 
 static void tensor_structs(void **state)
 {
-    (void)state;
     const kvant_queries queries = { .q = t.q,
                                     .token_stride = WIDTH,
                                     .head_stride = HEAD_DIM,
@@ -244,7 +242,6 @@ static kvant_status block_rows_bytes(void *rows)
 
 static void attention_structs(void **state)
 {
-    (void)state;
     uint64_t rng = 6;
     fill_normal(t.q, COUNT(t.q), &rng);
     t.got.out[0] = t.got.lse[0] = 1;
@@ -319,7 +316,6 @@ static void index_structs(void **state)
     const kvant_index_query query = {
         .size = sizeof query, .rows = row, .stride = 4, .n = 1, .k = 1
     };
-    (void)state;
     assert_int_equal(kvant_index_create(&params, &an_index, NULL, 0), KVANT_OK);
     CHECK_GIVEN(kvant_index_create, kvant_index_params, take_index, &params, center);
     CHECK_GIVEN(kvant_index_search, kvant_index_query, search, &query, n_probe);
@@ -370,7 +366,6 @@ static kvant_status fill_entry(void *entry)
 
 static void calibration_structs(void **state)
 {
-    (void)state;
     static float rows[64 * HEAD_DIM];
     static const double sums[HEAD_DIM];
     uint64_t rng = 5;
@@ -388,18 +383,15 @@ static void calibration_structs(void **state)
     };
     assert_int_equal(kvant_calibrator_create(&config, &made.calibrator, NULL, 0), KVANT_OK);
     for (int role = 0; role < 2; role++)
-        assert_int_equal(kvant_calibrator_add_rows(made.calibrator, 0, (kvant_role)role, 1,
-                                                   HEAD_DIM, rows, HEAD_DIM, 64),
-                         KVANT_OK);
+        assert_ok(kvant_calibrator_add_rows(made.calibrator, 0, (kvant_role)role, 1, HEAD_DIM, rows,
+                                            HEAD_DIM, 64));
     CHECK_GIVEN(kvant_calibrator_create, kvant_calibrator_config, take_calibrator, &config,
                 n_threads);
     CHECK_GIVEN(kvant_calibrator_add_attention, kvant_calibrator_attention, take_attention,
                 &observed, scale);
     CHECK_GIVEN(kvant_calibrator_add_moments, kvant_calibrator_moments, take_sums, &added,
                 attended_weight);
-    assert_int_equal(
-        kvant_calibrator_add_queries(made.calibrator, 0, 0, HEAD_DIM, rows, HEAD_DIM, 64),
-        KVANT_OK);
+    assert_ok(kvant_calibrator_add_queries(made.calibrator, 0, 0, HEAD_DIM, rows, HEAD_DIM, 64));
     assert_int_equal(kvant_calibrator_finish(made.calibrator, &made.calibration), KVANT_OK);
     CHECK_FILLED(kvant_calibration_get_info, kvant_calibration_info, fill_calibration, checksum);
     CHECK_FILLED(kvant_calibration_get_entry, kvant_calibration_entry, fill_entry, centroids);
@@ -433,7 +425,6 @@ static kvant_status take_preset(void *preset)
 
 static void settings_structs(void **state)
 {
-    (void)state;
     const kvant_settings_layer layers[] = {
         { .spec = "int-4", .n_kv_heads = 1, .head_dim = HEAD_DIM },
         { .spec = "int-8", .n_kv_heads = 1, .head_dim = HEAD_DIM }
@@ -525,7 +516,6 @@ static kvant_status fill_family(void *family)
 
 static void scheme_and_cache_structs(void **state)
 {
-    (void)state;
     static float q[2 * HEAD_DIM], out[HEAD_DIM];
     const kvant_scheme_params scheme = { .size = sizeof scheme,
                                          .k = "int-4:transform=first",

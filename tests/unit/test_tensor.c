@@ -11,7 +11,6 @@ static void write_slot(fixture *f, int64_t slot, const float *row)
 static void any_order_of_writes(void **state)
 {
     static const char *const specs[] = { "f32", "int-4", "turboquant-3" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 21;
         fixture f = make(specs[s], 2, 4, 0);
@@ -40,7 +39,6 @@ static void any_order_of_writes(void **state)
 
 static void batches_and_threads_write_the_same_bytes(void **state)
 {
-    (void)state;
     uint64_t rng = 22;
     fixture one = make("turboquant-4", 1, 8, 0), many = make("turboquant-4", 1, 8, 0);
     float *rows = malloc(1000 * WIDTH * sizeof *rows);
@@ -75,7 +73,6 @@ static void assert_reads_zeros(const fixture *f, uint32_t first, uint32_t n)
 static void clear_and_copy_blocks(void **state)
 {
     static const char *const specs[] = { "int-4", "int-4:axis=channel" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 23;
         fixture f = make(specs[s], 3, 3, 0), g = make_like(&f);
@@ -124,7 +121,6 @@ static void assert_bytes(const uint8_t *data, size_t bytes, uint8_t value)
  * the memory between them does not change. */
 static void blocks_apart(void **state)
 {
-    (void)state;
     enum { N = 5, GAP = 192 };
     uint64_t rng = 29;
     fixture f = make("int-4", 1, N, 0);
@@ -165,7 +161,6 @@ static void strides_that_cannot_be(void **state)
 {
     static const char *const open[] = { "int-4:sink=4", "int-4:recent=64", "int-4:axis=channel",
                                         "int-4:center=first" };
-    (void)state;
     size_t bytes = 0;
     fixture f = make("int-4", 1, 2, 0);
     const size_t block = tensor_info_of(&f).sealed_bytes;
@@ -191,7 +186,6 @@ static void strides_that_cannot_be(void **state)
  * they count. */
 static void assigned_blocks(void **state)
 {
-    (void)state;
     uint64_t rng = 26;
     fixture f = make("int-4:sink=64,recent=64", 2, 6, 0), g;
     assert_int_equal(kvant_tensor_assign(f.tensor, 0, 0, 0),
@@ -228,7 +222,6 @@ static void more_sinks_than_pages(void **state)
 {
     static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64",
                                          "int-8:axis=channel,sink=64" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (uint32_t batch = 1; batch <= 256; batch += 255) {
             uint64_t rng = 27;
@@ -279,7 +272,6 @@ static double worst_error(const fixture *f, uint32_t n)
 
 static void block_codecs_go_through_open_pages(void **state)
 {
-    (void)state;
     for (uint32_t n_open = 1; n_open <= 3; n_open += 2) {
         uint64_t rng = 24;
         fixture f = make("int-8:axis=channel", 1, 5, n_open);
@@ -315,7 +307,6 @@ static void gaps_read_as_nothing(void **state)
 {
     static const char *const specs[] = { "int-8:axis=channel", "int-8:axis=channel,group=16",
                                          "turboquant-4:recent=64" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 28;
         fixture f = make(specs[s], 1, 5, 1);
@@ -340,7 +331,6 @@ static void slots_are_read_in_any_order(void **state)
     fixture f = make("int-4:axis=channel,sink=4", 2, 3, 4);
     float *rows = calloc(N * WIDTH, sizeof *rows), one[WIDTH];
     int64_t slots[N];
-    (void)state;
     assert_non_null(rows);
     for (int64_t slot = 0; slot < 300; slot++) {
         float row[WIDTH];
@@ -352,13 +342,11 @@ static void slots_are_read_in_any_order(void **state)
         slots[i] = i % 9 == 8 ? -1 : i < 100 ? i + 37 : (i * 53) % 384;
     for (uint32_t n_threads = 1; n_threads < 4; n_threads++) {
         memset(rows, 0xff, N * WIDTH * sizeof *rows);
-        assert_int_equal(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads),
-                         KVANT_OK);
+        assert_ok(kvant_tensor_read_slots(f.tensor, slots, N, rows, WIDTH, n_threads));
         for (int i = 0; i < N; i++) {
             memset(one, 0, sizeof one);
             if (slots[i] >= 0)
-                assert_int_equal(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH),
-                                 KVANT_OK);
+                assert_ok(kvant_tensor_read(f.tensor, (size_t)slots[i], 1, one, WIDTH));
             assert_memory_equal(rows + i * WIDTH, one, sizeof one);
         }
     }
@@ -378,7 +366,6 @@ static void given_centre_and_scale(void **state)
 {
     static const char *const specs[] = { "turboquant-4:center=first,norm=first,sink=0",
                                          "int-4:axis=channel,center=first,norm=first,sink=0" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 25;
         fixture f = make(specs[s], 1, 2, 0);
@@ -400,8 +387,7 @@ static void given_centre_and_scale(void **state)
         assert_int_equal(kvant_tensor_set_affine(f.tensor, NULL), KVANT_ERR_ARGUMENT);
         assert_int_equal(tensor_info_of(&f).n_transforms, 1);
         assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
-        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine),
-                         KVANT_OK); /* the last given transform counts */
+        assert_ok(kvant_tensor_set_affine(f.tensor, &affine)); /* the last given transform counts */
         double error = 0;
         for (int64_t i = 0; i < 60;
              i++) { /* before enough rows came; after that the tensor may prefer its own numbers */
@@ -440,7 +426,6 @@ static void given_centre_and_scale(void **state)
 
 static void bad_input(void **state)
 {
-    (void)state;
     fixture f = make("int-4", 1, 2, 0);
     float rows[2 * WIDTH] = { 0 };
     int64_t slots[2] = { 0, 128 };
@@ -473,7 +458,6 @@ static void bad_input(void **state)
 
 static void bad_params(void **state)
 {
-    (void)state;
     fixture f = make("int-4", 1, 2, 0);
     const kvant_tensor_params good = params_of(&f);
     const kvant_codec *missing[N_KV_HEADS] = { f.codecs[0], NULL };

@@ -1,16 +1,8 @@
 /* test_trace.c - the plug-in's trace (KVANT_TRACE): the lines of every kind, and files that cannot
  * be written. Expected lines are written out by hand from trace.h. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "../cases.h"
 #include "../../integrations/llama.cpp/trace.h"
 
 enum { N_CELLS = 256, ROW = 8, SEEN = 0, HIDDEN = 0xfc00 };
@@ -65,7 +57,6 @@ static void unwritable(void **state)
 {
     const int64_t cell = 3;
 
-    (void)state;
     kvp_trace_open();
     assert_false(kvp_trace_is_on);
     setenv("KVANT_TRACE", "/nonexistent/trace", 1);
@@ -92,7 +83,6 @@ static void graphs(void **state)
     const int32_t positions[4] = { 3, 4, 9, 9 };
     uint16_t mask[2 * N_CELLS];
 
-    (void)state;
     kvp_trace_rows(&keys[0], first, 3, NULL);
     kvp_trace_rows(&values[0], first, 3, NULL);
     attend(&keys[0], 0, 64, 3, NULL);
@@ -114,7 +104,6 @@ static void streams(void **state)
     const int64_t cells[3] = { 5, N_CELLS + 70, 6 };
     const int32_t positions[3] = { 5, 70, 6 };
 
-    (void)state;
     kvp_trace_rows(&keys[1], cells, 3, positions);
     attend(&keys[1], 0, 128, 1, NULL);
     attend(&keys[1], 1, 128, 1, NULL);
@@ -129,7 +118,6 @@ static void outside(void **state)
 {
     const size_t row = ROW * sizeof(uint16_t);
 
-    (void)state;
     kvp_trace_write(&keys[1], 3 * row, row);
     kvp_trace_write(&values[1], 3 * row, row);
     kvp_trace_write(&keys[1], 4 * row, 2 * row);
@@ -146,7 +134,6 @@ static void shift_and_end(void **state)
 {
     int32_t by[2 * N_CELLS] = { 0 };
 
-    (void)state;
     by[10] = by[11] = by[12] = -7;
     by[N_CELLS + 1] = 2;
     kvp_trace_shift(&keys[1], by, 2 * N_CELLS);
@@ -160,7 +147,6 @@ static int start(void **state)
 {
     const int file = mkstemp(path);
 
-    (void)state;
     unsetenv("KVANT_TRACE");
     create();
     return file < 0 ? -1 : close(file);
@@ -168,7 +154,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     return unlink(path);
 }
 

@@ -109,7 +109,6 @@ static void import_block(fixture *to, uint32_t target, const fixture *from, uint
 
 static void exported_blocks_are_imported(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int few = 0; few < 2; few++) {
             fixture f[2], g[2];
@@ -148,7 +147,6 @@ static void exported_blocks_are_imported(void **state)
 /* Pending rows get the imported transform. */
 static void imports_end_the_waiting(void **state)
 {
-    (void)state;
     const char *spec = "turboquant-4:center=first,norm=first";
     fixture f = use(spec, KVANT_ROLE_K, false), g = make_like(&f);
     uint64_t rng = 81;
@@ -184,7 +182,6 @@ static void *copy_of(const void *data, size_t bytes)
 
 static void damaged_blocks_are_refused(void **state)
 {
-    (void)state;
     for (uint32_t block = 0; block < 7;
          /* a sink; a block that was sealed and became exact; a block sealed with transform 2; a
           * block that fills */
@@ -226,7 +223,6 @@ static void damaged_blocks_are_refused(void **state)
 static void hostile_blocks_are_refused(void **state)
 {
     static const float numbers[] = { NAN, INFINITY, 0, -1 };
-    (void)state;
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     void *before = copy_of(f.memory, f.bytes);
     const size_t scales = HEADER + WIDTH * sizeof(float),
@@ -250,7 +246,6 @@ static void hostile_blocks_are_refused(void **state)
 
 static void other_schemes_are_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *first, *second;
         kvant_role role;
@@ -275,7 +270,6 @@ static void other_schemes_are_refused(void **state)
 
 static void places_run_out(void **state)
 {
-    (void)state;
     uint64_t rng = 82;
     /* Every kind needs another transform, which a cleared tensor makes. The last of these
      * transforms finds no room in the target. */
@@ -322,8 +316,7 @@ static void places_run_out(void **state)
     check_slots(&a, 0, 200);
     assert_int_equal(tensor_info_of(&b).written_blocks, 0);
     assert_int_equal(kvant_tensor_import(a.tensor, BLOCKS, e.data, e.bytes), KVANT_OK);
-    assert_int_equal(kvant_tensor_import(a.tensor, 0, e.data, e.bytes),
-                     KVANT_OK); /* releases its own page */
+    assert_ok(kvant_tensor_import(a.tensor, 0, e.data, e.bytes)); /* releases its own page */
     assert_same_export(&a, 0, &a, BLOCKS);
     assert_int_equal(kvant_tensor_copy(a.tensor, 0, a.tensor, BLOCKS, 4), KVANT_OK);
     free(e.data);
@@ -333,7 +326,6 @@ static void places_run_out(void **state)
 
 static void small_buffers_are_refused(void **state)
 {
-    (void)state;
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     size_t most = kvant_tensor_export_size(f.tensor), used = 77;
     uint8_t *data = malloc(most);
@@ -356,7 +348,6 @@ static void small_buffers_are_refused(void **state)
  * the first would have. */
 static void copies_are_alike(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int few = 0; few < 2; few++) {
             fixture f[2], g[2];
@@ -368,8 +359,7 @@ static void copies_are_alike(void **state)
                  * yet */
                 if (!few)
                     write_kind(&g[role], 30, 20, 1, 3, &rng);
-                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS),
-                                 KVANT_OK);
+                assert_ok(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS));
                 for (uint32_t block = 0; block < BLOCKS; block++) {
                     assert_int_equal(block_of(&f[role], block, 0).state,
                                      block_of(&g[role], block, 0).state);
@@ -389,8 +379,7 @@ static void copies_are_alike(void **state)
             }
             /* Within the tensor, copies have their own pages. */
             for (int role = 0; role < 2; role++)
-                assert_int_equal(
-                    kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS), KVANT_OK);
+                assert_ok(kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS));
             for (uint32_t block = 0; block < BLOCKS; block++)
                 assert_true(block_of(&f[0], block, 0).written ==
                             block_of(&f[0], BLOCKS + block, 0).written);
@@ -414,14 +403,12 @@ static void copies_of_small_pools(void **state)
     static const char *const pooled[] = { "int-8:axis=channel",
                                           "turboquant-8:center=first,norm=first,recent=64",
                                           "int-8:center=first" };
-    (void)state;
     for (size_t s = 0; s < COUNT(pooled); s++)
         for (uint32_t n = 30; n <= 390; n += 360) {
             uint64_t rng = 37;
             fixture f = make(pooled[s], 3, BLOCKS, 1), g = make_like(&f);
             write_range(&f, BLOCKS * 64, n, 30, 1, &rng);
-            assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS),
-                             KVANT_OK);
+            assert_ok(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS));
             for (uint32_t block = 0; block < BLOCKS; block++)
                 assert_same_rows(&f, BLOCKS + block, &g, 2 * BLOCKS + block);
             assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, f.tensor, 0, BLOCKS), KVANT_OK);

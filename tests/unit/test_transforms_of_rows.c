@@ -93,7 +93,6 @@ static void shift_rows(float *rows, uint32_t n, uint64_t *rng)
 
 static void centre_of_the_first_batch(void **state)
 {
-    (void)state;
     uint64_t rng = 38;
     fixture f = make("turboquant-4:center=first", 1, 8, 0);
     float rows[300 * WIDTH], again[300 * WIDTH], center[HEAD_DIM];
@@ -109,8 +108,7 @@ static void centre_of_the_first_batch(void **state)
     /* Sealed rows have exactly the bytes that the codec writes with this centre. */
     void *page = aligned(info_of(f.codecs[0]).page_bytes);
     const kvant_affine affine = block_of(&f, 1, 0).affine;
-    assert_int_equal(
-        kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page), KVANT_OK);
+    assert_ok(kvant_codec_encode(f.codecs[0], &affine, rows + 64 * WIDTH, WIDTH, 0, 64, page));
     assert_memory_equal(page, block_of(&f, 1, 0).page, info_of(f.codecs[0]).page_bytes);
     free(page);
     /* Rows like the first ones change nothing, in any batches. */
@@ -145,7 +143,6 @@ static void transform_of_the_first_rows(void **state)
     static const char *const specs[] = { "turboquant-4:center=first,norm=first",
                                          "int-4:axis=channel,norm=first",
                                          "bdr-4:center=first,recent=70" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 39;
         fixture f = make(specs[s], 2, 7, 0);
@@ -179,7 +176,6 @@ static void transform_of_the_first_rows(void **state)
 /* A constant channel must not make later rows explode. */
 static void scales_have_a_floor(void **state)
 {
-    (void)state;
     fixture f = make("turboquant-4:norm=first", 1, 2, 0);
     float rows[64 * WIDTH] = { 0 };
     for (uint32_t i = 0; i < 64; i++) {
@@ -197,7 +193,6 @@ static void scales_have_a_floor(void **state)
 /* When pending rows find no exact page, the transform is made at once. */
 static void small_pools_make_transforms_early(void **state)
 {
-    (void)state;
     uint64_t rng = 40;
     fixture f = make("turboquant-4:center=first", 1, 10, 1);
     float rows[5 * WIDTH];
@@ -223,7 +218,6 @@ static void small_pools_make_transforms_early(void **state)
  * same again. */
 static void state_with_centre(void **state)
 {
-    (void)state;
     uint64_t rng = 41;
     fixture f = make("int-4:center=first,norm=first,recent=40", 1, 8, 0), g = make_like(&f);
     float rows[400 * WIDTH], saved[400 * WIDTH], restored[400 * WIDTH], center[WIDTH], scale[WIDTH];
@@ -253,7 +247,6 @@ static void state_with_centre(void **state)
 /* A calibrated centre exists from the start and again after clearing. Each head has its own. */
 static void calibrated_centre_and_scale(void **state)
 {
-    (void)state;
     uint64_t rng = 42;
     fixture f = { 0 };
     float rows[100 * WIDTH];
@@ -307,7 +300,6 @@ static void calibrated_centre_and_scale(void **state)
  * their transform with its first new row. A block that nobody writes to keeps its own. */
 static void new_blocks_follow_their_sequence(void **state)
 {
-    (void)state;
     uint64_t rng = 43;
     fixture f = make("turboquant-4:center=first,sink=0", 2, 8, 0);
     static float rows[128 * WIDTH];
@@ -326,8 +318,7 @@ static void new_blocks_follow_their_sequence(void **state)
     assert_int_equal(block_of(&f, 5, 0).transform_id, second);
     assert_int_equal(block_of(&f, 0, 0).transform_id, second);
     write_rows(&f, 0, 64, rows, 64, 1); /* chosen: fits the second */
-    assert_int_equal(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1),
-                     KVANT_OK);
+    assert_ok(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1));
     assert_int_equal(block_of(&f, 6, 0).transform_id, second);
     assert_int_equal(block_of(&f, 2, 0).transform_id, second);
     drop(&f);
@@ -351,7 +342,6 @@ static void centre_lost(void **state)
         "turboquant-4:norm=first,sink=4", /* the spec of heads with calibrated centres */
         "turboquant-4:center=file,norm=first"
     };
-    (void)state;
     kvant_calibration *c = calibrate_fixed(HEAD_DIM);
     assert_non_null(c);
     for (uint32_t order = 0; order < 2; order++)
@@ -360,10 +350,9 @@ static void centre_lost(void **state)
             float rows[200 * WIDTH], got[WIDTH], alone[HEAD_DIM];
             fixture f = { 0 };
             for (uint32_t h = 0; h < N_KV_HEADS; h++) {
-                assert_int_equal(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM,
-                                                               KVANT_ROLE_K, TEST_SEED, c, 0, h,
-                                                               &f.owned[h], NULL, 0),
-                                 KVANT_OK);
+                assert_ok(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM,
+                                                        KVANT_ROLE_K, TEST_SEED, c, 0, h,
+                                                        &f.owned[h], NULL, 0));
                 f.codecs[h] = f.owned[h];
             }
             f.params = (kvant_tensor_params){
@@ -381,9 +370,8 @@ static void centre_lost(void **state)
                     int64_t slots[200];
                     for (uint32_t k = 0; k < batch; k++)
                         slots[k] = i + k;
-                    assert_int_equal(kvant_tensor_write(g.tensor, slots, batch,
-                                                        rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1),
-                                     KVANT_OK);
+                    assert_ok(kvant_tensor_write(g.tensor, slots, batch,
+                                                 rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1));
                 }
                 double error = 0;
                 for (uint32_t i = 0; i < 200; i++) {
@@ -397,8 +385,7 @@ static void centre_lost(void **state)
                 /* 4 bits, for rows with a channel of -40 and rows without it. A lost centre doubles
                  * the error. */
                 assert_true(sqrt(error) < ((h + order) % 2 ? 0.35 : 0.7));
-                assert_int_equal(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry),
-                                 KVANT_OK);
+                assert_ok(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry));
                 kvant_affine affine = block_of(&f, 2, h).affine;
                 assert_non_null(affine.scale);
                 assert_int_equal(affine.center != NULL, (h + order) % 2);

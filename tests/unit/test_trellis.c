@@ -21,7 +21,6 @@ static void distortion_meets_its_aims(void **state)
         { "trellis-3:scale=norm", "turboquant-3", 3, .03454, .0206 },
         { "trellis-4:scale=norm", "turboquant-4", 4, .009497, .0054 },
     };
-    (void)state;
     for (size_t i = 0; i < COUNT(aims); i++) {
         distortion d = measure(aims[i].spec, 128, 30);
         if (!(d.mse >= pow(4, -aims[i].bits)))
@@ -41,7 +40,6 @@ static void distortion_meets_its_aims(void **state)
 /* One random product of unit vectors in n has the standard error sqrt(D / n). */
 static void products_are_unbiased(void **state)
 {
-    (void)state;
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[32];
         snprintf(spec, sizeof spec, "trellis-%u", bits);
@@ -93,7 +91,6 @@ static uint64_t cost_of(const kvant_trellis *trellis, const uint16_t *cells, con
  * codec. Costs are relative to the nearest of all levels. */
 static void search_finds_nearly_the_best_path(void **state)
 {
-    (void)state;
     uint64_t rng = 7;
     kvant_codec *codec = make_codec("trellis-3", 128, KVANT_ROLE_K);
     const kvant_trellis *trellis = &kvant_trellis_book_of(codec)->trellis;
@@ -186,7 +183,6 @@ static void sixteen_bits_are_enough(void **state)
     static const uint32_t steps[] = { 16, 48, 128, 400 };
     static kvant_trellis trellis;
     uint64_t rng = 21;
-    (void)state;
     for (uint32_t i = 0; i < 400; i++) {
         uint16_t cells[KVANT_TRELLIS_MAX_STEPS];
         uint8_t want[KVANT_TRELLIS_MAX_STEPS], got[KVANT_TRELLIS_MAX_STEPS];
@@ -211,7 +207,6 @@ static void sixteen_bits_are_enough(void **state)
 /* Every channel is a step, and no two are the same. */
 static void steps_are_a_permutation(void **state)
 {
-    (void)state;
     for (uint32_t dim = 4; dim <= KVANT_MAX_HEAD_DIM; dim += dim < 200 ? 4 : 52)
         for (uint32_t bits = 2; bits <= 4; bits++)
             for (int role = 0; role < 2; role++) {
@@ -233,7 +228,6 @@ static void steps_are_a_permutation(void **state)
 /* Levels are negatives of one another. */
 static void levels_are_symmetric(void **state)
 {
-    (void)state;
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[16];
         snprintf(spec, sizeof spec, "trellis-%u", bits);
@@ -255,7 +249,6 @@ static void subsets_are_parities_of_taps(void **state)
     static const uint32_t taps[] = { KVANT_TRELLIS_TAP_0, KVANT_TRELLIS_TAP_1,
                                      KVANT_TRELLIS_TAP_2 };
     uint8_t bits[2 * STATES] = { 0 }, subsets[2 * STATES];
-    (void)state;
     for (uint32_t window = 0; window < 2 * STATES; window++) {
         uint32_t z = 0;
         for (uint32_t p = 0; p < COUNT(taps); p++)
@@ -275,7 +268,6 @@ static void specs(void **state)
 {
     static const char *const wrong[] = { "trellis", "trellis-1", "trellis-5", "trellis-4:qjl",
                                          "trellis-2.5" };
-    (void)state;
     for (size_t i = 0; i < COUNT(wrong); i++) {
         kvant_codec *codec;
         assert_int_equal(kvant_codec_create(wrong[i], 64, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0),

@@ -5,7 +5,6 @@
 #include <kvant/index.h>
 
 #include <dlfcn.h>
-#include <string.h>
 
 enum { DIM = 64, N_ROWS = 512 };
 
@@ -43,7 +42,6 @@ static void use(void *library)
 
 static void the_library_stays_when_it_is_closed(void **state)
 {
-    (void)state;
     for (int i = 0; i < 3; i++) {
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         assert_non_null(library);

@@ -162,12 +162,10 @@ static bool of_papers(const char *spec)
 
 static void test_vectors(void **state)
 {
-    (void)state;
     char line[MAX_LINE];
     size_t n = 0, different = 0;
     kvant_calibration *calibration;
-    assert_int_equal(kvant_calibration_load(KVANT_VECTORS "/vectors.kvcal", &calibration, NULL, 0),
-                     KVANT_OK);
+    assert_ok(kvant_calibration_load(KVANT_VECTORS "/vectors.kvcal", &calibration, NULL, 0));
     FILE *file = fopen(KVANT_VECTORS "/vectors.txt", "r");
     assert_non_null(file);
     while (fgets(line, sizeof line, file) != NULL)
@@ -187,7 +185,6 @@ static void test_vectors(void **state)
 /* Without a vector, only a family's author would have checked its bytes. */
 static void test_every_family_has_one(void **state)
 {
-    (void)state;
     static char text[1 << 18];
     FILE *file = fopen(KVANT_VECTORS "/vectors.txt", "r");
     assert_non_null(file);

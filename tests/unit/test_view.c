@@ -2,8 +2,6 @@
  * alone equal the decoded numbers. The GPU library knows only the view of a codec. */
 #include "testing.h"
 
-#include <math.h>
-
 #include "../../src/base/half.h"
 #include "../../src/codec/encode.h"
 #include "../../src/math/octahedral.h"
@@ -174,7 +172,6 @@ static void views_read_pages(void **state)
     static const uint32_t dims[] = { 16, 64, 80, 128 };
     uint32_t kinds[KVANT_CODES_CHUNK + 1] = { 0 };
     uint64_t rng = 5;
-    (void)state;
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (size_t d = 0; d < COUNT(dims); d++)
             for (int role = 0; role < 2; role++) {
@@ -206,11 +203,9 @@ static void kinds_are_those_of_families(void **state)
                   { "turboquant-4", KVANT_CODES_CODEBOOK },
                   { "turboquant-8", KVANT_CODES_CODEBOOK },
                   { "trellis-3", KVANT_CODES_TRELLIS } };
-    (void)state;
     for (size_t i = 0; i < COUNT(cases); i++) {
         kvant_codec *codec;
-        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_K, 0, &codec, NULL, 0),
-                         KVANT_OK);
+        assert_ok(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_K, 0, &codec, NULL, 0));
         assert_int_equal(kvant_codec_get_view(codec)->kind, cases[i].kind);
         kvant_codec_free(&codec);
     }
@@ -285,7 +280,6 @@ static void views_transform_rows_and_queries(void **state)
     uint64_t rng = 6;
     kvant_calibration *calibration = calibrate_fixed(32);
     uint32_t full = 0, diagonal = 0, feedback = 0, centred = 0;
-    (void)state;
     assert_non_null(calibration);
     for (size_t s = 0; s < COUNT(plain) + N_WEIGHTED_SPECS; s++) {
         kvant_codec *codec;

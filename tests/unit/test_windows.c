@@ -4,7 +4,6 @@
 
 static void sinks_are_never_sealed(void **state)
 {
-    (void)state;
     uint64_t rng = 31;
     fixture f = make("int-4:sink=65", 2, 5, 0);
     for (uint32_t sequence = 0; sequence < 2; sequence++)
@@ -26,7 +25,6 @@ static void sinks_are_never_sealed(void **state)
 static void recent_tokens_are_fp16(void **state)
 {
     static const uint32_t windows[] = { 1, 2, 64, 65, 96, 200 };
-    (void)state;
     for (size_t w = 0; w < COUNT(windows); w++) {
         char spec[32];
         snprintf(spec, sizeof spec, "int-4:recent=%u", (unsigned)windows[w]);
@@ -53,7 +51,6 @@ static void batches_and_threads_do_not_change_bytes(void **state)
     static const char *const specs[] = { "turboquant-4:sink=4,recent=96",
                                          "int-2:axis=channel,recent=40" };
     static const uint32_t batches[] = { 1, 7, 64, 512 };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint8_t *first = NULL;
         for (size_t b = 0; b < COUNT(batches); b++) {
@@ -86,7 +83,6 @@ static void rewriting_a_sealed_slot_loses_nothing(void **state)
                   { "int-4:recent=64", true, 74, 1 },
                   { "int-4:axis=channel,group=32", true, 64, 32 },
                   { "int-3:axis=channel,group=16,recent=80", true, 64, 16 } };
-    (void)state;
     for (size_t c = 0; c < COUNT(cases); c++) {
         uint64_t rng = 34;
         fixture f = make(cases[c].spec, 1, 16, 0);
@@ -123,7 +119,6 @@ static void rewriting_a_sealed_slot_loses_nothing(void **state)
  * pages too. */
 static void reused_slots_are_recent_again(void **state)
 {
-    (void)state;
     uint64_t rng = 35;
     fixture f = make("int-4:recent=64", 1, 8, 0);
     for (uint32_t n = 0; n < 1500; n++) {
@@ -151,7 +146,6 @@ static void all_slots_are_rewritten(void **state)
     static const char *const specs[] = { "int-8:axis=channel", "int-8:recent=64,sink=4",
                                          "int-8:center=first",
                                          "int-8:axis=channel,group=16,recent=100,norm=first" };
-    (void)state;
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 44;
         fixture f = make(specs[s], 1, 10, 0);
@@ -182,7 +176,6 @@ static void all_slots_are_rewritten(void **state)
 
 static void sequences_have_windows_of_their_own(void **state)
 {
-    (void)state;
     uint64_t rng = 36;
     fixture f = make("int-4:sink=4,recent=96", 3, 10, 0);
     write_range(&f, 0, 400, 400, 1, &rng);
@@ -202,7 +195,6 @@ static void sequences_have_windows_of_their_own(void **state)
 
 static void refusals(void **state)
 {
-    (void)state;
     fixture f = make("turboquant-4:center=first", 1, 2, 0);
     float row[WIDTH] = { 1 };
     row[7] = NAN;
@@ -228,7 +220,6 @@ static void memory(void **state)
                  { "int-4:center=first", 3 + 2 },
                  { "int-4:norm=first", 2 },
                  { "int-4:sink=1000", 3 * 5 } };
-    (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         fixture f = make(rows[i].spec, 3, 5, 0);
         size_t sealed = 3 * 5 * 2 * info_of(f.codecs[0]).page_bytes, block = 2 * 64 * 32 * 2;
@@ -241,7 +232,6 @@ static void memory(void **state)
  * page has the sink, and 96 tokens of one sequence need 3. */
 static void long_writes_stay_in_their_window(void **state)
 {
-    (void)state;
     uint64_t rng = 43;
     fixture f = make("int-4:sink=4,recent=96", 2, 10, 0);
     write_range(&f, 640, 640, 640, 2, &rng);

@@ -2,25 +2,15 @@
 #ifndef KVANT_TESTS_TESTING_H
 #define KVANT_TESTS_TESTING_H
 
-#include <setjmp.h>
-#include <stdbool.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <math.h>
-
-#include <cmocka.h>
-
 #include <kvant/codec.h>
 
+#include "../cases.h"
 #include "../cpu_levels.h"
 #include "specs.h"
 
 #define TEST_SEED 7u
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define assert_ok(status) assert_int_equal(status, KVANT_OK)
 
 /* xorshift64*, which is independent of the library's own generator. */
 static inline uint64_t test_random(uint64_t *state)

@@ -174,10 +174,8 @@ class Weighting:
         self.kind, self.turn = kind if role == "K" else "none", turn
         self.factors = CALIBRATION.diagonal[HEAD].astype(F32)
         matrix = steering_matrix() if feedback else CALIBRATION.matrix[HEAD]
-        self.rows, self.back = (
-            turn.apply(matrix.astype(F32)),
-            turn.undo(np.eye(DIM)) @ np.linalg.inv(matrix),
-        )
+        self.rows = turn.apply(matrix.astype(F32))
+        self.back = turn.undo(np.eye(DIM)) @ np.linalg.inv(matrix)
 
     def apply(self, x):
         if self.kind == "none":

@@ -90,10 +90,8 @@ class Build:
             row["ggml"], row["api"] = found.groups()
         if done.returncode != 0:
             refusal = re.search(REFUSAL, done.stderr)
-            row["outcome"], row["why"] = (
-                f"fails ({done.returncode})",
-                (lines or [done.stderr[-200:]])[0],
-            )
+            row["outcome"] = f"fails ({done.returncode})"
+            row["why"] = (lines or [done.stderr[-200:]])[0]
             if refusal:
                 row["outcome"], row["ggml"], row["why"] = "refused", *refusal.groups()
             return row, None

@@ -15,7 +15,6 @@
 
 static BOOL WINAPI go_on(DWORD event)
 {
-    (void)event;
     return TRUE;
 }
 

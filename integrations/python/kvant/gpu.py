@@ -109,10 +109,8 @@ def learn(like: Codec, keys: Tensor, queries: Tensor, rope: Rope | None = None) 
         f"int-8:transform=first,rotate=none,sink={like.sink_tokens}", like.head_dim
     )  # and learns the same
     k, q = (x.detach().to("cpu", torch.float32).contiguous() for x in (keys, queries))
-    rows, at = (
-        Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS)),
-        torch.arange(len(k), device="cpu"),
-    )
+    rows = Rows([quick] * k.shape[1], n_blocks=-(-len(k) // PAGE_TOKENS))
+    at = torch.arange(len(k), device="cpu")
     rows.set_rope(
         None if rope is None else rope._replace(n_position_transforms=1)
     )  # a matrix for all positions

@@ -289,21 +289,12 @@ def version() -> str:
     return library().kvant_version().decode()
 
 
-def text_buffer() -> Any:
-    """A buffer for the arguments err and errlen: pass the buffer and its len()."""
-    return c.create_string_buffer(512)
-
-
-def _error(what: str, status: int, reason: bytes) -> Error:
-    words = (reason or library().kvant_strerror(status)).decode(errors="replace")
-    return Error(what, status, words.removeprefix(f"{what}: "))
-
-
-def check(what: str, status: int, text: Any = None) -> None:
-    """Raises Error(what: reason) unless status is 0. `text`: the buffer of the call's argument err,
-    which has the reason; None: the message has the status only."""
+def check(what: str, status: int, reason: bytes = b"") -> None:
+    """Raises Error(what: reason) unless status is 0. Without a reason the message has the status
+    only."""
     if status:
-        raise _error(what, status, text.value if text is not None else b"")
+        words = (reason or library().kvant_strerror(status)).decode(errors="replace")
+        raise Error(what, status, words.removeprefix(f"{what}: "))
 
 
 def invoke(what: str, name: str, *arguments: Any) -> None:
@@ -313,11 +304,12 @@ def invoke(what: str, name: str, *arguments: Any) -> None:
     the message has the status only."""
     function = getattr(library(), name)
     if name in _WITH_TEXT:
-        text = text_buffer()
-        check(what, function(*arguments, text, len(text)), text)
+        text = c.create_string_buffer(512)
+        status = function(*arguments, text, len(text))
+        check(what, status, text.value)
     elif status := function(*arguments):
         says = _FUNCTIONS[name][0] is _SAYS
-        raise _error(what, status, library().kvant_error_message() if says else b"")
+        check(what, status, library().kvant_error_message() if says else b"")
 
 
 def facts(what: str, name: str, struct: Any, *arguments: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@
 #include "qjl.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "../../base/half.h"
 #include "../../base/random.h"

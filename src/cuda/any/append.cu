@@ -149,8 +149,7 @@ template <int P> struct AnyWriter {
         };
         load(0);
         unrolled_for (int m = 0; m < LANE_NUMBERS; m++)
-#pragma unroll 1
-            for (int l = 0; l < 32 && 32 * m + l < d; l++) {
+            rolled_for (int l = 0; l < 32 && 32 * m + l < d; l++) {
                 const int j = 32 * m + l;
                 column = next;
                 load(min_of(j + 1, d - 1));

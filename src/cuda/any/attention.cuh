@@ -163,8 +163,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         each(rank, [](float &there, float own) { there = own; });
         wait_for_team(team, team_warps);
         each(0, [](float there, float &own) { own = there; });
-#pragma unroll 1
-        for (int i = 1; i < team_warps; i++)
+        rolled_for (int i = 1; i < team_warps; i++)
             each(i, [](float there, float &own) { own += there; });
     }
 
@@ -274,15 +273,13 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
         };
         int page = first_page + team;
         int32_t entry = entry_of(page), next = entry_of(page + teams);
-#pragma unroll 1
-        for (; page < end_page; page += teams) {
+        rolled_for (; page < end_page; page += teams) {
             const int begin = page * PAGE_TOKENS,
                       tokens = entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length - begin;
             request(next);
             if (p.page_offsets && lane == 0)
                 prefetch_line(offsets_of(p, work.pair, page), 0);
-#pragma unroll 1
-            for (int first = 0; first < PAGE_TOKENS && first < tokens; first += TOKENS) {
+            rolled_for (int first = 0; first < PAGE_TOKENS && first < tokens; first += TOKENS) {
                 const int at = begin + first, valid = min(tokens - first, TOKENS);
                 float s[EIGHTS][N][4];
                 uint32_t w[EIGHTS][N][2];
@@ -304,8 +301,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
      * In between, references refer to complete scores. */
     KVANT_INLINE void run()
     {
-#pragma unroll 1
-        for (int first = work.first_page, end; first < work.end_page; first = end) {
+        rolled_for (int first = work.first_page, end; first < work.end_page; first = end) {
             end = end_of_run(p, work.pair.b, first, work.end_page, lane);
             __syncthreads(); /* loading rows overwrites tiles that are in use */
             B::load_queries(matrix_of(p, work.pair.b, first), [] {});
@@ -349,8 +345,7 @@ template <int EIGHTS, unsigned WITH> struct AnyAttention : AnyBlock<8 * EIGHTS> 
                 unrolled_for (int i = 0; i < S::OUT_TILES; i++)
                     o[t][i][h] *= shrink, o[t][i][h + 2] *= shrink;
             }
-#pragma unroll 1
-        for (int half = teams / 2; half > 0; half /= 2) {
+        rolled_for (int half = teams / 2; half > 0; half /= 2) {
             if (team >= half && team < 2 * half)
                 each_sum(team - half, [](float &there, float own) { there = own; });
             __syncthreads();

@@ -158,8 +158,7 @@ template <int ROWS> struct AnyBlock {
     /* The Hadamard rotation of a row in shared memory, without its signs (rotate.cuh). */
     KVANT_INLINE void rotate_row(float *row, int block, float scale) const
     {
-#pragma unroll 1
-        for (int distance = 1; distance < block; distance *= 2) {
+        rolled_for (int distance = 1; distance < block; distance *= 2) {
             __syncwarp();
 #pragma unroll 2
             for (int i = lane; i < d / 2; i += 32) {
@@ -187,8 +186,7 @@ template <int ROWS> struct AnyBlock {
         const kvant_cuda_wide_rotation &rotation = p.keys.any.rotation;
         float *row = reinterpret_cast<float *>(memory + places.tiles +
                                                warp * (places.tile_bytes / team_warps));
-#pragma unroll 1
-        for (int n = warp; n < ROWS; n += warps) {
+        rolled_for (int n = warp; n < ROWS; n += warps) {
             const Column column = column_of<true>(p, work.pair, min(n, work.pair.n_columns - 1));
             const QueryRow at = query_row(p, work.pair.b, column.token);
             float bias = 0;
@@ -257,8 +255,7 @@ template <int ROWS> struct AnyBlock {
         for (int i = lane; i < p.splits; i += 32)
             top = fmaxf(top, scalars(i).x);
         top = largest_of(top);
-#pragma unroll 1
-        for (int from = 0; from < p.splits; from += 32) {
+        rolled_for (int from = 0; from < p.splits; from += 32) {
             const float2 own = scalars(from + lane);
             const float weight = exp2_fast(own.x - top);
             total += weight * own.y;
@@ -304,13 +301,11 @@ template <int ROWS> struct AnyBlock {
             if (!ends_last(p.counters + work.item, p.splits, rows.before))
                 return;
             const int rows_here = work.pair.n_columns;
-#pragma unroll 1
-            for (int i = warp; i < rows_here * ((d + 31) / 32); i += warps)
+            rolled_for (int i = warp; i < rows_here * ((d + 31) / 32); i += warps)
                 add_parts(i % rows_here, i / rows_here * 32);
             __syncthreads();
         }
-#pragma unroll 1
-        for (int n = warp; n < work.pair.n_columns; n += warps)
+        rolled_for (int n = warp; n < work.pair.n_columns; n += warps)
             write(n);
     }
 };

@@ -191,8 +191,7 @@ template <int BITS, bool KEYS, class F>
 KVANT_INLINE void each_operand(const DecodedTile &tile, F &&number)
 {
     const int end = tile.end_channel / 16;
-#pragma unroll 1
-    for (int i = tile.first_channel / 16; i < end; i += 4) {
+    rolled_for (int i = tile.first_channel / 16; i < end; i += 4) {
         TileCodes<BITS, KEYS> codes;
         const int n = min(end - i, 4);
         codes.load(tile, i / 4, n);

@@ -33,8 +33,7 @@ KVANT_INLINE float4 load_four(const uint8_t *page, int at, kvant_cuda_type type)
 template <int LOADS, int ROWS>
 KVANT_INLINE void copy_rows(const DecodedTile &tile, kvant_cuda_type type)
 {
-#pragma unroll 1
-    for (int first = tile.rank; first < TILE_TOKENS; first += ROWS * tile.team_warps) {
+    rolled_for (int first = tile.rank; first < TILE_TOKENS; first += ROWS * tile.team_warps) {
         float4 x[ROWS][LOADS];
         const auto each = [&](auto &&use) {
             unrolled_for (int r = 0; r < ROWS; r++)

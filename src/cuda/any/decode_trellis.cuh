@@ -150,8 +150,7 @@ __device__ __noinline__ void decode_lines(int metadata, float step, const uint16
                                           const DecodedTile tile)
 {
     const uint16_t *scales = reinterpret_cast<const uint16_t *>(tile.page + metadata) + tile.first;
-#pragma unroll 1
-    for (int first = 8 * tile.rank; first < TILE_TOKENS; first += 8 * tile.team_warps) {
+    rolled_for (int first = 8 * tile.rank; first < TILE_TOKENS; first += 8 * tile.team_warps) {
         const int token = first + (tile.lane >> 2);
         const float stored = token < tile.valid ? half_at(scales, token) : 0,
                     unit = fmaxf(power_above(stored), LEAST_UNIT);

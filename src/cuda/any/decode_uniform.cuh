@@ -150,8 +150,7 @@ __device__ static __noinline__ void scale_tokens(const UniformCodes code, const 
 __device__ static __noinline__ void scale_channels(const UniformCodes code, const DecodedTile tile)
 {
     const uint16_t *scales = code.scales(tile.page);
-#pragma unroll 1
-    for (int k = 0; k < TILE_TOKENS; k += 16) { /* a group's tokens */
+    rolled_for (int k = 0; k < TILE_TOKENS; k += 16) { /* a group's tokens */
         const int group = (tile.first + k) / code.group * tile.d;
         const bool valid = k < tile.valid;
         float top = 0;

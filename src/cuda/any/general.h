@@ -12,48 +12,44 @@
 #include "../general_view.h"
 #include "../code_position.h"
 
+/* A function with one expression on a GPU and another on the CPU. */
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
 
-KVANT_INLINE float general_add(float a, float b)
-{
-    return __fadd_rn(a, b);
-}
-KVANT_INLINE float general_sub(float a, float b)
-{
-    return __fsub_rn(a, b);
-}
-KVANT_INLINE float general_mul(float a, float b)
-{
-    return __fmul_rn(a, b);
-}
-KVANT_INLINE float general_div(float a, float b)
-{
-    return __fdiv_rn(a, b);
-}
-KVANT_INLINE float general_sqrt(float x)
-{
-    return __fsqrt_rn(x);
-}
-KVANT_INLINE float general_from_half(uint16_t x)
-{
-    return __half2float(__ushort_as_half(x));
-}
-KVANT_INLINE uint16_t general_to_half(float x)
-{
-    return __half_as_ushort(__float2half_rn(x));
-}
+#define GENERAL_FUNCTION(type, name, arguments, on_gpu, on_cpu)                                    \
+    KVANT_INLINE type name arguments                                                               \
+    {                                                                                              \
+        return on_gpu;                                                                             \
+    }
+#else
+#include <math.h>
+
+#include "../../base/half.h"
+
+#define GENERAL_FUNCTION(type, name, arguments, on_gpu, on_cpu)                                    \
+    KVANT_INLINE type name arguments                                                               \
+    {                                                                                              \
+        return on_cpu;                                                                             \
+    }
+#endif
+
+GENERAL_FUNCTION(float, general_add, (float a, float b), __fadd_rn(a, b), a + b)
+GENERAL_FUNCTION(float, general_sub, (float a, float b), __fsub_rn(a, b), a - b)
+GENERAL_FUNCTION(float, general_mul, (float a, float b), __fmul_rn(a, b), (a * b))
+GENERAL_FUNCTION(float, general_div, (float a, float b), __fdiv_rn(a, b), a / b)
+GENERAL_FUNCTION(float, general_sqrt, (float x), __fsqrt_rn(x), sqrtf(x))
+GENERAL_FUNCTION(float, general_from_half, (uint16_t x), __half2float(__ushort_as_half(x)),
+                 kvant_half_to_float(x))
+GENERAL_FUNCTION(uint16_t, general_to_half, (float x), __half_as_ushort(__float2half_rn(x)),
+                 kvant_half_from_float(x))
+GENERAL_FUNCTION(float, general_from_bits, (uint32_t bits), __uint_as_float(bits),
+                 kvant_float_from_bits(bits))
+GENERAL_FUNCTION(uint32_t, general_to_bits, (float x), __float_as_uint(x), kvant_float_bits(x))
+
+#if defined(__CUDACC__)
 KVANT_INLINE void general_meet(void)
 {
     __syncwarp();
-}
-KVANT_INLINE float general_from_bits(uint32_t bits)
-{
-    return __uint_as_float(bits);
-}
-KVANT_INLINE uint32_t general_to_bits(float x)
-{
-    return __float_as_uint(x);
 }
 KVANT_INLINE int general_ones(uint32_t bits)
 {
@@ -65,48 +61,8 @@ KVANT_INLINE void general_put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
     atomicXor(word, (*(volatile uint32_t *)word ^ bits) & mask);
 }
 #else
-#include <math.h>
-
-#include "../../base/half.h"
-
-KVANT_INLINE float general_add(float a, float b)
-{
-    return a + b;
-}
-KVANT_INLINE float general_sub(float a, float b)
-{
-    return a - b;
-}
-KVANT_INLINE float general_mul(float a, float b)
-{
-    return a * b;
-}
-KVANT_INLINE float general_div(float a, float b)
-{
-    return a / b;
-}
-KVANT_INLINE float general_sqrt(float x)
-{
-    return sqrtf(x);
-}
-KVANT_INLINE float general_from_half(uint16_t x)
-{
-    return kvant_half_to_float(x);
-}
-KVANT_INLINE uint16_t general_to_half(float x)
-{
-    return kvant_half_from_float(x);
-}
 KVANT_INLINE void general_meet(void)
 {
-}
-KVANT_INLINE float general_from_bits(uint32_t bits)
-{
-    return kvant_float_from_bits(bits);
-}
-KVANT_INLINE uint32_t general_to_bits(float x)
-{
-    return kvant_float_bits(x);
 }
 KVANT_INLINE int general_ones(uint32_t bits)
 {

@@ -96,8 +96,7 @@ KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec
         each_of(row, d, lane, [&](float &x, int channel) {
             const float *m = inverse_key_transform + (size_t)channel * d;
             float sum[16];
-#pragma unroll 1
-            for (int tile = 0; tile < d; tile += 16)
+            rolled_for (int tile = 0; tile < d; tile += 16)
                 unrolled_for (int i = 0; i < 16; i++)
                     sum[i] = __fadd_rn(tile ? sum[i] : 0, __fmul_rn(m[tile + i], space[tile + i]));
             unrolled_for (int width = 8; width > 0; width /= 2)

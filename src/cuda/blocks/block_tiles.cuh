@@ -95,8 +95,7 @@ KVANT_INLINE void copy_rows(uint8_t *to, const uint8_t *from, size_t stride, int
     if (first + TILE <= n_tokens) {
         const uint8_t *at = from + (size_t)(first + row) * stride + column;
         uint8_t *mine = to + row * S::STRIDE + column;
-#pragma unroll
-        for (int i = 0; i < TILE / ROWS; i++, at += ROWS * stride)
+        unrolled_for (int i = 0; i < TILE / ROWS; i++, at += ROWS * stride)
             copy_async<PIECE>(mine + i * ROWS * S::STRIDE, at);
     } else {
         for (int i = row; i < TILE; i += ROWS)
@@ -163,8 +162,7 @@ KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g
     if constexpr (F::TYPE == Q8::TYPE) {
         const uint32_t a = word_at<J * Q8::BYTES + 2>(first, g) ^ 0x80808080u,
                        b = word_at<J * Q8::BYTES + 2>(second, g) ^ 0x80808080u;
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
+        unrolled_for (int m = 0; m < 2; m++) {
             const uint32_t x = prmt(a, b, m == 0 ? 0x5140 : 0x7362);
             pair[m][0] = as_word(__hmul2(halves<F>(x, 0x4140), scale));
             pair[m][1] = as_word(__hmul2(halves<F>(x, 0x4342), scale));
@@ -173,8 +171,7 @@ KVANT_INLINE void read_values(const uint8_t *first, const uint8_t *second, int g
         const uint32_t x = reinterpret_cast<const uint16_t *>(first)[J * 9 + 1 + g] |
                            (uint32_t) reinterpret_cast<const uint16_t *>(second)[J * 9 + 1 + g]
                                << 16;
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
+        unrolled_for (int m = 0; m < 2; m++) {
             const uint32_t codes = x >> (4 * m) & 0x0f0f0f0fu;
             pair[m][0] = as_word(__hmul2(halves<F>(codes, 0x4240), scale));
             pair[m][1] = as_word(__hmul2(halves<F>(codes, 0x4341), scale));
@@ -198,18 +195,14 @@ KVANT_INLINE void load_queries(const Problem &p, int sequence, int kv_head, int 
                                Queries<F, D> &q)
 {
     const float scale = p.a.scale * LOG2E;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int row = lane / 4 + 8 * h;
         const float *from = p.a.q + sequence * p.a.q_batch_stride +
                             row / p.group * p.a.q_token_stride +
                             (kv_head * p.group + row % p.group) * p.a.q_head_stride;
-#pragma unroll
-        for (int j = 0; j < D / 32; j++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
+        unrolled_for (int j = 0; j < D / 32; j++)
+            unrolled_for (int i = 0; i < 2; i++)
+                unrolled_for (int k = 0; k < 2; k++) {
                     const int channel = 32 * j + key_channel<F>(lane % 4, i) + 2 * k;
                     const bool there = row < p.rows;
                     q.operand[j][i][2 * k + h] = as_word(__floats2half2_rn(
@@ -224,21 +217,18 @@ KVANT_INLINE void add_scores(const uint8_t *keys, const Queries<F, D> &q, int la
 {
     if constexpr (J < D / 32) {
         using S = Shape<F, D>;
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
+        unrolled_for (int n = 0; n < 2; n++) {
             const uint8_t *row = keys + (8 * n + lane / 4) * S::STRIDE,
                           *pair = keys + (8 * n + 2 * (lane % 4)) * S::STRIDE;
             float sum[4] = {};
             uint32_t word[2];
             read_keys<F, J>(row, lane % 4, word);
-#pragma unroll
-            for (int i = 0; i < 2; i++)
+            unrolled_for (int i = 0; i < 2; i++)
                 mma(sum, q.operand[J][i], as_word(halves<F>(word[i], 0x4140)),
                     as_word(halves<F>(word[i], 0x4342)));
             const float first = __half2float(scale_at<F>(pair, J)),
                         second = __half2float(scale_at<F>(pair + S::STRIDE, J));
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 s[n][i] = fmaf(sum[i], i % 2 == 0 ? first : second, s[n][i]);
         }
         add_scores<F, D, J + 1>(keys, q, lane, s);
@@ -264,8 +254,7 @@ KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N]
     if constexpr (J < D / 32) {
         using S = Shape<F, D>;
         uint32_t pair[2][2][2];
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
+        unrolled_for (int n = 0; n < 2; n++) {
             const uint8_t *first = values + (8 * n + 2 * (lane % 4)) * S::STRIDE,
                           *second = first + S::STRIDE;
             read_values<F, J>(first, second, lane / 4,
@@ -273,15 +262,12 @@ KVANT_INLINE void add_values(const uint8_t *values, const uint32_t (&weights)[N]
                               pair[n]);
         }
         if constexpr (WEIGHTED) {
-#pragma unroll
-            for (int i = 0; i < 8; i++)
+            unrolled_for (int i = 0; i < 8; i++)
                 take_finite((&pair[0][0][0])[i], found[i / 4]);
         }
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
+        unrolled_for (int m = 0; m < 2; m++) {
             const uint32_t a[4] = { pair[0][m][0], pair[0][m][1], pair[1][m][0], pair[1][m][1] };
-#pragma unroll
-            for (int n = 0; n < N; n++)
+            unrolled_for (int n = 0; n < N; n++)
                 mma(o[J][m][n], a, weights[n][0], weights[n][1]);
         }
         add_values<F, D, N, WEIGHTED, J + 1>(values, weights, lane, o, found);
@@ -329,8 +315,7 @@ KVANT_INLINE float masked(float score, float bias, const Problem &p, float slope
 KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, float (&s)[2][2])
 {
     float top = row.top;
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
+    unrolled_for (int n = 0; n < 2; n++) {
         const int token = first + 8 * n;
         const float2 bias =
             row.mask && token < n_tokens ? __half22float2(row.mask[token / 2]) : make_float2(0, 0);
@@ -342,10 +327,8 @@ KVANT_INLINE float weigh(const Problem &p, Row &row, int first, int n_tokens, fl
     top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
     const float base = top == -INFINITY ? 0 : top, factor = exp2f(row.top - base);
     row.total *= factor;
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+    unrolled_for (int n = 0; n < 2; n++)
+        unrolled_for (int i = 0; i < 2; i++) {
             s[n][i] = exp2_fast(s[n][i] - base + WEIGHT_UNIT);
             row.total += s[n][i];
         }
@@ -360,11 +343,9 @@ template <class F, int D, int N> struct Warp {
 
     KVANT_INLINE void start(const Problem &p, int sequence, int kv_head, int lane)
     {
-#pragma unroll
-        for (int n = 0; n < N; n++)
+        unrolled_for (int n = 0; n < N; n++)
             rows[n] = row_of(p, sequence, kv_head, lane / 4 + 8 * n);
-#pragma unroll
-        for (int i = 0; i < D / 32 * 2 * N * 4; i++)
+        unrolled_for (int i = 0; i < D / 32 * 2 * N * 4; i++)
             (&o[0][0][0][0])[i] = 0;
     }
 
@@ -374,12 +355,9 @@ template <class F, int D, int N> struct Warp {
             return;
         const float first = __shfl_sync(FULL, factor, 8 * (lane % 4)),
                     second = __shfl_sync(FULL, factor, 8 * (lane % 4) + 4);
-#pragma unroll
-        for (int j = 0; j < D / 32; j++)
-#pragma unroll
-            for (int m = 0; m < 2; m++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
+        unrolled_for (int j = 0; j < D / 32; j++)
+            unrolled_for (int m = 0; m < 2; m++)
+                unrolled_for (int i = 0; i < 4; i++)
                     o[j][m][n][i] *= i % 2 == 0 ? first : second;
     }
 
@@ -387,8 +365,7 @@ template <class F, int D, int N> struct Warp {
     KVANT_INLINE bool is_finite() const
     {
         float sum = 0; /* becomes NaN if a number times 0 is NaN */
-#pragma unroll
-        for (int i = 0; i < D / 32 * 2 * N * 4; i++)
+        unrolled_for (int i = 0; i < D / 32 * 2 * N * 4; i++)
             sum = fmaf((&o[0][0][0][0])[i], 0, sum);
         return !__any_sync(FULL, isnan(sum));
     }
@@ -397,14 +374,12 @@ template <class F, int D, int N> struct Warp {
      * the weights of four tokens, and some channels of their values. */
     KVANT_INLINE void spoil(const uint32_t (&found)[2], const float (&s)[N][2][2])
     {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
+        unrolled_for (int i = 0; i < 2; i++) {
             uint32_t all = found[i];
             all |= __shfl_xor_sync(FULL, all, 4);
             all |= __shfl_xor_sync(FULL, all, 8);
             all |= __shfl_xor_sync(FULL, all, 16);
-#pragma unroll
-            for (int n = 0; n < N; n++)
+            unrolled_for (int n = 0; n < N; n++)
                 if (((all & 1) && s[n][i][0] != 0) || ((all & 2) && s[n][i][1] != 0))
                     rows[n].total = NAN;
         }
@@ -417,10 +392,8 @@ template <class F, int D, int N> struct Warp {
         float s[2][4] = {}, mine[N][2][2];
         uint32_t weights[N][2], found[2] = {};
         add_scores<F, D>(keys, q, lane, s);
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+        unrolled_for (int n = 0; n < N; n++) {
+            unrolled_for (int i = 0; i < 4; i++)
                 mine[n][i / 2][i % 2] = s[i / 2][2 * n + i % 2];
             scale(n, weigh(p, rows[n], first + 2 * (lane % 4), (int)p.a.n_tokens, mine[n]), lane);
             weights[n][0] = as_word(__floats2half2_rn(mine[n][0][0], mine[n][0][1]));
@@ -434,8 +407,7 @@ template <class F, int D, int N> struct Warp {
     /* Stores this warp's sums (MOST_ROWS x D), tops and totals (MOST_ROWS each). */
     KVANT_INLINE void store(float *sums, float *tops, float *totals, int lane)
     {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
+        unrolled_for (int n = 0; n < N; n++) {
             float total = rows[n].total;
             total += __shfl_xor_sync(FULL, total, 1);
             total += __shfl_xor_sync(FULL, total, 2);
@@ -443,12 +415,9 @@ template <class F, int D, int N> struct Warp {
                 tops[lane / 4 + 8 * n] = rows[n].top;
                 totals[lane / 4 + 8 * n] = total;
             }
-#pragma unroll
-            for (int j = 0; j < D / 32; j++)
-#pragma unroll
-                for (int m = 0; m < 2; m++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
+            unrolled_for (int j = 0; j < D / 32; j++)
+                unrolled_for (int m = 0; m < 2; m++)
+                    unrolled_for (int i = 0; i < 4; i++)
                         sums[(8 * n + 2 * (lane % 4) + i % 2) * D + 32 * j +
                              value_channel<F>(lane / 4, m) + i / 2] = o[j][m][n][i];
         }

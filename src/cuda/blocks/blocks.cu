@@ -46,12 +46,10 @@ KVANT_INLINE void add_warps(const Problem &p, const float *shared, int pair, int
     for (int i = threadIdx.x; i < p.rows * D; i += WARPS * 32) {
         const int row = i / D;
         float top = -INFINITY, sum = 0, total = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
+        unrolled_for (int w = 0; w < WARPS; w++)
             top = fmaxf(top, tops[w * MOST_ROWS + row]);
         const float base = top == -INFINITY ? 0 : top;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        unrolled_for (int w = 0; w < WARPS; w++) {
             const float factor = exp2f(tops[w * MOST_ROWS + row] - base);
             sum = fmaf(factor, shared[w * MOST_ROWS * D + i], sum);
             total = fmaf(factor, totals[w * MOST_ROWS + row], total);

@@ -205,8 +205,7 @@ KVANT_INLINE void take(const ScanArgs &args, const Queries<N> &queries, uint32_t
         kept[i] = keys[i];
         passed |= (uint32_t)(keys[i] >= (i % 2 ? thresholds.y : thresholds.x)) << i;
     }
-#pragma unroll 1
-    for (; passed; passed &= passed - 1) {
+    rolled_for (; passed; passed &= passed - 1) {
         const uint32_t i = __ffs((int)passed) - 1;
         keep(args, query + i % 2, slot + i / 4 * 16 + i / 2 % 2, kept[i],
              i % 2 ? thresholds.y : thresholds.x);

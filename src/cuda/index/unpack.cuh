@@ -59,8 +59,7 @@ template <int BITS> KVANT_INLINE uint32_t piece_place(int i, uint32_t g, uint32_
 template <int BITS, int WORDS>
 KVANT_INLINE void load_piece(uint2 (&piece)[WORDS], const uint8_t *at, uint32_t g, uint32_t t)
 {
-#pragma unroll
-    for (int i = 0; i < WORDS; i++)
+    unrolled_for (int i = 0; i < WORDS; i++)
         piece[i] =
             __ldg(reinterpret_cast<const uint2 *>(at + piece_place<BITS>(BITS / WORDS * i, g, t)));
 }
@@ -118,8 +117,7 @@ KVANT_INLINE void operand_of(const PackLevels &levels, const uint2 (&piece)[WORD
                              uint32_t (&a)[4])
 {
     uint32_t even[WORDS], odd[WORDS];
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) {
+    unrolled_for (int i = 0; i < WORDS; i++) {
         even[i] = piece[i].x;
         odd[i] = piece[i].y;
     }

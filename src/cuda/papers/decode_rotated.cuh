@@ -88,12 +88,10 @@ __device__ __noinline__ void add_signs(const kvant_general &g, const DecodedTile
     signs.page += g.view.sketch_codes;
     SketchScales scales;
     scales.share(own, tile.lane);
-#pragma unroll 1
-    for (int first = tile.first_channel; first < tile.end_channel; first += 16 * PAIRS) {
+    rolled_for (int first = tile.first_channel; first < tile.end_channel; first += 16 * PAIRS) {
         float sums[PAIRS][N][2][4] = {};
         const int pairs = min((tile.end_channel - first) / 16, PAIRS);
-#pragma unroll 1
-        for (int c = 0; 64 * c < tile.d; c++) {
+        rolled_for (int c = 0; 64 * c < tile.d; c++) {
             const int n = min(tile.d / 16 - 4 * c, 4);
             TileCodes<1, KEYS> codes;
             codes.load(signs, c, n);

@@ -11,8 +11,7 @@ namespace kvant
 __device__ static __noinline__ void decode_rows(const kvant_general &g, const DecodedTile tile)
 {
     const float *numbers = reinterpret_cast<const float *>(tile.scratch());
-#pragma unroll 1
-    for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
+    rolled_for (int t = tile.rank; t < TILE_TOKENS; t += tile.team_warps) {
         const bool valid = t < tile.valid;
         if (valid)
             decode_general(&g, tile.page, tile.first + t, reinterpret_cast<float *>(tile.scratch()),

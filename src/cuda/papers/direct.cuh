@@ -206,8 +206,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
                                   : LEAST_UNIT;
             }
         if (page.entry < 0)
-#pragma unroll 1
-            for (int n = 0; n < 2 * N; n++)
+            rolled_for (int n = 0; n < 2 * N; n++)
                 put_element(flat(units), n, open_unit(page_of(true, page.entry), 8 * n + at.row));
     }
 
@@ -215,8 +214,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
      * in the sequence. */
     KVANT_INLINE void change(float (&s)[N][4], int first) const
     {
-#pragma unroll 1
-        for (int n = 0; n < 4 * N; n++) {
+        rolled_for (int n = 0; n < 4 * N; n++) {
             const int token = first + 8 * (n >> 1) + at.row, row = 2 * at.pair + (n & 1);
             put_element(
                 flat(s), n,
@@ -262,8 +260,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int i = 0; i < 4; i++)
                 s[k][i] = 0;
-#pragma unroll 1
-        for (int c = 0; c < D; c += 16) {
+        rolled_for (int c = 0; c < D; c += 16) {
             uint32_t b[2];
             unrolled_for (int i = 0; i < 2; i++)
                 b[i] = *reinterpret_cast<const uint32_t *>(B::queries + at.row * B::stride + c +
@@ -286,11 +283,9 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
         const auto number = [&](int token, int channel) -> uint32_t {
             return token < valid ? __ldg(rows_here + token * D + channel) : 0;
         };
-#pragma unroll 1
-        for (int i = 0; i < D / 16; i++) {
+        rolled_for (int i = 0; i < D / 16; i++) {
             float x[4] = {};
-#pragma unroll 1
-            for (int k = 0; k < N; k++) {
+            rolled_for (int k = 0; k < N; k++) {
                 uint32_t a[4];
                 unrolled_for (int q = 0; q < 4; q++) {
                     const int token = 16 * k + 2 * at.pair + 8 * (q >> 1),
@@ -371,8 +366,7 @@ template <class F> struct Direct : AnyBlock<DIRECT_ROWS> {
             B::rows.max[row] = top, B::rows.sum[row] = total;
         }
         __syncthreads();
-#pragma unroll 1
-        for (int i = threadIdx.x; i < D * DIRECT_ROWS; i += blockDim.x) {
+        rolled_for (int i = threadIdx.x; i < D * DIRECT_ROWS; i += blockDim.x) {
             const int row = i % DIRECT_ROWS, channel = i / DIRECT_ROWS;
             const float *from = reinterpret_cast<const float *>(B::memory + B::places.scratch) + i;
             float x = 0;

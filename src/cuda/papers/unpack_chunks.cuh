@@ -161,8 +161,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
                                           16 * t + 8 * h + 2 * (u.lane & 3));
     using P = ChunkPlaces<C, D>;
     if constexpr (KEYS) {
-#pragma unroll 1
-        for (int step = u.warp; step < P::KEY_STEPS; step += UNPACK_WARPS)
+        rolled_for (int step = u.warp; step < P::KEY_STEPS; step += UNPACK_WARPS)
             C::template key_step<D>(u.page, u.lane, table, step,
                                     [&](int rt, const uint32_t(&a)[2][4]) {
                                         put_key_chunks<C, D>(u, step, rt, a, scale[rt]);
@@ -174,8 +173,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
         unrolled_for (int t = 0; t < 4; t++)
             if (t / TILES == part)
                 own[t & (TILES - 1)][0] = scale[t][0], own[t & (TILES - 1)][1] = scale[t][1];
-#pragma unroll 1
-        for (int g = u.warp / PARTS; g < P::VALUE_GROUPS; g += UNPACK_WARPS / PARTS)
+        rolled_for (int g = u.warp / PARTS; g < P::VALUE_GROUPS; g += UNPACK_WARPS / PARTS)
             C::template value_step<D>(
                 u.page, u.lane, table, g, part, [&](int tile, int ct, const uint32_t(&a)[4]) {
                     put_value_chunks<C, D>(u, tile, ct, a, own[ct & (TILES - 1)]);

@@ -58,8 +58,7 @@ KVANT_INLINE bool load_code_queries(const TileArgs &p, const TileWork &work, uin
             *reinterpret_cast<uint4 *>(memory + i) = make_uint4(0, 0, 0, 0);
         __syncthreads();
     }
-#pragma unroll 1
-    for (int n = warp; n < N; n += n_warps) {
+    rolled_for (int n = warp; n < N; n += n_warps) {
         Row<D> row = load_query_row<D>(p, work, 0, n, lane);
         transform_query_row<D>(p, work, row, lane);
         float largest = 0, sum = 0;

@@ -358,8 +358,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                                            first + PAGE_TOKENS <= work.length;
         LaneTokens t = open_tokens();
         float s[N / 8][4], log[2] = { 0, 0 };
-#pragma unroll 1
-        for (bool raising = open, raised = false;;) {
+        rolled_for (bool raising = open, raised = false;;) {
             if (open)
                 multiply_open_keys(
                     reinterpret_cast<const uint16_t *>(page_of(p.k_open, -1 - entry)), s);
@@ -400,8 +399,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             entries[i] = entry_of(page + i * GROUPS);
         unrolled_for (int i = 0; i < S::STAGES - 1; i++)
             fetch_into(page + i * GROUPS, entries[i], i);
-#pragma unroll 1
-        for (; page < work.end_page; page += GROUPS) {
+        rolled_for (; page < work.end_page; page += GROUPS) {
             const uint8_t *codes = slot_of(ring_phase.at);
             const int first = page * PAGE_TOKENS;
             barrier_wait(codes_there[ring_phase.at], ring_phase.phase);
@@ -433,8 +431,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     {
         const uint64_t q = matrix_at(shared_address(memory));
         constexpr bool CHUNKS = HAS_CHUNKS<KC>;
-#pragma unroll 1
-        for (int k = 0; k < key_tiles<KC, D>(); k++) {
+        rolled_for (int k = 0; k < key_tiles<KC, D>(); k++) {
             uint32_t a[4];
             unrolled_for (int i = 0; i < 4; i++) {
                 uint32_t pair = 0;
@@ -461,8 +458,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         const float one = 1 / Accumulator<VC, D>::unit(p.v_step);
         unrolled_for (int b = 0; b < V::BLOCKS; b++) {
             float x[N / 8][4];
-#pragma unroll 1
-            for (int k = 0; k < 4; k++) {
+            rolled_for (int k = 0; k < 4; k++) {
                 uint32_t a[4];
                 unrolled_for (int i = 0; i < 4; i++) {
                     uint32_t pair = 0;

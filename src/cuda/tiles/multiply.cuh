@@ -248,8 +248,7 @@ template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
         P::hold(s);
         weigh(ring_phase, 0, offset, s, sums, shrink);
         round_weights(s, w);
-#pragma unroll 1
-        for (int at = 1; at < end; at++) {
+        rolled_for (int at = 1; at < end; at++) {
             const RingPhase next = ring_phase.after(1, p.stages);
             if (at == change) {
                 change_matrix(work.first_page + at, sums);

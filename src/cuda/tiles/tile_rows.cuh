@@ -193,8 +193,7 @@ KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, int mat
 {
     constexpr int AT_ONCE = D > 128 ? 2 : 4;
     const Row<D> center = load_center<D>(p, matrix, work.pair.kv_head, lane);
-#pragma unroll 1
-    for (; n < end; n += AT_ONCE * step) {
+    rolled_for (; n < end; n += AT_ONCE * step) {
         Row<D> some[AT_ONCE];
         unrolled_for (int i = 0; i < AT_ONCE; i++)
             some[i] = load_query_row<D>(p, work, matrix, n + i * step, lane);
@@ -297,14 +296,12 @@ KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const fl
                               TileRows<GROUPS> &rows, int warp, int n_warps, int lane)
 {
     if (p.splits > 1) {
-#pragma unroll 1
-        for (int n = warp; n < work.pair.n_columns; n += n_warps)
+        rolled_for (int n = warp; n < work.pair.n_columns; n += n_warps)
             leave_row<D>(p, work, n, own_row<D, SAME_ROWS>(results, rows, n, lane), lane);
         if (!ends_last(p.counters + work.item, p.splits, rows.before))
             return;
     }
-#pragma unroll 1
-    for (int n = warp; n < work.pair.n_columns; n += n_warps) {
+    rolled_for (int n = warp; n < work.pair.n_columns; n += n_warps) {
         HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane)
                                         : own_row<D, SAME_ROWS>(results, rows, n, lane);
         write_output<true, D>(p, work.pair, n, total, lane);

@@ -132,8 +132,7 @@ template <int D, bool KEYS> struct Unpacker {
         for (int i = 0; i < ahead; i++)
             fetch(i, i, i);
         int i = 0, slot = 0, ring_phase = 0;
-#pragma unroll 1
-        for (int at = 0; at < work.end_page - work.first_page; at++) {
+        rolled_for (int at = 0; at < work.end_page - work.first_page; at++) {
             if (p.ring)
                 fetch(i + ahead, at + ahead, slot < 2 ? slot + ahead : slot - 2);
             unpack<P>(entry_of(i), at, slot, ring_phase);

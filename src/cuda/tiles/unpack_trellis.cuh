@@ -29,8 +29,7 @@ KVANT_INLINE void planes_before(int u, int lane, KeyChain<1> &chain, F &&plane)
             if (at < 0)
                 at += UNITS, turns++;
         chain[k] = plane(at);
-#pragma unroll 1
-        for (; turns > 0; turns--)
+        rolled_for (; turns > 0; turns--)
             chain[k] = key_fields_before<B>(chain[k], lane);
     }
 }
@@ -43,8 +42,7 @@ KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&us
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(u.page);
     if constexpr (C::BITS == 4) {
-#pragma unroll 1
-        for (int unit = u.warp; unit < D / 16; unit += UNPACK_WARPS) {
+        rolled_for (int unit = u.warp; unit < D / 16; unit += UNPACK_WARPS) {
             KeyChain<1> chain;
             uint32_t w[4];
             planes_before<4, D / 16>(unit, u.lane, chain, [&](int at) {
@@ -57,8 +55,7 @@ KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&us
         }
     } else {
         constexpr int N = D / 32;
-#pragma unroll 1
-        for (int i = u.warp; i < 2 * N; i += UNPACK_WARPS) {
+        rolled_for (int i = u.warp; i < 2 * N; i += UNPACK_WARPS) {
             const int unit = i / 2, half = i % 2; /* of the row tiles */
             KeyChain<1> chain;
             uint32_t w[2], third[2] = {};

@@ -330,8 +330,7 @@ template <class C, int D, bool KEYS> KVANT_INLINE float unpack_in_registers(cons
     StepScales<C, D, KEYS, 4> scales;
     if (ONCE)
         scales.load(u, steps, 0, KEYS ? 0 : C::TILES * (u.warp % STEPS));
-#pragma unroll 1
-    for (int i = u.warp; i < STEPS * GROUPS; i += UNPACK_WARPS) {
+    rolled_for (int i = u.warp; i < STEPS * GROUPS; i += UNPACK_WARPS) {
         const int g = i / STEPS, step = i % STEPS;
         if (ROWS % 4 == 0 || g < ROWS / 4) {
             if (!ONCE)
@@ -379,8 +378,7 @@ template <int D, bool KEYS> KVANT_INLINE void unpack_open(const Unpacking &u)
  * page's unit. */
 template <int D, bool KEYS, class F> KVANT_INLINE void unpack_each(const Unpacking &u, F &&number)
 {
-#pragma unroll 1
-    for (int i = u.warp; i < 2 * D; i += UNPACK_WARPS) {
+    rolled_for (int i = u.warp; i < 2 * D; i += UNPACK_WARPS) {
         const int channel = i / 2, token = 32 * (i % 2) + u.lane;
         put_one<KEYS>(u.tile, token, channel,
                       __float2half_rn(token < u.valid ? number(token, channel) : 0));

@@ -188,9 +188,8 @@ template <int D, bool KEYS> struct PageUnpacker {
     KVANT_INLINE void run() const
     {
         RingPhase ring_phase{ 0, 0 };
-#pragma unroll 1
-        for (int kind = p.sealed_ready ? SEALED_PAGES : ALL_PAGES; kind <= ALL_PAGES;
-             kind = kind == SEALED_PAGES ? OPEN_PAGES : ALL_PAGES + 1) {
+        rolled_for (int kind = p.sealed_ready ? SEALED_PAGES : ALL_PAGES; kind <= ALL_PAGES;
+                    kind = kind == SEALED_PAGES ? OPEN_PAGES : ALL_PAGES + 1) {
             if (kind != SEALED_PAGES)
                 wait_for_prior();
             ring_phase = run((Kind)kind, ring_phase);
@@ -231,8 +230,7 @@ KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_
     if (COPY_ARRIVALS == 1 && thread >= 32)
         return;
     RingPhase ring_phase{ 0, 0 };
-#pragma unroll 1
-    for (int page = work.first_page; page < work.end_page; page++) {
+    rolled_for (int page = work.first_page; page < work.end_page; page++) {
         const uint8_t *from = unpacked_page<D>(p.unpacked, work.pair_at, page);
         const bool again = page - work.first_page >= p.stages;
         if (again)

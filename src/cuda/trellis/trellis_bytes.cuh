@@ -38,8 +38,7 @@ KVANT_INLINE uint2 byte_entry(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORD
 template <int COPIES>
 KVANT_INLINE void fill_bytes(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
+    rolled_for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
         const uint2 x = byte_entry(magnitudes, i);
         unrolled_for (uint32_t k = 0; k < COPIES / 2; k++)
             reinterpret_cast<uint4 *>(table)[i * (COPIES / 2) + (k + i) % (COPIES / 2)] =

@@ -61,8 +61,7 @@ template <class C, int COPIES>
 KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
     constexpr uint32_t FOURS = COPIES / 4;
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < 16u << 2 * C::BITS; i += blockDim.x) {
+    rolled_for (uint32_t i = threadIdx.x; i < 16u << 2 * C::BITS; i += blockDim.x) {
         const uint2 m = numbers_of_entry<C::BITS>(i);
         const uint32_t x = half_of_level<C>(magnitudes, m.x) | half_of_level<C>(magnitudes, m.y)
                                                                    << 16;

@@ -1,7 +1,5 @@
 /* vectors_ymm.h - 256-bit vectors: the operations that levels avx2 and avx2vnni share. */
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
 
 #include "../../base/attributes.h"
 #include "../kernels.h"

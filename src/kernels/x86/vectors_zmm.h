@@ -1,8 +1,6 @@
 /* vectors_zmm.h - 512-bit vectors: the operations that levels avx512, avx512vnni and avx512vbmi
  * share. */
 #include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
 
 #include "../../base/attributes.h"
 #include "../kernels.h"

@@ -1,9 +1,6 @@
 /* page.c - see page.h. */
 #include "page.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "../../../src/base/half.h"
 #include "../../../src/codec/encode.h"
 #if KVANT_PAPERS
@@ -109,5 +106,4 @@ void test_page_free(test_page *page)
 /* Replaces the function of params.c, because nothing here is on a GPU. */
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 {
-    (void)tables;
 }

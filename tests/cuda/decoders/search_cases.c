@@ -1,8 +1,6 @@
 /* search_cases.c - see search_cases.h. */
 #include "search_cases.h"
 
-#include <string.h>
-
 #include "../../../src/base/random.h"
 #include "../../../src/codec/trellis_book.h"
 #include "../../../src/kernels/kernels.h"

@@ -458,7 +458,6 @@ kvant_status host_block_attention(const kvant_cuda_block_args *args, kvant_cuda_
 
 kvant_status host_rotate_rows(const kvant_cuda_rotate_rows_args *a, kvant_cuda_stream stream)
 {
-    (void)stream;
     static float columns[MOST * MOST]; /* columns of the kv head's matrix, each contiguous */
     float x[MOST], y[MOST];
     const size_t d = a->head_dim, group = a->n_heads / a->n_kv_heads;

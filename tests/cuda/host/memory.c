@@ -42,7 +42,6 @@ void host_host_free(void *memory)
 
 kvant_status host_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
-    (void)stream;
     memcpy(to, from, bytes);
     return KVANT_OK;
 }
@@ -54,14 +53,12 @@ kvant_status host_memory_read(void *to, const void *from, size_t bytes, kvant_cu
 
 kvant_status host_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream)
 {
-    (void)stream;
     memset(memory, 0, bytes);
     return KVANT_OK;
 }
 
 kvant_status host_note_rows(const kvant_cuda_note_args *a, kvant_cuda_stream stream)
 {
-    (void)stream;
     for (size_t i = 0; i < a->taken * a->width; i++) {
         const size_t row = a->seen + i / a->width, j = row % a->parts * a->width + i % a->width;
         const float read = a->rows[i / a->width * a->n / a->taken * a->stride + i % a->width],
@@ -75,7 +72,6 @@ kvant_status host_note_rows(const kvant_cuda_note_args *a, kvant_cuda_stream str
 
 kvant_status host_largest(const kvant_cuda_values *numbers, float *out, kvant_cuda_stream stream)
 {
-    (void)stream;
     for (int i = 0; i < 2; i++) {
         const uint32_t bits =
             numbers->n[i] ? host_kernels()->magnitude(numbers->at[i], (uint32_t)numbers->n[i]) : 0;

@@ -73,11 +73,7 @@ class Manager:
         if serde is not None:
             adapter = adapter | {"serde": {"type": "kvant", "head_dim": DIM, "workers": 2} | serde}
         words = [
-            "--l1-size-gb",
-            "0.1",
-            "--eviction-policy",
-            "LRU",
-            "--l2-adapter",
+            *"--l1-size-gb 0.1 --eviction-policy LRU --l2-adapter".split(),
             json.dumps(adapter),
         ]
         arguments = add_storage_manager_args(argparse.ArgumentParser()).parse_args(words)
@@ -106,12 +102,10 @@ class Manager:
         """Loads objects from L2: a tensor for each key, or None if any key is missing."""
         self.forget()
         desc = MemoryLayoutDesc(shapes=[torch.Size(shape)], dtypes=[dtype])
-        handle, found = (
-            self._manager.submit_prefetch_task(
-                PrefetchTaskSpec([GroupedObjectKeys(keys, 0, desc)])
-            ),
-            [],
+        handle = self._manager.submit_prefetch_task(
+            PrefetchTaskSpec([GroupedObjectKeys(keys, 0, desc)])
         )
+        found = []
         wait(
             lambda: (
                 found.append(self._manager.query_prefetch_status(handle)) or found[-1] is not None

@@ -350,10 +350,8 @@ class Files(Objects, TestCase):
 
 @unittest.skipUnless(SERVER, "no server")
 class RedisServer(Objects, TestCase):
-    KILLS, SHORTEST = (
-        5,
-        8,
-    )  # LMCache 0.5.6 waits forever for strings of 0 to 2 bytes, also without a serde
+    KILLS = 5
+    SHORTEST = 8  # LMCache 0.5.6 waits forever for strings of 0 to 2 bytes, also without a serde
 
     @classmethod
     def setUpClass(cls):

@@ -5,12 +5,10 @@ without memory.
 import contextlib
 import types
 
-float32, float16, bfloat16, float64 = (
-    "torch.float32",
-    "torch.float16",
-    "torch.bfloat16",
-    "torch.float64",
-)
+float32 = "torch.float32"
+float16 = "torch.float16"
+bfloat16 = "torch.bfloat16"
+float64 = "torch.float64"
 uint8, int32, int64 = "torch.uint8", "torch.int32", "torch.int64"
 contiguous_format = "contiguous"
 _BYTES = {float32: 4, float16: 2, bfloat16: 2, float64: 8, uint8: 1, int32: 4, int64: 8}

@@ -41,10 +41,8 @@ LEAST = 0.5
 # rows of unit length, so logits err by less than 1e-3 of the largest logit. A mask that hides
 # nothing moves them by more: see changed().
 LIMIT = 1e-3
-PROMPT, PADDING = (
-    20,
-    5,
-)  # tokens in the first call of a conversation; padding of the first sequence
+PROMPT = 20  # tokens in the first call of a conversation
+PADDING = 5  # of the first sequence
 
 
 class Unbuildable(Exception):

@@ -10,9 +10,9 @@ import models
 import torch
 from common import TestCase
 from test_transformers import exact
-from transformers.cache_utils import DynamicCache
 
 import kvant
+from kvant.transformers.steps import Steps
 
 
 @contextlib.contextmanager
@@ -100,6 +100,25 @@ class Failures(TestCase):
             logits(ours, cache, models.prompt(batch=3, padding=0)[0])
             self.refused(kvant.Error, "max_sequences", cache.batch_repeat_interleave, 2)
             cache.reset()
+
+    def test_reset_needs_no_room(self):
+        """A full cache has no room for the rows of steps, which reset forgets with all others."""
+        ours = models.make("llama")
+        cache = exact(ours, max_tokens=64)
+        logits(ours, cache, models.prompt(64, batch=1, padding=0)[0])
+        for store in cache._stores.values():
+            store.steps = Steps()
+            store.steps.left, store.steps.taken = 2, 1
+            store.steps.rows = {
+                layer: tuple(torch.zeros(1, 64, *x.shape[1::2]) for x in cache.layers[layer].like)
+                for layer in store.lengths
+            }
+        self.refused(RuntimeError, "max_tokens", cache.crop, -1)
+        for store in cache._stores.values():
+            store.steps.left, store.steps.taken = 2, 1
+        cache.reset()
+        self.assertEqual(lengths(cache), [0] * 4)
+        logits(ours, cache, models.prompt(64, batch=1, padding=0)[0])
 
     def test_crop_of_dropped_tokens(self):
         """Layers are equally long after a refusal, whichever comes first."""

@@ -24,10 +24,8 @@ N = 700
 def make(implementation, device="cpu", **shape):
     """A model whose channels of keys, and of queries, are correlated, as in trained models."""
     rope = {"rope_type": "default", "rope_theta": 1e12}  # RoPE hardly rotates most channels
-    model, generator = (
-        models.make("llama", implementation, rope_parameters=rope, **shape),
-        torch.Generator().manual_seed(7),
-    )
+    model = models.make("llama", implementation, rope_parameters=rope, **shape)
+    generator = torch.Generator().manual_seed(7)
     dim = model.config.head_dim
     falling = torch.exp2(-6.4 / dim * torch.arange(dim))
     with torch.no_grad():

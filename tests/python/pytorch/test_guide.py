@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import pathlib
 import sys
 import tempfile
 import unittest

@@ -107,10 +107,8 @@ class Calibrated(TestCase):
             kvant.calibrate(models.make("llama"), models.prompt(600, 1, 0)[0]).save(path)
             for implementation in IMPLEMENTATIONS:
                 with self.subTest(implementation=implementation):
-                    own, other = (
-                        models.make("llama", implementation),
-                        models.make("llama", implementation, seed=5),
-                    )
+                    own = models.make("llama", implementation)
+                    other = models.make("llama", implementation, seed=5)
                     cache = KvantCache(own.config, calibration=path)
                     for _ in range(2):
                         self.refused(ValueError, "calibration|other weights", filled, other, cache)

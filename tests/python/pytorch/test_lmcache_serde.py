@@ -149,10 +149,8 @@ class RoundTrip(TestCase):
             (65, torch.float32),
             (200, torch.bfloat16),
         ):
-            x, it = (
-                tensor((1, 2, n, HEADS * 2 * DIM), dtype=dtype),
-                serde(k="int-8:center=first", v="int-8"),
-            )
+            x = tensor((1, 2, n, HEADS * 2 * DIM), dtype=dtype)
+            it = serde(k="int-8:center=first", v="int-8")
             [out] = loaded(it, stored(it, [x], shift=1), [x])
             for rows, found in zip(roles(x), roles(out)):
                 step = (
@@ -207,11 +205,9 @@ class RoundTrip(TestCase):
         lacks are kept as they are.
         """
         with calibrated() as path:
-            it, calibration, x = (
-                serde(preset="balanced", calibration=path),
-                kvant.Calibration(path),
-                tensor(SHAPES[FUSED]),
-            )
+            it = serde(preset="balanced", calibration=path)
+            calibration = kvant.Calibration(path)
+            x = tensor(SHAPES[FUSED])
             for rank in (0, 1):
                 key = key_of(kv_rank=2 << 24 | rank << 16)
                 out = roles(loaded(it, stored(it, [x], key), [x], key)[0])[0]
@@ -361,10 +357,8 @@ class Gpu(TestCase):
                 it, new = serde(**words), serde(**words)
                 it._gpu = new._gpu = pages
                 for n in (1, 37, 65, 127):
-                    before, x = (
-                        tensor(SHAPES[FUSED], dtype=torch.float32),
-                        tensor((1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32),
-                    )
+                    before = tensor(SHAPES[FUSED], dtype=torch.float32)
+                    x = tensor((1, LAYERS, n, HEADS * 2 * DIM), seed=2, dtype=torch.float32)
                     stored(it, [before])
                     before[0, 1, 101, 7] = float("nan")  # a row that gives no center
                     self.refused(kvant.Error, "NaN", stored, it, [before])
@@ -399,10 +393,8 @@ class Gpu(TestCase):
             ):
                 cpu, gpu = (serde(k=k, v=v, calibration=path) for _ in range(2))
                 gpu._gpu = GpuPages("cpu")
-                x, key = (
-                    tensor(SHAPES[FUSED], dtype=torch.float32),
-                    key_of(kv_rank=2 << 24 | 1 << 16),
-                )
+                x = tensor(SHAPES[FUSED], dtype=torch.float32)
+                key = key_of(kv_rank=2 << 24 | 1 << 16)
                 self.assertTrue(gpu._gpu.takes(gpu._stored([x.shape], [x.dtype], key.kv_rank)[0]))
                 data, other = stored(cpu, [x], key), stored(gpu, [x], key)
                 self.assertGreater((data == other).mean(), 0.99)

@@ -112,10 +112,8 @@ class Calibrate(TestCase):
                 wanted.add_attention(
                     layer, head // 2, k[head // 2], q[head, 15::16], mask[15::16], n_exact=64
                 )
-        wanted, found = (
-            wanted.finish(),
-            kvant.calibrate(model, text(300), context=150, clusters=(16,)),
-        )
+        wanted = wanted.finish()
+        found = kvant.calibrate(model, text(300), context=150, clusters=(16,))
         for layer, head, role in itertools.product(range(4), range(2), "kv"):
             a, b = (c.entry(layer, head, role) for c in (wanted, found))
             for x, y in zip((a.min, a.max, *a.centroids), (b.min, b.max, *b.centroids)):
@@ -146,10 +144,8 @@ class Calibrate(TestCase):
             turned = np.concatenate(
                 [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
             )
-            wanted, found = (
-                (first.entry(layer, head).mean + turned) / 2,
-                spread.entry(layer, head).mean,
-            )
+            wanted = (first.entry(layer, head).mean + turned) / 2
+            found = spread.entry(layer, head).mean
             self.assertTrue(np.allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max()))
             self.assertFalse(
                 np.allclose(

@@ -108,11 +108,9 @@ class Caches(TestCase):
             ops.cache_append(self.lengths, k, v, self.number, 1, self.sequences)
             return ops.cache_attend(*self.arguments(q)) * 2
 
-        k, v, q = (
-            normal(5, 2, 1, KV_HEADS, DIM),
-            normal(6, 2, 1, KV_HEADS, DIM),
-            normal(7, 2, 1, HEADS, DIM),
-        )
+        k = normal(5, 2, 1, KV_HEADS, DIM)
+        v = normal(6, 2, 1, KV_HEADS, DIM)
+        q = normal(7, 2, 1, HEADS, DIM)
         before = ops.cache_attend(*self.arguments(q))
         got = torch.compile(step, fullgraph=True, backend="aot_eager")(k, v, q)
         self.assertEqual(

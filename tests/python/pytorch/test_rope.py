@@ -55,10 +55,8 @@ def keys_of(model, first):
 def turned(keys, found, by):
     angles, n, out = by * torch.tensor(found.frequencies), len(found.frequencies), keys.clone()
     x, y = keys[..., :n], keys[..., n : 2 * n]
-    out[..., :n], out[..., n : 2 * n] = (
-        x * angles.cos() - y * angles.sin(),
-        y * angles.cos() + x * angles.sin(),
-    )
+    out[..., :n] = x * angles.cos() - y * angles.sin()
+    out[..., n : 2 * n] = y * angles.cos() + x * angles.sin()
     return out
 
 

@@ -180,10 +180,8 @@ class Conversations(TestCase):
 
     def test_a_prefix_that_is_computed_once(self):
         def use(model, cache):
-            prefix, tokens = (
-                models.prompt(33, batch=1, padding=0)[0],
-                models.prompt(10, batch=3, padding=0, seed=2)[0],
-            )
+            prefix = models.prompt(33, batch=1, padding=0)[0]
+            tokens = models.prompt(10, batch=3, padding=0, seed=2)[0]
             with torch.no_grad():
                 model(prefix, past_key_values=cache)
             found = []
@@ -233,6 +231,33 @@ class Conversations(TestCase):
         cache.reset()
         self.assertEqual((cache.get_seq_length(), cache.bytes), (0, 0))
         self.assertEqual(generate(self.ours, cache=cache).tolist(), first.tolist())
+
+    def test_rows_are_selected_as_rows_of_a_tensor_are(self):
+        """Numbers may count from the end and occur twice; a list of booleans is a mask. Each row of
+        the result has its own sequence."""
+        for rows in ([-1, 1], [0, -2, 1, -1], [True, False], torch.tensor([1, -1]), slice(1, None)):
+
+            @torch.no_grad()
+            def use(model, cache, rows=rows):
+                tokens = models.prompt(30, batch=2, padding=0)[0]
+                model(tokens, past_key_values=cache)
+                cache.batch_select_indices(rows)
+                more = models.prompt(5, batch=tokens[rows].shape[0], padding=0, seed=4)[0]
+                model(more, past_key_values=cache)
+                return model(more, past_key_values=cache).logits[:, -1].argmax(-1)
+
+            with self.subTest(rows=rows):
+                self.same(use)
+        cache = exact(self.ours)
+        with torch.no_grad():
+            self.ours(models.prompt(30)[0], past_key_values=cache)
+        self.assertRaises(IndexError, cache.batch_select_indices, [0, 2])
+        self.assertRaises(IndexError, cache.reorder_cache, torch.tensor([2, 0]))
+        self.assertEqual(cache.get_seq_length(), 30)
+        cache.reset()
+        cache.batch_select_indices([0])  # there are no rows, as in a cache of transformers
+        cache.reorder_cache(torch.tensor([1, 0]))
+        self.assertEqual(cache.get_seq_length(), 0)
 
     def test_masks_with_holes_and_of_four_dimensions(self):
         tokens, mask = models.prompt()

@@ -101,10 +101,8 @@ class Step:
     """
 
     def __init__(self, sequences, dtype, layer=LAYER):
-        self.sequences, random = (
-            sequences,
-            torch.Generator().manual_seed(sum(n for n, _ in sequences)),
-        )
+        self.sequences = sequences
+        random = torch.Generator().manual_seed(sum(n for n, _ in sequences))
         self.number = layer
         self.layer = types.SimpleNamespace(layer_name=f"model.layers.{layer}.attn")
         order = torch.randperm(BLOCKS - 1, generator=random) + 1

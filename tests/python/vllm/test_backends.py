@@ -144,12 +144,10 @@ class Cases:
         """
         local = create_chunked_local_attention_backend(gpu.Backend, 128).get_builder_cls()
         for stored in ("f32/f32", "turboquant4"):
-            made, step = (
-                made_impl(stored, kind=self.kind),
-                Step(
-                    [(300, 1), (256, 1), (257, 1), (250, 110), (200, 200), (128, 128)],
-                    torch.float32,
-                ),
+            made = made_impl(stored, kind=self.kind)
+            step = Step(
+                [(300, 1), (256, 1), (257, 1), (250, 110), (200, 200), (128, 128)],
+                torch.float32,
             )
             with mock.patch.object(batch, "Builder", local):
                 builder = made_builder(spec=types.SimpleNamespace(block_size=64))
@@ -212,10 +210,8 @@ class Gpu(Cases, TestCase):
     def test_prompts_by_flash_attention(self):
         """The arguments that reach FlashAttention. Whole prompts reach only FlashAttention."""
         calls, flash = self.flash(window=50)
-        made, step = (
-            made_impl("f32/f32", window=50),
-            Step(DECODES + CHUNKS + PROMPTS, torch.float16),
-        )
+        made = made_impl("f32/f32", window=50)
+        step = Step(DECODES + CHUNKS + PROMPTS, torch.float16)
         made.flash = flash
         found = step.run(made, made_builder().build(0, step.common()))
         self.close(found, step.expected(round_trip(made), window=50), torch.float16)
@@ -233,10 +229,8 @@ class Gpu(Cases, TestCase):
         """For long parts, FlashAttention sees the past as the codecs keep it, and the part's own
         rows.
         """
-        made, step = (
-            made_impl(stored, window=window or None, **options),
-            Step(DECODES + LONG + PROMPTS, dtype, layer),
-        )
+        made = made_impl(stored, window=window or None, **options)
+        step = Step(DECODES + LONG + PROMPTS, dtype, layer)
         calls, mock_device = self.flash(window)
         made.flash = flash or mock_device
         round_trips, expected = round_trip(made, layer), []
@@ -415,10 +409,8 @@ class Gpu(Cases, TestCase):
     def test_refusals(self):
         made, layer = made_impl("int4"), types.SimpleNamespace(layer_name="model.layers.0.attn")
         cell = codecs.cell_bytes(made.stored, DIM)
-        rows, slots = (
-            torch.zeros(1, KV_HEADS, DIM, device=DEVICE),
-            torch.zeros(1, dtype=torch.int64, device=DEVICE),
-        )
+        rows = torch.zeros(1, KV_HEADS, DIM, device=DEVICE)
+        slots = torch.zeros(1, dtype=torch.int64, device=DEVICE)
         for shape, transposed in (
             ((4, KV_HEADS, 32, cell), False),
             ((4, 64, KV_HEADS, cell), True),
@@ -462,10 +454,8 @@ class Cpu(Cases, TestCase):
                     with self.subTest(
                         stored=stored, value=value, role=role, token=token, window=window
                     ):
-                        made, step = (
-                            made_impl(stored, window=window, kind=self.kind),
-                            Step(sequences, torch.float32),
-                        )
+                        made = made_impl(stored, window=window, kind=self.kind)
+                        step = Step(sequences, torch.float32)
                         expected = step.run(made, made_builder().build(0, step.common()))
                         step.rows[of][role][token, 1, 3] = value
                         made = made_impl(stored, window=window, kind=self.kind)
@@ -506,10 +496,8 @@ class Cpu(Cases, TestCase):
         """
         for stored in ("f32/f32", "f16/f16", "int8", "turboquant4"):
             for left in (0xFF, 0x7C):
-                made, step = (
-                    made_impl(stored, kind=self.kind),
-                    Step(DECODES + CHUNKS + PROMPTS, torch.float32),
-                )
+                made = made_impl(stored, kind=self.kind)
+                step = Step(DECODES + CHUNKS + PROMPTS, torch.float32)
                 expected = step.run(made, made_builder().build(0, step.common()))
                 memory = made_memory(made).fill_(left)
                 with mock.patch(f"{__name__}.made_memory", lambda *of: memory):

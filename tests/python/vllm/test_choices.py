@@ -399,10 +399,8 @@ class Choices(TestCase):
         compared with vLLM's own rows at later positions.
         """
         of_rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-        rows, at = (
-            torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1)),
-            torch.arange(20),
-        )
+        rows = torch.randn(20, 2, DIM, generator=torch.Generator().manual_seed(1))
+        at = torch.arange(20)
         for neox in (True, False):
             with (
                 mock.patch.dict(rotary_embedding._ROPE_DICT, clear=True),

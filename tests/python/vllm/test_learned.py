@@ -39,10 +39,8 @@ class Cases:
         to fp16 in between, which may move a code of 8 bits by one step: less than 2^-6 of the
         largest output.
         """
-        made, step = (
-            made_impl("int-8:transform=file,sink=0/int-8:center=file,sink=0", kind=self.kind),
-            Step(DECODES + CHUNKS, torch.float32),
-        )
+        made = made_impl("int-8:transform=file,sink=0/int-8:center=file,sink=0", kind=self.kind)
+        step = Step(DECODES + CHUNKS, torch.float32)
         made.stored = made.stored._replace(learns=True)
         memory = made_memory(made)
         calibrator = kvant.Calibrator(model="rows")

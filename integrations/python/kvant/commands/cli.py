@@ -30,12 +30,18 @@ class Leave(Exception):
         self.code = code
 
 
+def plain(text):
+    """A text that may come from a file. Control characters become blanks, so that they cannot
+    change a terminal."""
+    return re.sub("[\x00-\x1f\x7f-\x9f]", " ", str(text))
+
+
 def complain(text):
-    print(f"kvant: {text}", file=sys.stderr)
+    print(f"kvant: {plain(text)}", file=sys.stderr)
 
 
 def hint(text):
-    print(f"  hint: {text}", file=sys.stderr)
+    print(f"  hint: {plain(text)}", file=sys.stderr)
 
 
 def fail(text, *hints, code=RUNTIME):
@@ -312,6 +318,8 @@ def check_can_write(command, path):
     """Checks that a file can be written, so that minutes of work do not end in "permission
     denied"."""
     folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        fail(f"{command}: {path} is a folder: name a file in it")
     if not os.access(folder, os.W_OK | os.X_OK):
         why = "Permission denied" if os.path.isdir(folder) else "No such folder"
         fail(f"{command}: cannot write to the folder {folder}: {why}")

@@ -408,10 +408,11 @@ class Settings:
 
 
 def find_library():
-    text = library.text_buffer()
-    if library.library().kvant_cuda_available(text, len(text)):
+    try:
+        library.invoke("GPU", "kvant_cuda_available")
+    except kvant.Error as error:
         cli.fail(
-            text.value.decode(errors="replace"),
+            error.reason,
             "`make cuda` builds libkvant_cuda.so (it needs nvcc, no GPU); "
             "--library or KVANT_CUDA_LIBRARY names it if it is elsewhere",
             "kvant bench cuda needs a machine with an NVIDIA GPU; "

@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple, Optional
 
+from .cli import plain
+
 
 class Column(NamedTuple):
     key: str
@@ -32,7 +34,7 @@ def print_table(headings, lines, text_columns):
 
 def _shown(column, value):
     if column.digits is None:
-        return value or "-"
+        return plain(value or "-")
     text = fixed(None if value is None else value * column.factor, column.digits)
     return text + " %" if column.factor == 100 and text != "-" else text
 

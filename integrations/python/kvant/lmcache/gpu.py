@@ -171,14 +171,10 @@ class GpuPages:
                 for role, part in enumerate(parts):
                     half, (center, scale) = plan.roles[role], own[role]
                     part.rows = _row(rows, layout, role, layer)
-                    part.center, part.scale = (
-                        half.of("center", layer, center),
-                        half.of("scale", layer, scale),
-                    )
-                    part.key_transform, args.centroids[role] = (
-                        half.of("key_transform", layer),
-                        half.of("centroids", layer),
-                    )
+                    part.center = half.of("center", layer, center)
+                    part.scale = half.of("scale", layer, scale)
+                    part.key_transform = half.of("key_transform", layer)
+                    args.centroids[role] = half.of("centroids", layer)
                 args.k_feedback = plan.roles[0].of("feedback", layer)
                 run("append", args)
         return body, own, refused
@@ -203,18 +199,12 @@ class GpuPages:
                     head_stride=layout.head_stride,
                 )
                 for layer in range(layout.n_layers if per_layer else 1):
-                    args.pages, args.out = (
-                        _pages(body, stored, role, layer),
-                        _row(out, whole, role, layer),
-                    )
-                    args.center, args.scale = (
-                        half.of("center", layer, own[role][0]),
-                        half.of("scale", layer, own[role][1]),
-                    )
-                    args.inverse_key_transform, args.centroids = (
-                        half.of("inverse_key_transform", layer),
-                        half.of("centroids", layer),
-                    )
+                    args.pages = _pages(body, stored, role, layer)
+                    args.out = _row(out, whole, role, layer)
+                    args.center = half.of("center", layer, own[role][0])
+                    args.scale = half.of("scale", layer, own[role][1])
+                    args.inverse_key_transform = half.of("inverse_key_transform", layer)
+                    args.centroids = half.of("centroids", layer)
                     run("decode", args)
         if out is not rows:
             rows.copy_(out[:, :, : layout.n_tokens])

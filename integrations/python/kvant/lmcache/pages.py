@@ -74,20 +74,16 @@ class CpuPages:
         """This thread's float32 rows of a block, which fit into the cache of a core."""
         shape = planes, PAGE_TOKENS, row
         if getattr(self._mine, "shape", None) != shape:
-            self._mine.rows, self._mine.shape = (
-                torch.empty(shape, dtype=torch.float32, device="cpu"),
-                shape,
-            )
+            self._mine.rows = torch.empty(shape, dtype=torch.float32, device="cpu")
+            self._mine.shape = shape
         return self._mine.rows
 
     def _pages(self, stored: Stored) -> np.ndarray:
         """This thread's memory for the pages of a layer, [2, blocks, bytes of a role]."""
         shape = 2, stored.layout.n_blocks, stored.layout.n_kv_heads * max(stored.page_sizes)
         if getattr(self._mine, "pages_shape", None) != shape:
-            self._mine.pages, self._mine.pages_shape = (
-                arrays.zeroed(math.prod(shape)).reshape(shape),
-                shape,
-            )
+            self._mine.pages = arrays.zeroed(math.prod(shape)).reshape(shape)
+            self._mine.pages_shape = shape
         return self._mine.pages
 
     def _encode_layer(self, source: Tensor, stored: Stored, body: np.ndarray, layer: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import arrays
 from ..arrays import np
-from ..library import Error, check, library, text_buffer
+from ..library import Error, invoke
 from . import container
 from .container import HEADER, Damaged
 from .layout import RAW, layout
@@ -28,10 +28,7 @@ class Serde:
         if options.device != "cpu":
             from .gpu import GpuPages
 
-            text = text_buffer()
-            check(
-                f"device {options.device!r}", library().kvant_cuda_available(text, len(text)), text
-            )
+            invoke(f"device {options.device!r}", "kvant_cuda_available")
             self._gpu = GpuPages(options.device, self._cpu.each)
 
     def close(self) -> None:

@@ -302,10 +302,11 @@ class KvantCache(Cache):
             layer.reset()
         for store in self._stores.values():
             store.reset()
+        self._wrong = None  # masks of the former tokens
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         for store in self._settle():
-            store.select(beam_idx.tolist())
+            store.select(beam_idx)
         for layer in self._others():
             layer.reorder_cache(beam_idx)
 
@@ -330,18 +331,13 @@ class KvantCache(Cache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         for store in self._settle():
-            store.select([row for row in range(store.batch) for _ in range(repeats)])
+            store.select(torch.arange(store.batch).repeat_interleave(repeats))
         for layer in self._others():
             layer.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         for store in self._settle():
-            rows = (
-                torch.arange(store.batch, device="cpu")[indices.cpu()]
-                if torch.is_tensor(indices)
-                else indices
-            )
-            store.select([int(row) for row in rows])
+            store.select(indices)
         for layer in self._others():
             layer.batch_select_indices(indices)
 

@@ -105,10 +105,14 @@ class Steps:
         )
         return out.to(q.dtype)[:, None]
 
+    def forget(self) -> None:
+        """Ends this round without its rows."""
+        self.left = self.taken = 0
+
     def settle(self, store: Store) -> None:
         """Appends the rows of this round and ends it."""
         n, full = self.taken, self.taken == self.left
-        self.left = self.taken = 0
+        self.forget()
         if not n:
             return
         self.short = 0 if full or n > FEW else self.short + 1

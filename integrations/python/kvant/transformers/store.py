@@ -317,13 +317,20 @@ class Store:
         self.kept_from = self.kept_from if length else 0
         self.drop()
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Any) -> None:
+        """Row i gets the content of the former row rows[i]. `rows` is whatever selects rows of a
+        tensor: numbers, which may count from the end, booleans or a slice. IndexError for a row
+        that is not there."""
         self.settle()
-        if self.sequences is not None:
-            self.sequences.select(rows)
-            self.starts = [self.starts[row] for row in rows]
+        if self.sequences is not None and self.starts:
+            rows = rows.cpu() if torch.is_tensor(rows) else rows
+            numbers = torch.arange(self.batch, device="cpu")[rows].tolist()
+            self.sequences.select(numbers)
+            self.starts = [self.starts[row] for row in numbers]
 
     def reset(self) -> None:
+        if self.steps:
+            self.steps.forget()  # a full cache has no room for their rows
         self.select([])
         self.starts, self.lengths, self.kept_from = [], dict.fromkeys(self.lengths, 0), 0
 

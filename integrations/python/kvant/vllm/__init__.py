@@ -149,10 +149,8 @@ def _clear_blocks() -> None:
     there."""
     from vllm.v1 import kv_cache_interface
 
-    config, given = (
-        kv_cache_interface.KVCacheConfig,
-        getattr(kv_cache_interface.KVCacheConfig, "needs_kv_cache_zeroing", None),
-    )
+    config = kv_cache_interface.KVCacheConfig
+    given = getattr(kv_cache_interface.KVCacheConfig, "needs_kv_cache_zeroing", None)
     if not isinstance(given, property) or hasattr(given.fget, "kvant"):
         return
 

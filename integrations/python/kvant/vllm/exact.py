@@ -134,12 +134,8 @@ class State:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         n, wide = slots.first + slots.newest, torch.int64
-        self.slots, self.n_blocks, self.device, self.most_staged = (
-            slots,
-            n_blocks,
-            device,
-            MOST_STAGED,
-        )
+        self.slots, self.n_blocks, self.device = slots, n_blocks, device
+        self.most_staged = MOST_STAGED
         self.owners, self.places = array(n), array(n_blocks)
         self.births, self.lives, self.clock = (array(k, value=0) for k in (n, n, 1))
         self.table = array(most_sequences, table_width, value=0)

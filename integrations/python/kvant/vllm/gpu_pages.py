@@ -21,7 +21,7 @@ from ..gpu import (
     transform_queries,
     type_of,
 )
-from ..library import PAGE_TOKENS, check, library, text_buffer
+from ..library import PAGE_TOKENS, invoke, library
 from . import Stored, is_calibrated
 from .codecs import codecs
 from .exact import Pool, State
@@ -53,8 +53,7 @@ def workspace(head_dim: int, device: torch.device) -> Tensor:
     if key not in _workspaces:
         size = library().kvant_cuda_attention_workspace(head_dim)
         if size == 0:
-            text = text_buffer()
-            check("GPU", library().kvant_cuda_available(text, len(text)), text)
+            invoke("GPU", "kvant_cuda_available")
             raise RuntimeError(
                 "kvant: libkvant_cuda has no code for this GPU: build kvant again for its compute "
                 "capability, 8.0 or later"
@@ -167,10 +166,8 @@ class Role:
         if not self.has_matrix:
             self._decode(blocks, heads, out, False, entries)
             return
-        turned, rows = (
-            out.view(torch.float16),
-            room.view(torch.float16).view(out.shape[1], len(out), -1),
-        )
+        turned = out.view(torch.float16)
+        rows = room.view(torch.float16).view(out.shape[1], len(out), -1)
         self._decode(blocks, heads, turned, True, entries)
         torch.bmm(turned.transpose(0, 1), self._back[heads], out=rows)
         assert self.numbers.center is not None  # of transform=file
@@ -251,25 +248,16 @@ class LayerPages:
             )
         if memory.data_ptr() % 16 or block % 16:
             raise ValueError("kvant: vLLM's blocks are not aligned to 16 bytes")
-        self.device, self.n_kv_heads, self.head_dim = (
-            memory.device,
-            len(heads),
-            head_dim,
-        )  # vLLM frees its memory
+        self.device = memory.device  # vLLM frees its memory
+        self.n_kv_heads, self.head_dim = len(heads), head_dim
         self._made_of = stored, layer, heads, head_dim
         base = memory.data_ptr()
         places = (base, base + made[0][0].page_bytes)
         self.k, self.v = (
             Role(part, at, block, head, memory.device) for part, at in zip(made, places)
         )
-        text = text_buffer()
-        check(
-            "codecs",
-            library().kvant_cuda_attention_check(
-                self.k.codec.handle, self.v.codec.handle, text, len(text)
-            ),
-            text,
-        )
+        pair = self.k.codec.handle, self.v.codec.handle
+        invoke("codecs", "kvant_cuda_attention_check", *pair)
         self.exact: State | None = None  # of the last step
 
     def use(self, pool: Pool) -> None:
@@ -451,10 +439,8 @@ class LayerPages:
     def _rotated(self, q: Tensor, part: Any) -> Tensor:
         """Multiplies the queries of a part by the matrix of transform=file: float32, in the same
         rows as in q."""
-        made, rows = (
-            torch.empty(q.shape, dtype=torch.float32, device=q.device),
-            slice(part.first_row, part.last_row),
-        )
+        made = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        rows = slice(part.first_row, part.last_row)
         inverse = pointer(self.k.numbers.inverse_key_transform)
         transform_queries(self.k.codec, q[rows], inverse, self.n_kv_heads, made[rows])
         return made

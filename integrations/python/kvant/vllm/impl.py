@@ -226,11 +226,8 @@ class Impl(AttentionImpl):  # type: ignore[misc]
             raise NotImplementedError(
                 f"kvant: attention with {', '.join(unknown)} is not supported; {WITHOUT}"
             )
-        self.num_heads, self.head_size, self.num_kv_heads = (
-            num_heads,
-            head_size,
-            num_kv_heads or num_heads,
-        )
+        self.num_heads, self.head_size = num_heads, head_size
+        self.num_kv_heads = num_kv_heads or num_heads
         self.scale, self.kv_cache_dtype, self.sinks = float(scale), kv_cache_dtype, sinks
         self.sliding_window, self.logits_soft_cap = sliding_window or 0, logits_soft_cap or 0.0
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name

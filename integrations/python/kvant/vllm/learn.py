@@ -44,10 +44,8 @@ class Turn:
                 "kvant: KVANT_VLLM_LEARN_POSITIONS needs a model with one RoPE for all layers: "
                 "unset it"
             )
-        self.adjacent, self.by_position = (
-            not ropes[0].is_neox_style,
-            ropes[0]._compute_cos_sin_cache().float(),
-        )
+        self.adjacent = not ropes[0].is_neox_style
+        self.by_position = ropes[0]._compute_cos_sin_cache().float()
         self.by_position = self.by_position / self.by_position[0, 0]  # YaRN scales
         if n_positions > len(self.by_position):
             raise ValueError(
