@@ -73,6 +73,7 @@
 #include "cache.h"
 #include "driver.h"
 
+/* With more streams that learn, working memory grows and thread blocks only wait (learner.c). */
 #define KVP_LEARN_STREAMS 8u
 #define KVP_MAX_GPUS 17 /* 16 GPUs, and the first of them a second time */
 

@@ -14,7 +14,7 @@
 #include "../log.h"
 #include "../rope.h"
 
-/* What a layer's learner has in GPU memory: lists of rows, then results (cells->results). */
+/* A layer's learner has lists of rows in GPU memory, and then results (cells->results). */
 typedef struct learned_lists {
     int32_t positions[KVP_LEARN_ROWS], queries[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
     uint32_t places[KVP_LEARN_ROWS];

@@ -92,7 +92,7 @@ bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache);
  * before later work on the GPU's stream. */
 bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket);
 
-/* What the learner's work left, for records: false with a message. It waits for the stream. */
+/* Reads a transform for records; waits for the stream. False with a message. */
 bool kvp_gpu_learner_read(const kvp_gpu_cells *cells, uint32_t bucket, uint16_t *triangles,
                           float *center, float *start);
 

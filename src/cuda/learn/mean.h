@@ -1,9 +1,9 @@
 /* mean.h - an upper factor W of the geometric mean W^T W = a^-1 # b of two positive definite
  * matrices, by a team (team.h).
  *
- * The steps are those of src/kernels/mean_loops.h, which explains them: a = U U^T, the square root
- * of U^T b U by a tridiagonal matrix, its Cholesky factor R, and W = R U^-1. Sums have another
- * order. */
+ * The file src/kernels/mean_loops.h takes the same steps, and explains them. a = U U^T. The square
+ * root of U^T b U comes from a tridiagonal matrix. R is its Cholesky factor, and W = R U^-1. Sums have
+ * another order here. */
 #pragma once
 
 #include "team.h"
@@ -133,7 +133,7 @@ TEAM_APART void learn_upper_times(int n, const double *u, const double *c, doubl
 }
 
 /* Completes w, the sums of parts times beta, so that reflecting both sides of a symmetric matrix
- * subtracts v w^T + w v^T. v is zero before `first`. Of the first line. */
+ * subtracts v w^T + w v^T. v is zero before `first`. The first line calls it. */
 TEAM_FN void learn_weigh(int n, double beta, const double *v, double *w, int from, int first)
 {
     TEAM_LINE_SYNC();
@@ -153,7 +153,7 @@ TEAM_FN void learn_weigh(int n, double beta, const double *v, double *w, int fro
 }
 
 /* w = beta times the sums of parts, in columns from `from` on; more: row k of m times next[k] is
- * added first (m NULL: not). Of the first line. */
+ * added first (m NULL: not). The first line calls it. */
 TEAM_FN void learn_sum_parts(int n, double beta, int from, const learn_space *s, double next,
                              const double *row)
 {
@@ -171,7 +171,7 @@ TEAM_FN void learn_sum_parts(int n, double beta, int from, const learn_space *s,
     }
 }
 
-/* next = row k of the matrix with the pending reflection. Of the first line. */
+/* next = row k of the matrix with the pending reflection. The first line calls it. */
 TEAM_FN void learn_read_row(int n, int k, const double *row, const learn_space *s)
 {
     const double vk = -s->v[k], wk = -s->w[k];
@@ -188,8 +188,8 @@ TEAM_FN void learn_read_row(int n, int k, const double *row, const learn_space *
     TEAM_LINE_SYNC();
 }
 
-/* Row k of the matrix with the pending reflection becomes the vector of the next reflection. Of the
- * first line. */
+/* Row k of the matrix with the pending reflection becomes the vector of the next reflection. The
+ * first line calls it. */
 TEAM_FN void learn_reflect(int n, int k, double *row, const learn_space *s)
 {
     learn_read_row(n, k, row, s);
@@ -249,7 +249,7 @@ TEAM_FN void learn_advance(learn_space *s)
     s->next = former;
 }
 
-/* Makes m tridiagonal: s->diagonal and s->beside. The vector of reflection k stays in row k, right
+/* Makes m tridiagonal, and returns the result in s->diagonal and s->beside. The vector of reflection k stays in row k, right
  * of the diagonal. */
 TEAM_APART void learn_tridiagonalise(int n, double *m, learn_space s)
 {
