@@ -2,8 +2,8 @@
  * matrices, by a team (team.h).
  *
  * The file src/kernels/mean_loops.h takes the same steps, and explains them. a = U U^T. The square
- * root of U^T b U comes from a tridiagonal matrix. R is its Cholesky factor, and W = R U^-1. Sums have
- * another order here. */
+ * root of U^T b U comes from a tridiagonal matrix. R is its Cholesky factor, and W = R U^-1. Sums
+ * have another order here. */
 #pragma once
 
 #include "team.h"
@@ -249,8 +249,8 @@ TEAM_FN void learn_advance(learn_space *s)
     s->next = former;
 }
 
-/* Makes m tridiagonal, and returns the result in s->diagonal and s->beside. The vector of reflection k stays in row k, right
- * of the diagonal. */
+/* Makes m tridiagonal, and returns the result in s->diagonal and s->beside. The vector of
+ * reflection k stays in row k, right of the diagonal. */
 TEAM_APART void learn_tridiagonalise(int n, double *m, learn_space s)
 {
     TEAM_EACH (j, 0, n)
