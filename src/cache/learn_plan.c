@@ -41,36 +41,55 @@ static bool find_pairs(const kvant_rope *rope, kvant_cuda_learn_args *args)
     return whole;
 }
 
+/* Copies a caller's arguments, and copies them back with the size that the caller set. */
+static bool accept(const kvant_cuda_learn_args *from, kvant_cuda_learn_args *args)
+{
+    return KVANT_ACCEPT_STRUCT(kvant_cuda_learn_args, args, from, workspace_bytes);
+}
+
+static void give_back(kvant_cuda_learn_args *to, const kvant_cuda_learn_args *args)
+{
+    const size_t size = to->size;
+    *to = *args;
+    to->size = size;
+}
+
 kvant_status kvant_cuda_learn_plan(const kvant_rope *rope, kvant_cuda_learn_args *args,
                                    uint32_t *knows_rope)
 {
+    kvant_cuda_learn_args a;
     kvant_rope r = { 0 };
-    KVANT_RETURN_IF(!args || !knows_rope || !args->head_dim ||
+    KVANT_RETURN_IF(!knows_rope || !accept(args, &a) || !a.head_dim ||
                         (rope && !KVANT_ACCEPT_STRUCT(kvant_rope, &r, rope, n_position_transforms)),
                     KVANT_ERR_ARGUMENT);
-    args->part = kvant_key_transform_part(args->head_dim);
-    KVANT_RETURN_IF(args->part > MOST_PART || args->part % 2 || args->head_dim % args->part,
-                    KVANT_ERR_UNSUPPORTED);
-    *knows_rope = find_pairs(rope ? &r : NULL, args);
+    a.part = kvant_key_transform_part(a.head_dim);
+    KVANT_RETURN_IF(a.part > MOST_PART || a.part % 2 || a.head_dim % a.part, KVANT_ERR_UNSUPPORTED);
+    *knows_rope = find_pairs(rope ? &r : NULL, &a);
     kvant_rope_state of = { .n_positions = *knows_rope && r.n_positions ? r.n_positions : 1 };
     of.n_buckets = kvant_rope_buckets(of.n_positions);
-    args->center_span = *knows_rope && r.block_centers ? KVANT_PAGE_TOKENS : 0;
-    args->n_transforms = 0;
-    return add_span(args, &of, 0, of.n_buckets) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+    a.center_span = *knows_rope && r.block_centers ? KVANT_PAGE_TOKENS : 0;
+    a.n_transforms = 0;
+    add_span(&a, &of, 0, of.n_buckets);
+    give_back(args, &a);
+    return KVANT_OK;
 }
 
 kvant_status kvant_cuda_learn_span_add(kvant_cuda_learn_args *args, int32_t first, int32_t last)
 {
     const kvant_rope_state all = { .n_buckets = KVANT_MOST_BUCKETS, .n_positions = INT32_MAX };
-    KVANT_RETURN_IF(!args || first < 0 || last < first, KVANT_ERR_ARGUMENT);
-    return add_span(args, &all, kvant_rope_bucket(&all, first), kvant_rope_bucket(&all, last) + 1)
-               ? KVANT_OK
-               : KVANT_ERR_ARGUMENT;
+    kvant_cuda_learn_args a;
+    KVANT_RETURN_IF(first < 0 || last < first || !accept(args, &a), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(
+        !add_span(&a, &all, kvant_rope_bucket(&all, first), kvant_rope_bucket(&all, last) + 1),
+        KVANT_ERR_ARGUMENT);
+    give_back(args, &a);
+    return KVANT_OK;
 }
 
 size_t kvant_cuda_learn_bytes(const kvant_cuda_learn_args *args)
 {
-    return args && args->part ? kvant_learn_room_of(args).bytes : 0;
+    kvant_cuda_learn_args a;
+    return accept(args, &a) && a.part ? kvant_learn_room_of(&a).bytes : 0;
 }
 
 size_t kvant_cuda_triangle_halves(uint32_t head_dim, uint32_t n_kv_heads)

@@ -34,6 +34,7 @@ static kvant_status reached(kvant_status status)
     X(kernel_transform_queries, kvant_cuda_kernel_query_args, further)                             \
     X(compact, kvant_cuda_compact_args, compact)                                                   \
     X(expand, kvant_cuda_expand_args, key_center)                                                  \
+    X(learn, kvant_cuda_learn_args, workspace_bytes)                                               \
     X(fill_marked, kvant_cuda_marked_args, out_head_stride)                                        \
     X(block_attention, kvant_cuda_block_args, workspace_bytes)                                     \
     X(center_rows, kvant_cuda_center_rows_args, out)                                               \
@@ -55,6 +56,45 @@ static void calls_of_the_table(void **state)
     CHECK_GIVEN(kvant_cuda_##name, type, call_##name, &(type){ .size = sizeof(type) }, last);
     TABLE(CHECK)
     host->answer = KVANT_OK;
+}
+
+static const float frequencies[DIM / 2] = { 1 };
+static const kvant_rope a_rope = { .n_dims = DIM, .frequencies = frequencies };
+
+static kvant_status plan_learning(void *args)
+{
+    uint32_t knows_rope;
+    return kvant_cuda_learn_plan(NULL, args, &knows_rope);
+}
+
+static kvant_status plan_rope(void *rope)
+{
+    kvant_cuda_learn_args args = { .size = sizeof args, .head_dim = DIM };
+    uint32_t knows_rope;
+    const kvant_status status = kvant_cuda_learn_plan(rope, &args, &knows_rope);
+    return rope ? status : KVANT_ERR_ARGUMENT; /* it may be NULL */
+}
+
+static kvant_status add_span(void *args)
+{
+    return kvant_cuda_learn_span_add(args, 0, 100);
+}
+
+static kvant_status find_learn_bytes(void *args)
+{
+    return kvant_cuda_learn_bytes(args) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+static void plans_of_learning(void **state)
+{
+    const kvant_cuda_learn_args args = { .head_dim = DIM, .part = DIM, .n_kv_heads = 1 };
+    (void)state;
+    CHECK_GIVEN(kvant_cuda_learn_plan, kvant_cuda_learn_args, plan_learning, &args,
+                workspace_bytes);
+    CHECK_GIVEN(kvant_cuda_learn_plan, kvant_rope, plan_rope, &a_rope, n_position_transforms);
+    CHECK_GIVEN(kvant_cuda_learn_span_add, kvant_cuda_learn_args, add_span, &args, workspace_bytes);
+    CHECK_GIVEN(kvant_cuda_learn_bytes, kvant_cuda_learn_args, find_learn_bytes, &args,
+                workspace_bytes);
 }
 
 static kvant_status find_block_workspace(void *args)
@@ -155,6 +195,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_of_the_table),
+        cmocka_unit_test(plans_of_learning),
         cmocka_unit_test(codecs_and_block_rows),
         cmocka_unit_test(steps_of_a_cache),
         cmocka_unit_test(searches),

@@ -1,7 +1,7 @@
 /* learner.c - see learner.h.
  *
  * Lessons wait until a graph has been enqueued. Then a few streams make the transforms of all
- * layers. A layer takes few thread blocks, which stay for half a millisecond. Matrix products of a
+ * layers. A layer takes few thread blocks, which stay for two milliseconds. Matrix products of a
  * model need all multiprocessors at once, so they would wait for the blocks of every layer that
  * learned while the graph runs. */
 #include "learner.h"
@@ -103,7 +103,8 @@ static uint32_t count_streams(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n
  * head. */
 size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
-    kvant_cuda_learn_args args = { .head_dim = head_dim,
+    kvant_cuda_learn_args args = { .size = sizeof(args),
+                                   .head_dim = head_dim,
                                    .n_kv_heads = n_kv_heads,
                                    .group = 16,
                                    .n_rows = KVP_LEARN_ROWS,

@@ -9,10 +9,10 @@
 
 kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream stream)
 {
+    ANSWER(learn, args, stream);
     if (!args->rows || !args->workspace || !args->triangles || !args->centers || !args->start ||
         (uintptr_t)args->workspace % 16 || args->workspace_bytes < kvant_cuda_learn_bytes(args))
         return KVANT_ERR_ARGUMENT;
-    ANSWER(learn, args, stream);
     learn_reference(args);
     return KVANT_OK;
 }
