@@ -48,7 +48,7 @@ may_use() {
     attention) echo base math page kernels blocks codec cache ;;
     device) echo base codec ;;
     index) echo base math kernels calibration codec device ;;
-    cuda) echo base codec device store ;;
+    cuda) echo base math codec device store ;;
     esac
 }
 

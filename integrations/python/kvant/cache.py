@@ -22,6 +22,7 @@ from .rope import Rope
 from .scheme import Scheme
 
 _FULL = 60  # KVANT_ERR_FULL
+_MEMORY = 40  # KVANT_ERR_MEMORY
 _NONE = object()
 Array = TypeVar("Array")  # NumPy's, or a GPU's with DLPack
 
@@ -175,7 +176,8 @@ class Cache(Owned):
 
     def _opened(self, sequence: int) -> int:
         if sequence < 0:
-            raise Error("new sequence", _FULL, library().kvant_error_message().decode())
+            reason = library().kvant_error_message().decode()
+            raise Error("new sequence", _MEMORY if "memory" in reason else _FULL, reason)
         self._sequences.add(sequence)
         return sequence
 
@@ -190,7 +192,7 @@ class Cache(Owned):
 
     def fork(self, sequence: int) -> int:
         """A new sequence with the same tokens. Both share their blocks until one of them writes to
-        a shared block."""
+        a shared block. Error of status 60 as new_sequence, and of status 40 without memory."""
         with self._lock:
             return self._opened(library().kvant_sequence_fork(self._handle, self._open(sequence)))
 

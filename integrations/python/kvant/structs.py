@@ -176,7 +176,8 @@ CudaPlainQueries:
 CudaKernelQueryArgs(CudaQueryArgs): u32 n_further; ptr further[23]; u32 ready
 CudaKernelAppendArgs(CudaAppendArgs):
     u32 slots_ready; CudaKernelQueryArgs queries; ptr marks mark_ids;
-    CudaBlockCenters k_block_centers; ptr center_slots centered; u32 clear_refused
+    CudaBlockCenters k_block_centers; ptr center_slots centered; u32 clear_refused;
+    ptr k_compact k_matrix
 CudaKernelAttentionArgs(CudaAttentionArgs):
     u32 table_ready; ptr new_cells; i64 new_first new_stride; u32 n_matrices; ptr matrices;
     size q_matrix_stride; u8 q_ids[24]; ptr page_offsets; CudaPlainQueries plain_queries;
