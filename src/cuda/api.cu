@@ -275,14 +275,8 @@ bool valid_compact(const kvant_cuda_kernel_append_args &args)
             args.k.codec->params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL);
 }
 
-/* Lets the launch of the keys read the compact form of their matrices, or makes the matrices. */
-kvant_status place_matrix(const kvant_cuda_kernel_append_args &args, Roles &roles,
-                          const AppendArgs &common, kvant_cuda_stream stream)
+kvant_status make_matrix(const kvant_cuda_kernel_append_args &args, kvant_cuda_stream stream)
 {
-    if (accepts_more(roles, common) && append_short_reads_compact(common)) {
-        roles.at[0].compact = args.k_compact;
-        return KVANT_OK;
-    }
     return args.n_tokens == 0
                ? KVANT_OK
                : from_cuda(launch_expand(*args.k.codec, args.n_kv_heads, args.k_compact,
@@ -391,7 +385,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *given,
     else if (args->k_block_centers.start)
         status = center_keys(*args, roles.at[0], stream);
     if (status == KVANT_OK && args->k_compact)
-        status = place_matrix(*args, roles, common, stream);
+        status = make_matrix(*args, stream);
     if (status == KVANT_OK)
         status = launch_roles(roles, common, args->n_kv_heads, stream);
     return apart && status == KVANT_OK ? transform_queries(args->queries, stream) : status;

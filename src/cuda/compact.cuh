@@ -135,50 +135,6 @@ struct KeyPart {
     }
 };
 
-/* A thread's column of the triangle of its part, for keys; the thread is below D. A warp's columns
- * are of one part and need the same groups. */
-template <int D> struct KeyColumn {
-    static constexpr int N = COMPACT_PART<D>, ROWS = (int)KVANT_COMPACT_ROWS, GROUPS = N / ROWS;
-    static_assert(N % ROWS == 0, "whole groups");
-    uint4 codes[GROUPS];
-    uint16_t step, diagonal; /* of the row that has the column's number */
-    int part, column;
-
-    KVANT_INLINE void load(const void *compact, uint32_t kv_head, int thread)
-    {
-        part = thread / N, column = thread % N;
-        const KeyPart of(compact, D, kv_head, part, N);
-        step = of.halves[column], diagonal = of.halves[N + column];
-        unrolled_for (int g = 0; g < GROUPS; g++)
-            if (g >= column / ROWS)
-                codes[g] = of.codes[kvant_compact_columns(g) + column];
-    }
-
-    KVANT_INLINE int channel() const
-    {
-        return (int)kvant_compact_channel(D, N, part, column);
-    }
-
-    /* The sum over rows of codes times `scaled`, numbers of the part times their steps. */
-    KVANT_INLINE float sum(const float4 *scaled) const
-    {
-        float sums[4] = {};
-        unrolled_for (int g = 0; g < GROUPS; g++)
-            if (g >= column / ROWS) {
-                const uint32_t words[4] = { codes[g].x, codes[g].y, codes[g].z, codes[g].w };
-                unrolled_for (int i = 0; i < ROWS / 4; i++) {
-                    const float4 s = scaled[(part * N + g * ROWS) / 4 + i];
-                    const uint32_t bits = words[i / 2] >> 16 * (i % 2);
-                    sums[0] = fmaf(code_number(bits), s.x, sums[0]);
-                    sums[1] = fmaf(code_number(bits >> 4), s.y, sums[1]);
-                    sums[2] = fmaf(code_number(bits >> 8), s.z, sums[2]);
-                    sums[3] = fmaf(code_number(bits >> 12), s.w, sums[3]);
-                }
-            }
-        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
-};
-
 /* Rotates a row in shared memory and stores it; by a warp. */
 template <int D>
 KVANT_INLINE void store_rotated(const float *from, const kvant_cuda_wide_rotation &rotation,

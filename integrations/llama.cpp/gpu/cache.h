@@ -153,6 +153,10 @@ typedef struct kvp_gpu_cells {
     /* Bytes of the matrices of a position bucket: learned ones are compact (kvant_cuda_compact).
      * Others are weights and inverse weights, as those of KVP_PLAIN and of moved keys are. */
     size_t matrix_bytes;
+    /* The weights R W of learned matrices, of the transform whose keys a step writes, and the
+     * compact form that they were made from; NULL: none (kvp_gpu_have_weights) */
+    kvp_gpu_memory weights;
+    const void *weights_of;
     kvp_gpu_memory numbers;                       /* matrices, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_BUCKETS - 1]; /* matrices of later position buckets */
     /* the first position bucket's centre in the form that attention takes (k_center) */
@@ -301,11 +305,14 @@ size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* bytes per kv head
 bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
-/* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_use_compact` adds the compact
- * form of the keys' matrices to the append, if they have one. */
+/* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_have_weights` comes before a
+ * graph: it makes the weights of all layers' keys for a step with one transform, so that its appends
+ * need not make them. `kvp_gpu_use_weights` adds to an append the weights, or the compact form from
+ * which the append makes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
-void kvp_gpu_use_compact(const kvp_gpu_cells *keys, kvp_gpu_run run,
+void kvp_gpu_have_weights(kvp_gpu_cache *cache);
+void kvp_gpu_use_weights(const kvp_gpu_cells *keys, kvp_gpu_run run,
                          kvant_cuda_kernel_append_args *args);
 
 /* saved.c. Keep a transform of a tensor for saved states: the bytes, which are the cells' from now

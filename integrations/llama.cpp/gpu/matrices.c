@@ -99,6 +99,8 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
     if (!have_matrices(cells, bucket))
         return false;
     args.compact = memory_of(cells, bucket)->at;
+    if (cells->weights_of == args.compact)
+        cells->weights_of = NULL;
     of_center.compact = args.compact;
     status = kvant_cuda_compact(&args, stream);
     if (status == KVANT_OK && bucket == 0 && center != NULL)
@@ -274,9 +276,45 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
 
-void kvp_gpu_use_compact(const kvp_gpu_cells *keys, kvp_gpu_run run,
+/* Without memory, or with an error, appends make the weights themselves. */
+static void make_weights(kvp_gpu_cells *cells)
+{
+    const uint32_t transform =
+        kvp_gpu_has_transforms(cells) ? cells->cache->buckets.runs[0].transform : 0;
+    kvant_cuda_expand_args args = { .size = sizeof(args),
+                                    .codec = cells->codec,
+                                    .n_kv_heads = cells->n_kv_heads,
+                                    .compact = kvp_gpu_matrix_of(cells, transform).compact };
+
+    if (args.compact == NULL || args.compact == cells->weights_of)
+        return;
+    cells->weights_of = NULL;
+    if (!kvp_gpu_grow(cells->gpu, &cells->weights,
+                      kvp_gpu_width(cells) * cells->head_dim * sizeof(float), false))
+        return;
+    args.key_transform = cells->weights.at;
+    if (kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK)
+        cells->weights_of = args.compact;
+}
+
+void kvp_gpu_have_weights(kvp_gpu_cache *cache)
+{
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        if (cells->learns_key_transform && kvp_gpu_runs(cells) == 1)
+            make_weights(cells);
+    }
+}
+
+void kvp_gpu_use_weights(const kvp_gpu_cells *keys, kvp_gpu_run run,
                          kvant_cuda_kernel_append_args *args)
 {
-    args->k_compact = kvp_gpu_matrix_of(keys, run.transform).compact;
-    args->k_matrix = args->k_compact != NULL ? keys->cache->expanded.at : NULL;
+    const void *compact = kvp_gpu_matrix_of(keys, run.transform).compact;
+
+    if (compact != NULL && compact == keys->weights_of)
+        args->k.key_transform = keys->weights.at;
+    else if (compact != NULL) {
+        args->k_compact = compact;
+        args->k_matrix = keys->cache->expanded.at;
+    }
 }

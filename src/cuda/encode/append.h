@@ -18,7 +18,6 @@ struct AppendRole {
     size_t token_stride, row_head_stride; /* row and head strides, in elements */
     const float *center, *scale;
     const float *key_transform;     /* for each kv head, as many numbers as codec.weighting says */
-    const void *compact;            /* not NULL: the form in place of key_transform */
     float *exact;                   /* for open pages: see kvant_cuda_kernel_append_args */
     const float *feedback;          /* as in kvant_cuda_kernel_append_args */
     const float *centroids;         /* as in kvant_cuda_kernel_append_args */
@@ -76,9 +75,6 @@ constexpr uint32_t MOST_FEW = 64;
  * roles have kinds of launch_append, or of launch_append_wide, or all have open pages. */
 cudaError_t launch_append_short(const AppendArgs &args, uint32_t head_dim, int n_roles,
                                 int n_kv_heads, cudaStream_t stream);
-
-/* Whether launch_append_short reads matrices in their compact form. */
-bool append_short_reads_compact(const AppendArgs &args);
 
 /* Appends rows to open pages. */
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles,

@@ -8,13 +8,11 @@
  * stage (Stage) and stores nothing, so that the instructions are cached in time.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
- * one number of the row. It loads its column of the matrix before anything else. The compact form
- * of a matrix is read by blocks with one token; more tokens need the matrix itself. */
+ * one number of the row. It loads its column of the matrix before anything else. */
 #include "short_matrix.cuh"
 #include "token_words.cuh"
 
 #include <algorithm>
-#include <iterator>
 
 namespace kvant
 {
@@ -255,12 +253,9 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
         copy_book(books[0], args.books[blockIdx.z], known.bits, lane);
         affine.load(role, !through_matrix && role.affine, kv_head * D + lane);
     }
-    if (through_matrix && !role.compact)
+    if (through_matrix)
         for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
             prefetch_line(role.key_transform + (size_t)kv_head * D * D, 128 * i);
-    KeyColumn<D> column;
-    if (through_matrix && role.compact)
-        column.load(role.compact, kv_head, threadIdx.x);
     if (through_matrix && args.slots_ready)
         center.load(args, D);
     if (stage == WORKS)
@@ -281,11 +276,7 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
         request_words<D, Book>(known, page, at, lane);
     bool finite = true;
     Row<D> y = raw.numbers(args.type);
-    if (through_matrix && role.compact) {
-        y = short_row_through_triangle<D>(role, args.type, center, column, row_at, kv_head, finite);
-        if (first_warp)
-            rotate(y, known.rotation, lane);
-    } else if (through_matrix)
+    if (through_matrix)
         y = short_row_through_matrix<D>(role, args.type, center, row_at, kv_head, finite);
     else {
         if (first_warp && role.affine)
@@ -353,14 +344,6 @@ __global__ void __launch_bounds__(D + 32)
     write_row<D>(args, token, role, known, books[0], y, page, at, finite, WORKS, lane);
 }
 
-static kvant_cuda_rotation compact_rotation(const kvant_cuda_codec &codec)
-{
-    const kvant_cuda_wide_rotation &wide = codec.rotation;
-    kvant_cuda_rotation rotation{ wide.block, wide.scale, {} };
-    std::copy_n(wide.signs, std::size(rotation.signs), rotation.signs);
-    return rotation;
-}
-
 static ShortRole short_role(const AppendRole &from)
 {
     const kvant_cuda_params &codec = from.codec;
@@ -373,7 +356,6 @@ static ShortRole short_role(const AppendRole &from)
                       from.center,
                       from.scale,
                       from.key_transform,
-                      from.compact,
                       from.exact,
                       (uint32_t)codec.codes,
                       codec.bits,
@@ -387,7 +369,7 @@ static ShortRole short_role(const AppendRole &from)
                       codec.codes == KVANT_CUDA_CODES_OPEN ? codec.exact_limit : codec.levels,
                       codec.offset,
                       codec.inverse_sqrt_dim,
-                      from.compact ? compact_rotation(*from.source) : codec.rotation };
+                      codec.rotation };
 }
 
 static void fill_book(OpenBook &, const kvant_cuda_codec &)
@@ -407,16 +389,6 @@ static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
 {
     std::copy_n(codec.wide.thresholds, WideBook::LEVELS, book.thresholds);
     std::copy_n(codec.wide.values, WideBook::LEVELS, book.values);
-}
-
-static bool takes_several(const AppendArgs &args)
-{
-    return args.n_tokens >= SEVERAL && !args.block_centers.start;
-}
-
-bool append_short_reads_compact(const AppendArgs &args)
-{
-    return !takes_several(args);
 }
 
 template <class Book>
@@ -448,7 +420,7 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         void *parameters[] = { &p };
-        if (matrix && takes_several(args))
+        if (matrix && args.n_tokens >= SEVERAL && !args.block_centers.start)
             return launch_early((const void *)append_several_kernel<D, Book>,
                                 dim3((args.n_tokens + D / 32 - 1) / (D / 32), grid.y, grid.z),
                                 D + 32, parameters, 0, stream);

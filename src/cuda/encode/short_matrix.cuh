@@ -74,35 +74,6 @@ KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_t
     return row;
 }
 
-/* Computes W ((x - c) / s) from the triangle of a compact form, with all threads of a block of D.
- * The caller rotates the row. */
-template <int D>
-KVANT_INLINE Row<D> short_row_through_triangle(const ShortRole &role, kvant_cuda_type type,
-                                               const FewCenter &center, const KeyColumn<D> &column,
-                                               size_t row_at, int kv_head, bool &finite)
-{
-    __shared__ float x[D], y[D];
-    __shared__ float4 scaled[D / 4]; /* numbers times the steps of their rows, in part order */
-    const int channel = column.channel(), at = kv_head * D + channel;
-    float number;
-    if (center.any) {
-        center.about(static_cast<const float *>(role.rows) + row_at, x, D);
-        number = x[channel];
-    } else
-        number = load_number(role.rows, row_at + channel, type);
-    if (role.center)
-        number = __fsub_rn(number, role.center[at]);
-    if (role.scale)
-        number = __fdiv_rn(number, role.scale[at]);
-    reinterpret_cast<float *>(scaled)[threadIdx.x] = __fmul_rn(number, half_bits(column.step));
-    finite = __syncthreads_and(is_finite(number));
-    y[channel] = fmaf(number, half_bits(column.diagonal), column.sum(scaled));
-    __syncthreads();
-    Row<D> row;
-    row.each(threadIdx.x & 31, [&](float &to, int i) { to = y[i]; });
-    return row;
-}
-
 /* Four query heads of a kv head at a time go through a matrix, a channel a thread. */
 template <int D> struct ShortMatrix {
     static constexpr int AHEAD = D > 128 ? 64 : D;

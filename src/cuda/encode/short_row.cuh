@@ -20,7 +20,6 @@ struct ShortRole {
     uint8_t *base;
     size_t token_stride, row_head_stride, block_stride, head_stride;
     const float *center, *scale, *key_transform;
-    const void *compact; /* NULL: key_transform is there */
     float *exact;
     uint32_t codes, bits, keys, metadata_offset, affine, key_transform_kind, symmetric, unbiased;
     float levels; /* open pages: the largest magnitude of a number */
