@@ -306,7 +306,7 @@ class Mistakes(unittest.TestCase):
             (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
             (["tune", "-m", SMALL, "--bits", "4"], USAGE, "no text"),
             (base[:-2], USAGE, "no budget"),
-            ([*base[:5], "-o", folder.name, *base[7:]], RUNTIME, "is a folder"),
+            ([*base[:5], "-o", path.parent, *base[7:]], RUNTIME, "is a folder"),
             ([*base, "--kv-bytes", "64M"], USAGE, "one of them"),
             ([*base[:-1], "17"], USAGE, "--bits"),
             ([*base[:-2], "--kv-bytes", "12Q"], USAGE, "--kv-bytes"),
