@@ -126,14 +126,15 @@ static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, 
 /* Brings the matrices of codecs that have them from a calibration. */
 static bool bring_weights(kvp_gpu_cells *cells, const kvant_codec *const *codecs, cu_stream stream)
 {
-    const size_t n = cells->key_transform_size;
-    bool ok = have_matrices(cells, 0);
+    const size_t n = kvp_gpu_tables(codecs[0]).key_transform_size;
+    bool ok = n <= cells->most_key_transform_size && have_matrices(cells, 0);
 
     for (uint32_t head = 0; head < cells->n_kv_heads && ok && n > 0; head++) {
         const kvant_cuda_tables tables = kvp_gpu_tables(codecs[head]);
         float *at = (float *)cells->numbers.at + head * n;
         ok = copy_in(at, tables.key_transform, n, stream) &&
-             copy_in(at + cells->n_kv_heads * n, tables.inverse_key_transform, n, stream);
+             copy_in(at + cells->n_kv_heads * cells->most_key_transform_size,
+                     tables.inverse_key_transform, n, stream);
     }
     return ok;
 }
