@@ -24,12 +24,18 @@
 #define KVANT_PREFETCH(address) ((void)(address))
 #endif
 
+/* KVANT_ON_BOTH marks functions that kernels on a GPU call, too. */
+#if !defined(__CUDACC__)
+#define KVANT_ON_BOTH
+#endif
+
 /* KVANT_INLINE marks functions that are always inlined. unrolled_for is a loop without a branch: of
  * at most 8 steps on CPUs, of any constant number of steps on GPUs. rolled_for keeps its branch,
  * where a compiler for GPUs would copy the body. With AddressSanitizer or UBSan loops are not
  * unrolled: checking every access of every copy takes GCC minutes and 1.4 GB per kernel file,
  * instead of 9 s. */
 #if defined(__CUDACC__)
+#define KVANT_ON_BOTH __host__ __device__
 #define KVANT_INLINE __device__ __forceinline__
 #define unrolled_for _Pragma("unroll") for
 #define rolled_for _Pragma("unroll 1") for

@@ -12,7 +12,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/parallel.h"
-#include "../device/compact.h"
+#include "../math/compact.h"
 #include "../math/sums.h"
 
 /* The largest condition of a part's W: the Frobenius norm of W times the Frobenius norm of W^-1. */

@@ -1,5 +1,6 @@
 /* learn_plan.c - the arguments of learning on a GPU (kvant_cuda_learn): the parts of a head, the
- * pairs of channels that RoPE rotates, and position buckets. Needs no GPU. */
+ * pairs of channels that RoPE rotates, and position buckets. Also tells how many bytes learned
+ * matrices take. Needs no GPU. */
 #include "learning.h"
 
 #include <kvant/cuda_kernels.h>
@@ -7,6 +8,7 @@
 #include "../base/abi.h"
 #include "../base/attributes.h"
 #include "../device/learn_room.h"
+#include "../math/compact.h"
 
 _Static_assert(KVANT_CUDA_LEARN_BUCKETS > KVANT_MOST_BUCKETS, "a span can have all buckets");
 
@@ -96,4 +98,9 @@ size_t kvant_cuda_triangle_halves(uint32_t head_dim, uint32_t n_kv_heads)
 {
     const uint32_t part = kvant_key_transform_part(head_dim);
     return (size_t)n_kv_heads * (head_dim / part) * kvant_triangle_size(part);
+}
+
+size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads)
+{
+    return kvant_compact_size(head_dim, n_kv_heads);
 }

@@ -122,12 +122,6 @@ static inline void kvant_part_scatter(uint32_t head_dim, uint32_t n, uint32_t pa
     memcpy(out + head_dim / 2 + part * (n / 2), x + n / 2, (n - n / 2) * sizeof *x);
 }
 
-/* The channel of the whole row that is channel i of a part. */
-static inline uint32_t kvant_part_channel(uint32_t head_dim, uint32_t n, uint32_t part, uint32_t i)
-{
-    return i < n / 2 ? part * (n / 2) + i : head_dim / 2 + part * (n / 2) + i - n / 2;
-}
-
 /* By how much the transform makes a vector longer, at most. */
 float kvant_transform_gain(const kvant_transform *transform);
 

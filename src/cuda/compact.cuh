@@ -1,14 +1,14 @@
-/* compact.cuh - products with a transform in its compact form (device/compact.h), whose rotation
+/* compact.cuh - products with a transform in its compact form (math/compact.h), whose rotation
  * follows. encode/compact.cu makes the form. Knows the head_dims of with_head_dim. */
 #pragma once
 
-#include "../device/compact.h"
+#include "../math/compact.h"
 #include "rotate.cuh"
 
 namespace kvant
 {
 
-/* kvant_compact_part for these head_dims */
+/* kvant_key_transform_part for these head_dims */
 template <int D> constexpr int COMPACT_PART = D <= 128 ? D : 64;
 
 /* The float of a code, the low 4 bits. The bits of 2^23 + 8 + code are those of the code, plus 8,
@@ -82,7 +82,7 @@ template <int D, int STEP> struct InverseRow {
 
     KVANT_INLINE int channel() const
     {
-        return (int)kvant_compact_channel(D, N, part, row);
+        return (int)kvant_part_channel(D, N, part, row);
     }
 
     /* Calls use(number, channel of q) for all of the row's numbers of the thread, eight at a time:
@@ -100,7 +100,7 @@ template <int D, int STEP> struct InverseRow {
                 const float2 pair = __half22float2(reinterpret_cast<const __half2 &>(words[i]));
                 x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
             }
-            use(x, (int)kvant_compact_channel(D, N, part, KVANT_COMPACT_COLUMNS * group));
+            use(x, (int)kvant_part_channel(D, N, part, KVANT_COMPACT_COLUMNS * group));
         }
     }
 };

@@ -13,7 +13,6 @@
 #include "../base/error.h"
 #include "../base/os.h"
 #include "../codec/codec_internal.h"
-#include "compact.h"
 #include "cuda_table.h"
 #include "index.h"
 #include "memory.h"
@@ -247,11 +246,6 @@ size_t kvant_cuda_kernel_workspace(uint32_t head_dim, uint32_t n_matrices)
 {
     const kvant_cuda_table *table = load_table(NULL);
     return table ? table->attention_workspace(head_dim, n_matrices) : 0;
-}
-
-size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads)
-{
-    return kvant_compact_size(head_dim, n_kv_heads);
 }
 
 size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)

@@ -4,11 +4,7 @@
 
 #include <kvant/cuda_kernels.h>
 
-#ifdef __CUDACC__
-#define KVANT_LEARN_BOTH static __host__ __device__ inline
-#else
-#define KVANT_LEARN_BOTH static inline
-#endif
+#include "../base/attributes.h"
 
 #define KVANT_LEARN_SLICE 128u /* vectors whose products are added apart */
 
@@ -24,28 +20,28 @@ typedef struct kvant_learn_room {
     size_t bytes;
 } kvant_learn_room;
 
-KVANT_LEARN_BOTH size_t kvant_learn_vectors(const kvant_cuda_learn_args *args)
+KVANT_ON_BOTH static inline size_t kvant_learn_vectors(const kvant_cuda_learn_args *args)
 {
     return args->n_rows + (size_t)args->n_tokens * args->group;
 }
 
-KVANT_LEARN_BOTH uint32_t kvant_learn_key_slices(const kvant_cuda_learn_args *args)
+KVANT_ON_BOTH static inline uint32_t kvant_learn_key_slices(const kvant_cuda_learn_args *args)
 {
     return (args->n_rows + KVANT_LEARN_SLICE - 1) / KVANT_LEARN_SLICE;
 }
 
-KVANT_LEARN_BOTH uint32_t kvant_learn_query_slices(const kvant_cuda_learn_args *args)
+KVANT_ON_BOTH static inline uint32_t kvant_learn_query_slices(const kvant_cuda_learn_args *args)
 {
     return (args->n_tokens * args->group + KVANT_LEARN_SLICE - 1) / KVANT_LEARN_SLICE;
 }
 
-KVANT_LEARN_BOTH size_t kvant_learn_rule(uint32_t part)
+KVANT_ON_BOTH static inline size_t kvant_learn_rule(uint32_t part)
 {
     return 2 * (size_t)part + 1;
 }
 
 /* Numbers of a sub-head's sums: sums of keys, then products of keys, then products of queries. */
-KVANT_LEARN_BOTH size_t kvant_learn_sums(const kvant_cuda_learn_args *args)
+KVANT_ON_BOTH static inline size_t kvant_learn_sums(const kvant_cuda_learn_args *args)
 {
     const size_t n = args->part, keys = kvant_learn_key_slices(args);
     return keys * n + (keys + kvant_learn_query_slices(args)) * n * n;
@@ -53,19 +49,19 @@ KVANT_LEARN_BOTH size_t kvant_learn_sums(const kvant_cuda_learn_args *args)
 
 /* Numbers of a matrix in working memory. Smaller ones also serve as tables of turns and of nodes
  * (src/cuda/learn). */
-KVANT_LEARN_BOTH size_t kvant_learn_matrix(uint32_t part)
+KVANT_ON_BOTH static inline size_t kvant_learn_matrix(uint32_t part)
 {
     return (size_t)part * (part > 72 ? part : 72);
 }
 
-KVANT_LEARN_BOTH size_t kvant_learn_next(size_t *at, size_t bytes)
+KVANT_ON_BOTH static inline size_t kvant_learn_next(size_t *at, size_t bytes)
 {
     const size_t here = *at;
     *at += (bytes + 255) / 256 * 256;
     return here;
 }
 
-KVANT_LEARN_BOTH kvant_learn_room kvant_learn_room_of(const kvant_cuda_learn_args *args)
+KVANT_ON_BOTH static inline kvant_learn_room kvant_learn_room_of(const kvant_cuda_learn_args *args)
 {
     const size_t subs = (size_t)args->n_kv_heads * (args->head_dim / args->part),
                  all = subs * args->n_transforms,

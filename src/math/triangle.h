@@ -12,13 +12,9 @@
 #include <stdint.h>
 
 #include "../base/half.h"
+#include "parts.h"
 
 #define KVANT_TRIANGLE_CODE 7 /* the largest code */
-
-static inline size_t kvant_triangle_size(size_t n)
-{
-    return 2 * n + (n * n / 4 + 1) / 2;
-}
 
 /* The codes of row i. The rows before it have 0, 1, 1, 2, 2, ... bytes. */
 static inline const uint8_t *kvant_triangle_codes(const uint16_t *triangle, size_t n, size_t i)

@@ -109,11 +109,11 @@ static void solve(const call *c, uint32_t transform, uint32_t sub)
                           .edge = args->spans[transform].edges };
     learn_set_small(&space, small);
     learn_solve(&of, &turns, args->center_span, args->head_dim, &space, (int)n,
-                args->triangles + at * LEARN_TRIANGLE(n), center, start,
+                args->triangles + at * kvant_triangle_size((size_t)n), center, start,
                 (double *)room_at(c, c->room.balance) + 2 * at);
     for (uint32_t i = 0; i < n; i++) {
-        const size_t channel =
-            sub / c->parts * args->head_dim + learn_channel(args, sub % c->parts, i);
+        const size_t channel = sub / c->parts * args->head_dim +
+                               kvant_part_channel(args->head_dim, args->part, sub % c->parts, i);
         args->centers[transform * width + channel] = center[i];
         args->start[channel] = transform ? args->start[channel] : start[i];
     }
@@ -137,7 +137,7 @@ void learn_reference(const kvant_cuda_learn_args *args)
             const size_t at = ((size_t)transform * args->n_kv_heads + head) * c.parts;
             learn_balance((int)args->part, (int)c.parts,
                           (double *)room_at(&c, c.room.balance) + 2 * at,
-                          args->triangles + at * LEARN_TRIANGLE(args->part));
+                          args->triangles + at * kvant_triangle_size((size_t)args->part));
         }
     }
 }

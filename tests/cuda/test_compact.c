@@ -6,7 +6,7 @@
 #include "../../src/base/alloc.h"
 #include "../../src/codec/codec_internal.h"
 #include "../../src/cache/key_transform.h"
-#include "../../src/device/compact.h"
+#include "../../src/math/compact.h"
 #include "../../src/math/triangle.h"
 #include "cuda_support.h"
 
@@ -412,19 +412,6 @@ static void no_rotation(void **state)
     check("int-8:rotate=none", 128);
 }
 
-static void functions_of_both_sides(void **state)
-{
-    (void)state;
-    for (uint32_t d = 8; d <= KVANT_MAX_HEAD_DIM; d += 8) {
-        const uint32_t n = kvant_compact_part(d);
-        assert_int_equal(n, kvant_key_transform_part(d));
-        assert_int_equal(kvant_compact_triangle(n), kvant_triangle_size(n));
-        for (uint32_t i = 0; i < d; i++)
-            assert_int_equal(kvant_compact_channel(d, n, i / n, i % n),
-                             kvant_part_channel(d, n, i / n, i % n));
-    }
-}
-
 static void refused_arguments(void **state)
 {
     problem p;
@@ -451,8 +438,9 @@ static void refused_arguments(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_head_dims),     cmocka_unit_test(trellis),
-        cmocka_unit_test(no_rotation),       cmocka_unit_test(functions_of_both_sides),
+        cmocka_unit_test(all_head_dims),
+        cmocka_unit_test(trellis),
+        cmocka_unit_test(no_rotation),
         cmocka_unit_test(refused_arguments),
     };
     return begin_tests(argc, argv) ? cmocka_run_group_tests(tests, NULL, NULL) : 77;

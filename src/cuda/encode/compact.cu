@@ -1,4 +1,4 @@
-/* compact.cu - makes the compact form of the matrices of keys (device/compact.h), and makes
+/* compact.cu - makes the compact form of the matrices of keys (math/compact.h), and makes
  * matrices from it.
  *
  * The inverse of a triangle is solved in binary64, a column a thread. Rows of R W are the rows of
@@ -64,7 +64,7 @@ struct Inverse {
     /* with a copy of the triangle */
     __host__ __device__ static size_t bytes(uint32_t n)
     {
-        return numbers_of(n) * sizeof(double) + kvant_compact_triangle(n) * sizeof(uint16_t);
+        return numbers_of(n) * sizeof(double) + kvant_triangle_size(n) * sizeof(uint16_t);
     }
     KVANT_INLINE double &at(uint32_t row, uint32_t column) const
     {
@@ -129,8 +129,8 @@ struct Inverse {
 __global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact)
 {
     extern __shared__ double inverse_space[];
-    const uint32_t n = kvant_compact_part(d), part = blockIdx.x, kv_head = blockIdx.y,
-                   number = kv_head * (d / n) + part, size = (uint32_t)kvant_compact_triangle(n);
+    const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y,
+                   number = kv_head * (d / n) + part, size = (uint32_t)kvant_triangle_size(n);
     const Inverse inverse{ inverse_space, n };
     uint16_t *copy = reinterpret_cast<uint16_t *>(inverse_space + Inverse::numbers_of(n));
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
@@ -148,11 +148,11 @@ __global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *c
 __global__ void invert_kernel(const void *compact, uint32_t d, float *matrix)
 {
     extern __shared__ double inverse_space[];
-    const uint32_t n = kvant_compact_part(d), part = blockIdx.x, kv_head = blockIdx.y;
+    const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y;
     const Inverse inverse{ inverse_space, n };
     inverse.solve(KeyPart(compact, d, kv_head, part, n));
     for (uint32_t j = 0; j < n; j++) {
-        float *row = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, j)) * d;
+        float *row = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, j)) * d;
         for (uint32_t channel = threadIdx.x; channel < d; channel += blockDim.x) {
             const uint32_t own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
             row[channel] =
@@ -169,12 +169,12 @@ __global__ void __launch_bounds__(256)
                   uint32_t d, float *matrix)
 {
     const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, half = d / 2,
-                   n = kvant_compact_part(d),
+                   n = kvant_key_transform_part(d),
                    position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32,
                    part = position / n, own = position % n;
     if (position >= d)
         return;
-    float *to = matrix + ((size_t)kv_head * d + kvant_compact_channel(d, n, part, own)) * d;
+    float *to = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, own)) * d;
     Row<P> row{};
     if (compact) {
         const KeyPart triangle(compact, d, kv_head, part, n);
@@ -196,13 +196,13 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
 {
     __shared__ float row[KVANT_CUDA_MOST_DIM];
     const uint32_t d = blockDim.x, half = d / 2, channel = threadIdx.x, kv_head = blockIdx.x,
-                   n = kvant_compact_part(d), part = channel % half / (n / 2),
+                   n = kvant_key_transform_part(d), part = channel % half / (n / 2),
                    own = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
     const KeyPart triangle(compact, d, kv_head, part, n);
     float sum = 0;
     for (uint32_t i = own; i < n; i++)
-        sum = fmaf(triangle.number(i, own),
-                   center[kv_head * d + kvant_compact_channel(d, n, part, i)], sum);
+        sum = fmaf(triangle.number(i, own), center[kv_head * d + kvant_part_channel(d, n, part, i)],
+                   sum);
     key_center[kv_head * d + channel] = rotate_any(sum, row, rotation);
 }
 
@@ -211,7 +211,7 @@ template <class... Parameters, class... Arguments>
 static cudaError_t launch_parts(void (*kernel)(Parameters...), uint32_t d, uint32_t n_kv_heads,
                                 cudaStream_t stream, Arguments... arguments)
 {
-    const uint32_t n = kvant_compact_part(d), threads = (n + 31) / 32 * 32;
+    const uint32_t n = kvant_key_transform_part(d), threads = (n + 31) / 32 * 32;
     const size_t bytes = Inverse::bytes(n);
     const cudaError_t error = allow_shared((const void *)kernel, (int)bytes);
     if (error != cudaSuccess)
@@ -245,7 +245,7 @@ using namespace kvant;
 static bool has_triangles(uint32_t head_dim)
 {
     return head_dim > 0 && head_dim <= KVANT_CUDA_MOST_DIM && head_dim % 8 == 0 &&
-           Inverse::bytes(kvant_compact_part(head_dim)) <= 99 * 1024;
+           Inverse::bytes(kvant_key_transform_part(head_dim)) <= 99 * 1024;
 }
 
 kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)

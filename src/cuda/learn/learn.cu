@@ -170,11 +170,11 @@ __global__ void __launch_bounds__(TEAM_THREADS, 1)
     turns.edge = args.spans[transform].edges;
     learn_set_small(&space, small);
     learn_solve(&sums, &turns, args.center_span, args.head_dim, &space, (int)n,
-                args.triangles + at * LEARN_TRIANGLE(n), center, start,
+                args.triangles + at * kvant_triangle_size((size_t)n), center, start,
                 reinterpret_cast<double *>(room_at(call, call.room.balance)) + 2 * at);
     TEAM_EACH (i, 0, (int)n) {
-        const size_t channel =
-            in.kv_head * args.head_dim + learn_channel(&args, in.part, (uint32_t)i);
+        const size_t channel = in.kv_head * args.head_dim +
+                               kvant_part_channel(args.head_dim, args.part, in.part, (uint32_t)i);
         args.centers[(size_t)transform * args.n_kv_heads * args.head_dim + channel] = center[i];
         if (transform == 0)
             args.start[channel] = start[i];
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(TEAM_THREADS)
     const size_t at = ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * parts;
     learn_balance((int)call.args.part, (int)parts,
                   reinterpret_cast<double *>(room_at(call, call.room.balance)) + 2 * at,
-                  call.args.triangles + at * LEARN_TRIANGLE(call.args.part));
+                  call.args.triangles + at * kvant_triangle_size((size_t)call.args.part));
 }
 
 static kvant_status launch(const void *kernel, dim3 grid, unsigned threads, const LearnCall &call,

@@ -20,13 +20,6 @@ typedef struct learn_input {
     float *vectors;
 } learn_input;
 
-/* The channel of a head that is channel i of a part, as kvant_part_channel. */
-TEAM_FN uint32_t learn_channel(const kvant_cuda_learn_args *args, uint32_t part, uint32_t i)
-{
-    const uint32_t half = args->part / 2;
-    return i < half ? part * half + i : args->head_dim / 2 + part * half + i - half;
-}
-
 TEAM_FN int learn_n_queries(const kvant_cuda_learn_args *args)
 {
     return (int)(args->n_tokens * args->group);
@@ -66,8 +59,8 @@ TEAM_FN learn_two learn_load(const learn_input *in, bool is_key, int vector, int
 {
     const kvant_cuda_learn_args *args = in->args;
     const kvant_cuda_rope_pair p = learn_pair_at(in, pair);
-    const uint32_t first = learn_channel(args, in->part, p.first),
-                   second = learn_channel(args, in->part, p.second);
+    const uint32_t first = kvant_part_channel(args->head_dim, args->part, in->part, p.first),
+                   second = kvant_part_channel(args->head_dim, args->part, in->part, p.second);
     const size_t entry = is_key ? (size_t)vector : args->n_rows + (uint32_t)vector / args->group;
     const float *phase = in->phases + 2 * (entry * (args->head_dim / 2) +
                                            in->part * (args->part / 2) + (uint32_t)pair);

@@ -2,12 +2,11 @@
  * made of, by a team (team.h). */
 #pragma once
 
+#include "../../math/parts.h"
 #include "moments.h"
 
 #define LEARN_CODE 7
 #define LEARN_CONDITION 32768.0 /* half of what records accept, as balancing rounds once more */
-
-#define LEARN_TRIANGLE(n) (2 * (size_t)(n) + ((size_t)(n) * (size_t)(n) / 4 + 1) / 2)
 
 #ifdef __CUDACC__
 TEAM_FN uint16_t learn_to_half(float x)
@@ -64,7 +63,7 @@ TEAM_APART void learn_round(int n, const double *w, double factor, uint16_t *tri
 
 TEAM_APART void learn_put_identity(int n, uint16_t *triangle)
 {
-    TEAM_EACH (i, 0, (int)LEARN_TRIANGLE(n))
+    TEAM_EACH (i, 0, (int)kvant_triangle_size((size_t)n))
         triangle[i] = i >= n && i < 2 * n ? 0x3c00 : 0;
     TEAM_SYNC();
 }
@@ -188,7 +187,7 @@ TEAM_APART void learn_balance(int n, int n_parts, const double *balance, uint16_
     }
     TEAM_EACH (i, 0, n_parts * 2 * n) {
         const int p = i / (2 * n);
-        uint16_t *at = triangles + (size_t)p * LEARN_TRIANGLE(n) + i % (2 * n);
+        uint16_t *at = triangles + (size_t)p * kvant_triangle_size((size_t)n) + i % (2 * n);
         if (after > 0 && balance[2 * p + 1] > 0)
             *at = learn_to_half(learn_of_half(*at) *
                                 (float)sqrt(balance[2 * p + 1] * before / after));

@@ -2,13 +2,13 @@
  * Its form has the triangles as a cache keeps them, and it solves against them. */
 #include <string.h>
 
-#include "../../../src/device/compact.h"
+#include "../../../src/math/compact.h"
 #include "internal.h"
 
 static size_t triangle_halves(uint32_t head_dim)
 {
-    const uint32_t n = kvant_compact_part(head_dim);
-    return head_dim / n * kvant_compact_triangle(n);
+    const uint32_t n = kvant_key_transform_part(head_dim);
+    return head_dim / n * kvant_triangle_size(n);
 }
 
 kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void *compact,
@@ -16,7 +16,7 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
 {
     kvant_transform t = host_transform(codec, NULL, 0);
     t.key_transform = NULL;
-    t.part = kvant_compact_part(t.head_dim);
+    t.part = kvant_key_transform_part(t.head_dim);
     t.triangles = (const uint16_t *)compact + head * triangle_halves(t.head_dim);
     return t;
 }

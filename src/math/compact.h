@@ -1,7 +1,7 @@
 /* compact.h - the compact form of the matrices W of a transform in a GPU's memory: where its
  * numbers lie. Kernels and the computer's code read it.
  *
- * It has the numbers of the triangles L = W^T (math/triangle.h), for keys: kv head after kv head,
+ * It has the numbers of the triangles L = W^T (triangle.h), for keys: kv head after kv head,
  * part after part. A part of n channels has its steps and its diagonal in binary16, and from the
  * next multiple of 16 bytes on its codes, plus 8, in groups of 32 rows of L. Group g has 16 bytes
  * for each of the columns 0 to 32 g + 31: the codes of its rows 32 g to 32 g + 31 in that column,
@@ -18,37 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__CUDACC__)
-#define KVANT_ON_BOTH __host__ __device__
-#else
-#define KVANT_ON_BOTH
-#endif
-
-/* These three are kvant_key_transform_part, kvant_part_channel and kvant_triangle_size, which only
- * the computer can call. test_compact compares them. */
-
-/* The channels of a part. */
-KVANT_ON_BOTH static inline uint32_t kvant_compact_part(uint32_t head_dim)
-{
-    uint32_t parts = 1;
-    while (head_dim > 128 && (head_dim / parts > 64 || head_dim % (2 * parts)) &&
-           2 * parts <= head_dim)
-        parts++;
-    return head_dim % (2 * parts) ? head_dim : head_dim / parts;
-}
-
-/* The channel of the whole row that is channel i of a part of n channels. */
-KVANT_ON_BOTH static inline uint32_t kvant_compact_channel(uint32_t head_dim, uint32_t n,
-                                                           uint32_t part, uint32_t i)
-{
-    return i < n / 2 ? part * (n / 2) + i : head_dim / 2 + part * (n / 2) + i - n / 2;
-}
-
-/* Halves of a triangle of n rows. */
-KVANT_ON_BOTH static inline size_t kvant_compact_triangle(size_t n)
-{
-    return 2 * n + (n * n / 4 + 1) / 2;
-}
+#include "parts.h"
 
 #define KVANT_COMPACT_COLUMNS 8u /* of a group of the inverse */
 #define KVANT_COMPACT_ROWS 32u   /* of a group of codes */
@@ -75,7 +45,7 @@ KVANT_ON_BOTH static inline size_t kvant_compact_keys_part(uint32_t n)
 
 KVANT_ON_BOTH static inline size_t kvant_compact_keys(uint32_t head_dim)
 {
-    const uint32_t n = kvant_compact_part(head_dim);
+    const uint32_t n = kvant_key_transform_part(head_dim);
     return head_dim / n * kvant_compact_keys_part(n);
 }
 
@@ -94,7 +64,7 @@ KVANT_ON_BOTH static inline size_t kvant_compact_inverse_part(uint32_t n)
 
 KVANT_ON_BOTH static inline size_t kvant_compact_inverse(uint32_t head_dim)
 {
-    const uint32_t n = kvant_compact_part(head_dim);
+    const uint32_t n = kvant_key_transform_part(head_dim);
     return head_dim / n * kvant_compact_inverse_part(n);
 }
 
