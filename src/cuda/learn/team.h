@@ -51,7 +51,26 @@
 #define TEAM_LINE_SYNC() ((void)0)
 #endif
 
-/* The sum of a[i] b[i], which every lane of a line gets. */
+/* The sum of the lanes' numbers, which every lane of a line gets. On a CPU one thread has the
+ * numbers of all lanes. */
+#ifdef __CUDACC__
+TEAM_FN double line_total(double sum)
+{
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, width);
+    return sum;
+}
+#else
+TEAM_FN double line_total(double *sum)
+{
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            sum[i] += sum[i + width];
+    return sum[0];
+}
+#endif
+
+/* The sum of a[i] b[i], likewise. */
 TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
 {
 #ifdef __CUDACC__
@@ -64,18 +83,12 @@ TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
         for (int c = 0; c < TEAM_CHUNK; c++)
             sum = fma(x[c], y[c], sum);
     }
-    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, width);
-    return sum;
 #else
     double sum[TEAM_WIDTH] = { 0 };
     for (int i = first; i < end; i++)
         sum[(i - first) % TEAM_WIDTH] = fma(a[i], b[i], sum[(i - first) % TEAM_WIDTH]);
-    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++)
-            sum[i] += sum[i + width];
-    return sum[0];
 #endif
+    return line_total(sum);
 }
 
 /* The sum of a[i], likewise. */
@@ -85,18 +98,12 @@ TEAM_FN double line_sum(const double *a, int first, int end)
     double sum = 0;
     TEAM_LANES (i, first, end)
         sum += a[i];
-    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, width);
-    return sum;
 #else
     double sum[TEAM_WIDTH] = { 0 };
     for (int i = first; i < end; i++)
         sum[(i - first) % TEAM_WIDTH] += a[i];
-    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++)
-            sum[i] += sum[i + width];
-    return sum[0];
 #endif
+    return line_total(sum);
 }
 
 /* The largest magnitude of a line's numbers factor a[i * stride], rounded to binary32. */
