@@ -42,21 +42,18 @@ static float *center_of(const kvp_gpu_cells *cells, uint32_t bucket)
            bucket * kvp_gpu_width(cells);
 }
 
-/* How many position buckets the positions of a sequence reach, with the first one. A small cache
- * ends learning with the first one. */
+/* How many position buckets the positions of a sequence reach, with the first one. */
 static uint32_t count_buckets(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_cache *cache = cells->cache;
-    const size_t all = cache->n_blocks / cache->n_streams * KVANT_PAGE_TOKENS;
-    uint32_t n = 1, n_positions = 0;
+    size_t i = 0;
 
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        if (cache->tensors[i]->cells == cells)
-            n_positions = kvp_kv_n_positions(cache->tensors[i]);
-    while (all > KVANT_LESSON_FIRST_BUCKET && n < KVP_PLAIN &&
-           (uint32_t)kvant_lesson_bucket_at(n).first < n_positions)
-        n++;
-    return n;
+    while (i < cache->n_tensors && cache->tensors[i]->cells != cells)
+        i++;
+    return i == cache->n_tensors
+               ? 1
+               : 1 + (uint32_t)kvp_gpu_further_buckets(&cache->tensors[i]->shape,
+                                                       kvp_kv_n_positions(cache->tensors[i]));
 }
 
 bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells)
@@ -367,15 +364,16 @@ bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache)
 
 void kvp_gpu_learner_flush(kvp_gpu_cache *cache)
 {
-    size_t from = 0, bytes = most_bytes(cache);
+    size_t from = 0, bytes;
     kvp_gpu_cells *cells = next_waiting(cache, &from);
-    uint32_t stream = 0, n = 0;
-    bool ok = false;
+    uint32_t stream = 0, n;
+    bool ok;
 
-    if (cells != NULL) {
-        n = count_streams(cells->head_dim, cells->n_kv_heads, cells->n_learned);
-        ok = have_streams(cells, n, bytes);
-    }
+    if (cells == NULL)
+        return;
+    bytes = most_bytes(cache);
+    n = count_streams(cells->head_dim, cells->n_kv_heads, cells->n_learned);
+    ok = have_streams(cells, n, bytes);
     for (; cells != NULL; from++, cells = next_waiting(cache, &from)) {
         kvp_gpu_learner *l = cells->learner;
         l->stream = stream++ % n;
