@@ -273,14 +273,15 @@ bool kvant_lesson_takes_answer(const kvant_lesson_buckets *buckets, int32_t last
 
 /* The first lesson, from exact pages */
 
-/* Threads have at least 24 steps of few tokens. With an 8B shape on an H200 with 16 CPUs, threads
- * that a prompt began need 0.12 s. The prompt and 24 tokens take 0.15 s. */
+/* A lesson has at least 24 steps of few tokens before its transforms come in force. With an 8B
+ * shape on an H200, 16 CPU threads needed 0.12 s to learn, and a prompt and 24 tokens take 0.15 s.
+ * A GPU needs less; fewer steps were not measured. */
 #define LEAST_STEPS 24u
 
-/* A lesson begins when two thirds of the pages have blocks. Threads are done before all pages have.
- * Tokens that come one by one join the threads when all pages have blocks. The token that needs
- * another page has to seal rows, and a token that had to do both would take longer than three
- * others. */
+/* A lesson begins when two thirds of the pages have blocks. It is over before all pages have.
+ * Tokens that come one by one put its transforms in force when all pages have blocks. The token
+ * that needs another page has to seal rows, and a token that had to do both would take longer than
+ * three others. */
 kvant_lesson_action kvant_lesson_next(kvant_lesson *lesson, const kvant_lesson_step *step)
 {
     const bool is_long = step->n >= KVANT_LEARN_QUERY_TOKENS;
@@ -299,7 +300,7 @@ kvant_lesson_action kvant_lesson_next(kvant_lesson *lesson, const kvant_lesson_s
 
 /* The first lesson, from f16 in place */
 
-#define ALONE_STEPS 256u /* steps of few tokens, after which threads are done */
+#define ALONE_STEPS 256u /* steps of few tokens, after which a lesson is over */
 
 /* In a small room learning begins when half is full, because a prompt's next batch may fill the
  * room. In a large room it begins when a third is full, because shorter conversations never need a
@@ -311,9 +312,9 @@ bool kvant_lesson_in_place_begins(size_t room, size_t n)
     return n >= (room / 3 > enough ? room / 3 : enough);
 }
 
-/* Rows between two of these stages, in which threads finish. 1024 tokens take seconds when they are
- * generated one by one. A GPU reads the batches of a prompt much faster, so then threads have 2048
- * rows. If the room ends before that, the cache waits for them. */
+/* Rows between two of these stages, in which transforms are learned. 1024 tokens take seconds when
+ * they are generated one by one. A GPU reads the batches of a prompt much faster, so then there are
+ * 2048 rows. If the room ends before that, the cache waits. */
 static size_t rows_between(const kvant_lesson_in_place *lesson, size_t room, bool short_step)
 {
     const size_t quarter = (room - lesson->begun) / 4;
@@ -322,9 +323,10 @@ static size_t rows_between(const kvant_lesson_in_place *lesson, size_t room, boo
     return quarter < KVANT_LEARN_LESSON_ROWS ? quarter : KVANT_LEARN_LESSON_ROWS;
 }
 
-/* A prompt is over long before its transforms are learned. On an H200 with 16 cores they took
- * 0.35 s. The 2400 tokens of a prompt took 0.2 s. So the tokens after a prompt do not wait at once.
- * They wait after as many steps as take longer than learning, or when the room ends. */
+/* A prompt may be over before its transforms are learned. On an H200 with 16 cores, where CPU
+ * threads learned, they took 0.35 s. The 2400 tokens of a prompt took 0.2 s. So the tokens after a
+ * prompt do not wait at once. They wait after as many steps as take longer than learning, or when
+ * the room ends. */
 bool kvant_lesson_in_place_is_due(kvant_lesson_in_place *lesson, size_t room, size_t n,
                                   size_t n_tensors, bool short_step)
 {

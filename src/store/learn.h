@@ -4,8 +4,9 @@
  *
  * Two kinds of caches learn. A cache that *judges* looks at rows before it stores them: a tensor in
  * the computer's memory, and libkvant's cache on a GPU. A cache with *lessons* cannot look, because
- * its steps are captured graphs: the llama.cpp plug-in's cache on a GPU. Its threads learn a first
- * transform from one lesson, and further ones for later positions from the same rows. */
+ * its steps are captured graphs: the llama.cpp plug-in's cache on a GPU. It learns a first
+ * transform from one lesson, and further ones for later positions from the same rows. Learning
+ * takes time, so a transform comes in force some rows or steps after its lesson. */
 #pragma once
 
 #include <stdbool.h>
@@ -123,8 +124,9 @@ bool kvant_learn_has_ended(const kvant_learn_schedule *schedule);
  * and another transform of the queries. Below 8192 a bucket spans more than a doubling. */
 #define KVANT_LESSON_BUCKETS 7u
 #define KVANT_LESSON_FIRST_BUCKET 2048u
-/* Rows of a position bucket that are stored before its transform is in force. Threads need this
- * time; with more, more rows have the transform of the bucket before. */
+/* Rows of a position bucket that are stored before its transform is in force. The number comes from
+ * caches that learned on CPU threads, which needed this time. With more, more rows have the
+ * transform of the bucket before. */
 #define KVANT_LESSON_LATE 1024
 
 /* A position bucket. Rows use its transform from position `from` on. */
@@ -136,7 +138,7 @@ typedef struct kvant_lesson_bucket {
 /* Which buckets have transforms. */
 typedef struct kvant_lesson_buckets {
     uint32_t made;      /* a bit for each bucket that has a transform; bit 0 is always set */
-    uint32_t requested; /* the bucket whose transform threads are learning; 0: none */
+    uint32_t requested; /* the bucket whose transform was asked for; 0: none */
     size_t since;       /* rows that were stored since then */
     bool ended;         /* no further transform can be learned */
     int32_t position;   /* the last position of the last step */
@@ -157,22 +159,22 @@ bool kvant_lesson_in_first_bucket(const kvant_lesson_buckets *buckets);
 uint32_t kvant_lesson_bucket_after(int32_t last);
 uint32_t kvant_lesson_next_bucket(const kvant_lesson_buckets *buckets);
 
-/* Whether threads may learn the transform of a bucket; they were asked for it, and found rows to
- * learn from (`any`); they answered, in all layers or not. */
+/* may_request: whether the transform of a bucket may be asked for. requested: it was, and some
+ * layer has rows to learn from (`any`). answered: it is there, in all layers or not. */
 bool kvant_lesson_may_request(const kvant_lesson_buckets *buckets, uint32_t id);
 void kvant_lesson_requested(kvant_lesson_buckets *buckets, uint32_t id, bool any);
 void kvant_lesson_answered(kvant_lesson_buckets *buckets, bool all);
 
 /* Whether rows up to this position take the transform that was asked for. Enough rows came since,
- * so threads are done, and results do not depend on time. */
+ * so it has been learned, and results do not depend on time. */
 bool kvant_lesson_takes_answer(const kvant_lesson_buckets *buckets, int32_t last);
 
 /* The first lesson, from exact pages */
 
 typedef struct kvant_lesson {
-    bool begun;             /* threads learn from it */
+    bool begun;             /* it is being learned from */
     bool tried;             /* it was tried since a page was given up last */
-    uint32_t n_short_steps; /* steps of few tokens since threads began */
+    uint32_t n_short_steps; /* steps of few tokens since it began */
 } kvant_lesson;
 
 /* A step, after the plan decided for it. */
@@ -189,11 +191,12 @@ typedef struct kvant_lesson_step {
 
 typedef enum kvant_lesson_action {
     KVANT_LESSON_NONE,
-    KVANT_LESSON_BEGIN,     /* threads begin now */
-    KVANT_LESSON_TEACH,     /* the step's graph begins the thread of each layer */
-    KVANT_LESSON_JOIN,      /* the threads are joined, and transforms come in force */
+    KVANT_LESSON_BEGIN,     /* the lesson begins now */
+    KVANT_LESSON_TEACH,     /* the step's graph takes the lesson of each layer */
+    KVANT_LESSON_JOIN,      /* transforms come in force */
     KVANT_LESSON_JOIN_LATE, /* the same layer by layer, while the step's graph is computed */
-    KVANT_LESSON_SETTLE,    /* rows are sealed before: joined if begun, else begun and joined */
+    KVANT_LESSON_SETTLE,    /* rows are sealed before: transforms come in force, after a lesson if
+                             * none has begun */
 } kvant_lesson_action;
 
 kvant_lesson_action kvant_lesson_next(kvant_lesson *lesson, const kvant_lesson_step *step);
@@ -201,21 +204,21 @@ kvant_lesson_action kvant_lesson_next(kvant_lesson *lesson, const kvant_lesson_s
 /* The first lesson, from f16 in place */
 
 typedef struct kvant_lesson_in_place {
-    size_t begun;         /* rows when the threads began; 0: they did not begin */
+    size_t begun;         /* rows when the lesson began; 0: it did not begin */
     size_t n_short_steps; /* steps of few tokens since then */
     size_t n_ready;       /* tensors whose transforms are in force */
-    /* rows when threads began to learn a further bucket's transform; 0: never */
+    /* rows when a further bucket's transform was asked for; 0: never */
     size_t requested_at;
 } kvant_lesson_in_place;
 
-/* Whether threads begin when n of `room` rows are there. */
+/* Whether the lesson begins when n of `room` rows are there. */
 bool kvant_lesson_in_place_begins(size_t room, size_t n);
 
 /* Whether the transforms of some of n_tensors come in force when n of `room` rows are there. The
- * call counts steps, from the step on in which threads begin. */
+ * call counts steps, from the step on in which the lesson begins. */
 bool kvant_lesson_in_place_is_due(kvant_lesson_in_place *lesson, size_t room, size_t n,
                                   size_t n_tensors, bool short_step);
 
-/* Whether threads learn the transform of a further bucket, once all tensors are ready. */
+/* Whether the transform of a further bucket is asked for, once all tensors are ready. */
 bool kvant_lesson_in_place_goes_on(const kvant_lesson_in_place *lesson, size_t room, size_t n,
                                    bool short_step);

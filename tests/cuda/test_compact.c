@@ -1,5 +1,5 @@
-/* test_compact.c - matrices of keys in their compact form: queries and rows that go through it,
- * and the matrices that are made from it. The reference is computed in binary64 from the triangles,
+/* test_compact.c - matrices of keys in their compact form: queries that go through it, and the
+ * matrices that are made from it. The reference is computed in binary64 from the triangles,
  * or is the result with matrices in binary32. */
 #include <math.h>
 

@@ -180,7 +180,7 @@ static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
     return kvp_gpu_compute(b, node, values, attending);
 }
 
-/* Keeps the queries of a node, and lets a thread learn if it is time; CUDA computes the node
+/* Keeps the queries of a node, and takes the layer's lesson if it is time; CUDA computes the node
  * itself. */
 static int32_t ask(kvp_gpu_backend *b, const abi_tensor *node)
 {
@@ -350,9 +350,9 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
     return by_parts(b, graph, false);
 }
 
-/* Layers that the graph did not reach join their threads after it. CUDA's stream waits for this
- * work and for the graph's, because a program waits for CUDA's stream before kvant frees memory
- * that the work reads. */
+/* Layers that the graph did not reach get their transforms after it, and lessons that the graph
+ * took are enqueued. CUDA's stream waits for this work and for the graph's, because a program waits
+ * for CUDA's stream before kvant frees memory that the work reads. */
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
     const int32_t status = compute_graph(b, graph);

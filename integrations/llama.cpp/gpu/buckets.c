@@ -3,8 +3,8 @@
  * RoPE rotates keys further with each position, so one transform does not suit all. The first
  * transform (first_matrix.c) is for the first bucket; if learning begins at later positions, it is
  * a compromise for all positions (learner.c). Later buckets get their own transforms from the same
- * second moments (kvant_tensor_make_bucket_codecs). Threads learn a transform when its bucket is
- * reached (src/store/learn.h decides when), and it comes in force 1024 rows later.
+ * second moments. learner.c makes all of them at once. The one of a bucket is requested when rows
+ * reach the bucket (src/store/learn.h decides when), and it comes in force 1024 rows later.
  * A block has the transform and the centre (centers.c) of its first row's position for all of its
  * rows, and keeps them until all of these rows are overwritten.
  *

@@ -1,5 +1,5 @@
-/* fetch.c - copies rows, queries and positions to the computer's memory, where transforms are
- * learned. */
+/* fetch.c - copies a graph's keys and values to the computer's memory, and rows of saved states to
+ * and from the GPU. */
 #include "gpu.h"
 
 #include <string.h>
@@ -43,10 +43,9 @@ void kvp_gpu_fetch_release(kvp_gpu_backend *b)
             kvp_cu.host_memory_free(b->fetched[kind].at);
 }
 
-/* Copies that threads make. CUDA holds a lock while it copies from or to memory that it does not
- * know, and llama.cpp's thread waits for it when it launches kernels. With 15 threads the lock
- * was held for most of a prompt's first batch. So threads copy through pieces of memory that CUDA
- * knows, to which the GPU copies by itself. */
+/* CUDA holds a lock while it copies from or to memory that it does not know, and a thread that
+ * launches kernels waits for it. So rows are copied through pieces of memory that CUDA knows, to
+ * and from which the GPU copies by itself. */
 
 #define PIECE_BYTES ((size_t)1 << 18) /* larger pieces copy no faster */
 

@@ -6,10 +6,9 @@
  * the plan by then, because the layers that are compressed already have pages for them. ready.c has
  * learned the transforms.
  *
- * In a prompt's graph threads may still be learning. Then a layer joins its thread while CUDA
- * computes the part of the graph before the layer's attention, and the rows of the layer, which are
- * older than the graph, are stored at the same time. So a prompt waits for the threads only as far
- * as they are slower than the GPU. */
+ * In a prompt's graph transforms may not be in force yet. Then a layer takes its transform while
+ * CUDA computes the part of the graph before the layer's attention, and the rows of the layer,
+ * which are older than the graph, are stored at the same time. */
 #include "in_place.h"
 
 #include <stdlib.h>

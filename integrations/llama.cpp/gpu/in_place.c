@@ -417,8 +417,8 @@ static bool hand_over(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph 
     return kvp_gpu_hand_over_layers(cache, n, must);
 }
 
-/* Compresses all layers. A graph that writes rows of many tokens does so layer by layer if threads
- * are still learning. */
+/* Compresses all layers. A graph that writes rows of many tokens does so layer by layer if some
+ * transforms are not in force yet. */
 static bool hand_over_all(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                           bool writes_many)
 {

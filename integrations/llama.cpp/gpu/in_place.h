@@ -27,8 +27,8 @@ struct kvp_gpu_in_place {
     size_t n;              /* the last cell with a row, plus one */
     int32_t *positions;    /* by cell: the position of its row, or one of the two values above */
     uint32_t n_prompts;    /* batches that were long enough to keep queries of */
-    bool learns;           /* threads are learning first key transforms from these rows */
-    bool teaches;          /* the graph at hand begins these threads, layer by layer */
+    bool learns;           /* first key transforms are learned from these rows */
+    bool teaches;          /* the graph at hand takes these lessons, layer by layer */
     size_t n_plain;        /* tensors that have no centre because none could be learned */
     bool planned;          /* blocks have transforms and pages, and some layers are compressed */
     bool short_of_memory;  /* a hand-over lacked memory when it was not yet necessary */
@@ -73,25 +73,24 @@ void kvp_gpu_in_place_free(kvp_gpu_cache *cache);
 void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                             size_t n);
 
-/* Decides before a graph whose queries are kept whether it begins the threads of each layer when
- * the layer's rows are enqueued. The record has the graph's rows already. */
+/* Decides before a graph whose queries are kept whether it takes the lesson of each layer when the
+ * layer's rows are enqueued. The record has the graph's rows already. */
 void kvp_gpu_in_place_plan_teaching(kvp_gpu_cache *cache, const abi_graph *graph);
 
-/* Begins the thread of a layer in such a graph, before the layer's attention. */
+/* Takes the lesson of a layer in such a graph, before the layer's attention. */
 void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node);
 
-/* Whether threads learn transforms that are not in force yet. */
+/* Whether transforms are learned that are not in force yet. */
 bool kvp_gpu_in_place_waits(const kvp_gpu_cache *cache);
 
-/* Waits for the threads of at most n further tensors and puts their transforms in force. b: the
- * back end whose graphs use the cache, or NULL outside of graphs. `settle_tensor` does so for one
- * tensor. */
+/* Puts the transforms of at most n further tensors in force; the GPU's stream waits for them. b:
+ * the back end whose graphs use the cache, or NULL outside of graphs. `settle_tensor` does so for
+ * one tensor. */
 void kvp_gpu_in_place_settle(kvp_gpu_backend *b, kvp_gpu_cache *cache, size_t n);
 void kvp_gpu_in_place_settle_tensor(kvp_gpu_backend *b, kvp_kv *kv);
 
-/* Does the part of learn and settle that is due before a graph with n earlier rows. It also lets
- * threads learn the transforms of further position buckets. short_step: the graph has few
- * tokens. */
+/* Does the part of learn and settle that is due before a graph with n earlier rows. It also
+ * requests the transforms of further position buckets. short_step: the graph has few tokens. */
 void kvp_gpu_in_place_prepare_next(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_graph *graph,
                                    size_t n, bool short_step);
 
@@ -104,8 +103,8 @@ size_t kvp_gpu_n_layers_in_place(const kvp_gpu_cache *cache);
  * and without it the result is true. So without `must`, false means that the GPU failed. */
 bool kvp_gpu_hand_over_layers(kvp_gpu_cache *cache, size_t n, bool must);
 
-/* Compresses all layers, as with `must`, one by one in the graph at hand. A layer waits for its
- * threads and is compressed before the graph's rows of the layer are stored. The GPU computes the
+/* Compresses all layers, as with `must`, one by one in the graph at hand. A layer takes its
+ * transform and is compressed before the graph's rows of the layer are stored. The GPU computes the
  * layers before it meanwhile. first_matrix.c calls `layer` for a layer, and `finish` after the
  * graph. */
 bool kvp_gpu_hand_over_in_graph(kvp_gpu_cache *cache);

@@ -112,7 +112,7 @@ static void learned_free(const kvp_gpu_incoming *in, kvp_gpu_learned_transform *
     free(made->kept);
 }
 
-/* Makes what a learner's thread would have made, of the transform that the form's block has. */
+/* Makes the transform that the form's block has. */
 static bool learned_create(const kvp_gpu_incoming *in, const transform *t,
                            kvp_gpu_learned_transform *made)
 {

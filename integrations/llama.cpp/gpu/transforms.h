@@ -90,7 +90,7 @@ typedef struct kvp_gpu_kept_queries {
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
     int32_t positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
-    kvp_gpu_memory keys; /* copies of keys, likewise (lesson.c), while threads learn from them */
+    kvp_gpu_memory keys; /* copies of keys, likewise (lesson.c), while they are learned from */
     size_t n_layers;     /* that keys has room for */
 } kvp_gpu_kept_queries;
 
@@ -121,27 +121,27 @@ typedef struct kvp_gpu_learned_transform {
 
 /* first_matrix.c. The caller holds the lock. On false there is a message.
  *
- * prepare comes after the plan decided for a step and before blocks are opened. Threads begin to
- * make matrices, and join if rows have to be sealed. kept: all rows of the step go to exact pages
- * only. changes: of the plan.
+ * prepare comes after the plan decided for a step and before blocks are opened. Lessons are taken,
+ * and matrices come in force if rows have to be sealed. kept: all rows of the step go to exact
+ * pages only. changes: of the plan.
  *
  * mark comes after blocks were opened. Sealed blocks keep their transform.
  *
- * teach comes before each layer's attention in a graph from whose rows kvant learns. A thread
- * begins to make the layer's matrix while the GPU computes further layers.
+ * teach comes before each layer's attention in a graph from whose rows kvant learns. It takes the
+ * layer's lesson, which is enqueued behind the graph.
  *
  * settle does the work of prepare, before another caller seals rows.
  *
  * seal comes before a tensor gets rows in a graph, and before attention on it. If the layers of the
- * cache join their threads one by one in this graph, the tensor's layer joins now. Its blocks are
- * sealed, or its rows in place are compressed. The function `finish` does so after the graph for
- * all layers that are left. The function `next` does so for the first layer that is left, unless
- * the layer joins its thread only because rows have to be sealed.
+ * cache take their matrices one by one in this graph, the tensor's layer takes its own now. Its
+ * blocks are sealed, or its rows in place are compressed. The function `finish` does so after the
+ * graph for all layers that are left. The function `next` does so for the first layer that is left,
+ * unless the layer takes its matrix only because rows have to be sealed.
  *
  * affine learns centre and scale from n rows in the computer's memory, for keys that have no matrix
  * yet.
  *
- * join waits for the thread of a tensor, whose matrix comes in force.
+ * join puts the matrix of a tensor in force.
  *
  * end finds out whether keys of the cache learn still.
  *

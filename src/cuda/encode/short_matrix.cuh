@@ -1,5 +1,5 @@
-/* short_matrix.cuh - keys and queries of a decode step through a matrix, or through a transform in
- * its compact form. A thread computes one number of a row.
+/* short_matrix.cuh - keys of a decode step through a matrix, and its queries through a matrix or
+ * through an inverse in its compact form. A thread computes one number of a row.
  *
  * Owns the products. append_short.cu owns the kernels, and the rows' way to their pages. */
 #pragma once
