@@ -1,5 +1,5 @@
-"""What programs that compare caches in llama.cpp share: their arguments, the words that start a
-program with a cache, and a llama-server as a context, on a free port and stopped at the end."""
+"""Code for programs that compare caches in llama.cpp. It has their arguments, and the words that
+start a program with a cache. It starts a llama-server on a free port and stops it at the end."""
 
 import argparse
 import http.client

@@ -38,10 +38,10 @@ typedef struct kvant_cuda_block_centers {
 
 /* ---- the compact form of matrices ---- */
 
-/* The matrices W of a learned transform take head_dim^2 floats per kv head as R W, and as many as R
- * W^-T. Their compact form takes a fifth of that or less: the numbers of the triangles, in which a
- * cache and its records keep W, and W^-T as a triangle of 16 bits. It serves codecs whose rotation
- * is a Hadamard matrix or none. */
+/* The matrices W of a learned transform take head_dim^2 floats per kv head as R W, and as many as
+ * R W^-T. Their compact form takes a fifth of that or less. It has the numbers of the triangles, in
+ * which a cache and its records keep W, and W^-T as a triangle of 16 bits. It serves codecs whose
+ * rotation is a Hadamard matrix or none. */
 KVANT_API size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads);
 
 typedef struct kvant_cuda_compact_args {
@@ -477,10 +477,10 @@ typedef struct kvant_cuda_learn_args {
     size_t workspace_bytes;
 } kvant_cuda_learn_args;
 
-/* Fills part, center_span, n_transforms, the first span and pairs, of a rope; its n_positions are
- * the positions of the first transform. rope NULL: not known. *knows_rope: whether it is used; it
- * is not if it rotates channels of different parts together. KVANT_ERR_UNSUPPORTED: no kernel
- * learns a matrix of this head_dim. */
+/* Fills part, center_span, n_transforms, the first span and pairs. rope: how RoPE rotates keys;
+ * NULL: not known. Its n_positions are the positions of the first transform. *knows_rope: whether
+ * the rope is used. A rope that rotates channels of different parts together is not.
+ * KVANT_ERR_UNSUPPORTED: no kernel learns a matrix of this head_dim. */
 KVANT_API kvant_status kvant_cuda_learn_plan(const struct kvant_rope *rope,
                                              kvant_cuda_learn_args *args, uint32_t *knows_rope);
 

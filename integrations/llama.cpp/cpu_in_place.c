@@ -127,8 +127,8 @@ static int64_t last_cell(const struct use *use)
 }
 
 /* The number of layers in place that go to pages before the graph's rows are stored. A prompt finds
- * all layers in one form. If it leaves fewer cells than single tokens after it need, it takes all
- * of them: rows that go to pages at once cost less than rows that go there later. */
+ * all layers in one form. It takes all of them if it leaves fewer cells than single tokens after it
+ * need, because rows that go to pages at once cost less than rows that go there later. */
 static size_t n_to_go(const struct use *use, size_t n_layers)
 {
     const struct kvp_cpu_rows *rows = use->region->rows;

@@ -1,5 +1,5 @@
 /* cpu_rows.h - the rows in place of a cache in the computer's memory. This file knows their
- * positions, stores layers in pages, and reads and writes rows outside of graphs. cpu_in_place.c
+ * positions and stores layers in pages. It reads and writes rows outside of graphs. cpu_in_place.c
  * decides before a graph which layers are in place, and fills the record of a step.
  *
  * Rows in place lie in the memory of the pages. So the pages of a tensor in place are empty and are

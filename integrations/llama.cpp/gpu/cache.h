@@ -150,8 +150,8 @@ typedef struct kvp_gpu_cells {
     /* key_transform_size: numbers of a matrix per kv head: 0, head_dim or head_dim^2 */
     size_t page_bytes, key_transform_size;
     size_t most_key_transform_size; /* the same for a key transform that may be learned later */
-    /* Bytes of the matrices of a position bucket: learned ones are compact (kvant_cuda_compact).
-     * Others are weights and inverse weights, as those of KVP_PLAIN and of moved keys are. */
+    /* Bytes of the matrices of a position bucket. Learned matrices are compact
+     * (kvant_cuda_compact). Calibrated matrices are weights and inverse weights. */
     size_t matrix_bytes;
     /* The weights R W of learned matrices, of the transform whose keys a step writes, and the
      * compact form that they were made from; NULL: none (kvp_gpu_have_weights) */
@@ -262,15 +262,15 @@ static inline bool kvp_gpu_learns_alone(const kvp_gpu_cells *cells)
            !(kvp_gpu_lacks_key_transform(cells) && cells->cache->keeps);
 }
 
-/* size.c. The number of a cache's position buckets after the first, and the most bytes that a cache
- * tensor takes on a GPU next to its pages.
- * `kvp_gpu_transform_bytes` counts its transforms without KVP_PLAIN, kvp_gpu_plain_bytes counts
- * KVP_PLAIN, kvp_gpu_matrix_room counts the matrices of one layer (kvp_gpu_expand), for which
- * kvp_gpu_expanded_bytes has the bytes, and kvp_gpu_learning_room counts the room that one layer
- * needs when its key transform comes in force. All tensors share the largest of their rooms. They
- * also share the staging pages of groups.c: `kvp_gpu_staging_bytes` counts those of a tensor whose
- * codec has groups of several tokens, and `kvp_gpu_staging_room` is 0 if the settings have no such
- * codec. */
+/* size.c. `kvp_gpu_further_buckets` is the number of a cache's position buckets after the first.
+ * The other functions return the most bytes that a cache tensor takes on a GPU next to its pages:
+ *   kvp_gpu_transform_bytes  its transforms without KVP_PLAIN
+ *   kvp_gpu_plain_bytes      KVP_PLAIN
+ *   kvp_gpu_matrix_room      the matrices of one layer (kvp_gpu_expand, kvp_gpu_expanded_bytes)
+ *   kvp_gpu_learning_room    the room for a layer's key transform when it comes in force
+ *   kvp_gpu_staging_bytes    staging pages (groups.c), if its codec has groups of several tokens
+ *   kvp_gpu_staging_room     the same, or 0 if the settings have no such codec
+ * All tensors share the largest of their rooms, and the staging pages. */
 size_t kvp_gpu_further_buckets(const kvp_kv_shape *shape, uint32_t n_positions);
 size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *const *codecs,
                                uint32_t n_kv_heads, uint32_t n_positions);

@@ -73,7 +73,7 @@ def memory_gpu(results):
 
 
 def memory_parts(results):
-    """What a context of 32,768 tokens of an 8B shape takes on a GPU, part by part."""
+    """The memory of a context of 32,768 tokens of an 8B shape on a GPU, part by part."""
     columns = ("kvant MiB, largest", "kvant MiB after 28000 tokens", "f16 MiB")
     lines = results.lines("llama_cuda_parts.csv")
     sums = [sum(line.number(column) for line in lines) for column in columns]
