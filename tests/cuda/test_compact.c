@@ -394,28 +394,24 @@ static void check(const char *spec, uint32_t d)
 static void all_head_dims(void **state)
 {
     const uint32_t dims[] = { 64, 128, 96, 256, 80, 160 };
-    (void)state;
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         check("int-4:rotate=hadamard", dims[i]);
 }
 
 static void trellis(void **state)
 {
-    (void)state;
     check("trellis-4:rotate=hadamard", 64);
     check("trellis-4:rotate=hadamard", 128);
 }
 
 static void no_rotation(void **state)
 {
-    (void)state;
     check("int-8:rotate=none", 128);
 }
 
 static void refused_arguments(void **state)
 {
     problem p;
-    (void)state;
     problem_open(&p, "int-4:rotate=hadamard", 64);
     kvant_cuda_compact_args compact = { .size = sizeof compact,
                                         .head_dim = 64,

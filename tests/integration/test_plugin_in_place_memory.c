@@ -140,7 +140,6 @@ static void queries_are_given_back(void **state)
 {
     struct llama_context *context;
 
-    (void)state;
     if (!harness_has_mock())
         skip();
     context = new_context("", "0", 1);

@@ -377,7 +377,6 @@ static void parameters_are_checked(void **state)
 static void tables_grow_with_their_sequences(void **state)
 {
     enum { SEQUENCES = 20000 };
-    (void)state;
     model m = { .rng = 5 };
     kvant_cache_params params = params_of("int-4", "int-4");
     params.max_sequences = SEQUENCES;

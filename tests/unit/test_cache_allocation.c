@@ -228,7 +228,6 @@ static void go_on(bool on_device)
 
 static void caches_go_on(void **state)
 {
-    (void)state;
     for (spec = 0; spec < COUNT(specs); spec++)
         go_on(false);
     spec = 0;
@@ -236,7 +235,6 @@ static void caches_go_on(void **state)
 
 static void caches_go_on_without_device_memory(void **state)
 {
-    (void)state;
     for (spec = 0; spec < COUNT(specs) && control; spec++)
         go_on(true);
     spec = 0;

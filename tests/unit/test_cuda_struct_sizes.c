@@ -88,7 +88,6 @@ static kvant_status find_learn_bytes(void *args)
 static void plans_of_learning(void **state)
 {
     const kvant_cuda_learn_args args = { .head_dim = DIM, .part = DIM, .n_kv_heads = 1 };
-    (void)state;
     CHECK_GIVEN(kvant_cuda_learn_plan, kvant_cuda_learn_args, plan_learning, &args,
                 workspace_bytes);
     CHECK_GIVEN(kvant_cuda_learn_plan, kvant_rope, plan_rope, &a_rope, n_position_transforms);

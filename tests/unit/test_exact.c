@@ -76,7 +76,6 @@ static void after_billions_of_rows_the_newest_are_exact(void **state)
 {
     static const uint64_t clocks[] = { (UINT64_C(1) << 30) - 1000, INT32_MAX - 1000, INT32_MAX,
                                        UINT64_C(1) << 40 };
-    (void)state;
     for (size_t i = 0; i < COUNT(clocks); i++) {
         fixture f = make_exact("int-4", 1, 64, &usual);
         write_and_check_ends(&f, 1 + i, clocks[i]);

@@ -251,7 +251,6 @@ static void cut_while_open(void **state)
     float row[DIM], score;
     uint64_t id;
     char err[256] = "";
-    (void)state;
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, true);
     save(index, f.path);
     kvant_index *view = opened(kvant_index_view, f.path);

@@ -447,7 +447,6 @@ static void sequences_hold_their_tokens(void **state)
 {
     const char *n = getenv("KVANT_RANDOM_SEEDS"), *first = getenv("KVANT_RANDOM_SEED");
     const uint64_t seed = first ? strtoull(first, NULL, 10) : 1;
-    (void)state;
     for (uint64_t i = 0; i < (n ? strtoull(n, NULL, 10) : COUNT(configs)); i++)
         run_seed(seed + i);
 }
