@@ -138,6 +138,7 @@ class Cache(Owned):
             n_model_layers=layers[1] if layers else 0,
             **{name: c_text(value, name) for name, value in texts.items()},
         )
+        self._most_sequences = params.max_sequences
         invoke("cache", "kvant_cache_create", params, self._handle)
 
     def _layer_numbers(self, layers: tuple[Sequence[int], int] | None) -> Any:
@@ -176,8 +177,8 @@ class Cache(Owned):
 
     def _opened(self, sequence: int) -> int:
         if sequence < 0:
-            reason = library().kvant_error_message().decode()
-            raise Error("new sequence", _MEMORY if "memory" in reason else _FULL, reason)
+            status = _FULL if len(self._sequences) == self._most_sequences else _MEMORY
+            raise Error("new sequence", status, library().kvant_error_message().decode())
         self._sequences.add(sequence)
         return sequence
 
