@@ -72,8 +72,7 @@ typedef struct bench {
     const settings *settings;
     subject subjects[MAX_CONFIGS];
     size_t n_subjects;
-    report_cell *cells;
-    size_t n_rows;
+    report_rows report;
     uint32_t seed;
     progress progress;
 } bench;
@@ -151,35 +150,22 @@ static bool measure(bench *b, subject *s)
     return true;
 }
 
-static const report_column columns[] = {
-    CONFIG_COLUMNS,
-    { "depth", "depth", COLUMN_NUMBER, 0 },
-    { "prefill_tps", "prefill t/s", COLUMN_NUMBER, 1 },
-    { "decode_tps", "decode t/s", COLUMN_NUMBER, 1 },
-    { "rounds", "rounds", COLUMN_NUMBER, 0 },
-    /* The slowest and the fastest round: a difference inside them is none. */
-    { "prefill_low", NULL, COLUMN_NUMBER, 0 },
-    { "prefill_high", NULL, COLUMN_NUMBER, 0 },
-    { "decode_low", NULL, COLUMN_NUMBER, 0 },
-    { "decode_high", NULL, COLUMN_NUMBER, 0 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
 static void add_row(bench *b, subject *s, uint32_t depth)
 {
-    report_cell *row = b->cells + b->n_rows++ * N_COLUMNS;
-    const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
-        CELL_NUMBER(depth),
-        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0.5)),
-        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0.5)),
-        CELL_NUMBER(s->n_rounds),
-        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0)),
-        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 1)),
-        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0)),
-        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 1)),
-    };
-    configs_fill_cells(s->config, row);
-    memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
+    double *prefill = s->prefill_tps, *decode = s->decode_tps;
+    const size_t n = s->n_rounds;
+    report_rows *row = &b->report;
+    report_row(row);
+    configs_add_cells(s->config, row);
+    report_number(row, "depth", "depth", 0, depth);
+    report_number(row, "prefill_tps", "prefill t/s", 1, stats_percentile(prefill, n, 0.5));
+    report_number(row, "decode_tps", "decode t/s", 1, stats_percentile(decode, n, 0.5));
+    report_number(row, "rounds", "rounds", 0, (double)n);
+    /* The slowest and the fastest round: a difference inside them is none. */
+    report_number(row, "prefill_low", NULL, 0, stats_percentile(prefill, n, 0));
+    report_number(row, "prefill_high", NULL, 0, stats_percentile(prefill, n, 1));
+    report_number(row, "decode_low", NULL, 0, stats_percentile(decode, n, 0));
+    report_number(row, "decode_high", NULL, 0, stats_percentile(decode, n, 1));
 }
 
 static bool bench_depth(bench *b, uint32_t depth)
@@ -232,8 +218,7 @@ static double total_tokens(const settings *s)
 static bool bench_all(bench *b)
 {
     const settings *s = b->settings;
-    b->cells = calloc(s->n_depths * s->engine.configs.n * N_COLUMNS, sizeof *b->cells);
-    if (b->cells == NULL || !engine_open(&b->engine, &s->engine))
+    if (!engine_open(&b->engine, &s->engine))
         return false;
     progress_start(&b->progress, total_tokens(s));
     bool ok = open_subjects(b);
@@ -248,7 +233,7 @@ static void release(bench *b)
     for (size_t i = 0; i < b->n_subjects; i++)
         if (b->subjects[i].ctx != NULL)
             ll.llama_free(b->subjects[i].ctx);
-    free(b->cells);
+    report_free(&b->report);
     engine_close(&b->engine);
 }
 
@@ -269,7 +254,7 @@ int bench_model(int argc, char **argv)
     interrupt_catch();
     const bool ok = bench_all(b);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if ((ok || interrupted()) && !report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json))
+    if ((ok || interrupted()) && !report_print(&b->report, "bench model", s.json))
         code = EXIT_RUNTIME;
     release(b);
     return code;

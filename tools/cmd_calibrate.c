@@ -225,15 +225,6 @@ static bool prepare(run *r)
     return true;
 }
 
-static const report_column columns[] = {
-    { "file", "file", COLUMN_TEXT, 0 },           { "model", "model", COLUMN_TEXT, 0 },
-    { "layers", "layers", COLUMN_NUMBER, 0 },     { "kv_heads", "kv heads", COLUMN_NUMBER, 0 },
-    { "head_dim", "head dim", COLUMN_NUMBER, 0 }, { "tokens", "tokens", COLUMN_NUMBER, 0 },
-    { "clusters", "clusters", COLUMN_TEXT, 0 },   { "bytes", "MiB", COLUMN_MIB, 2 },
-    { "seconds", "seconds", COLUMN_NUMBER, 1 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
 static bool print_summary(const run *r)
 {
     kvant_calibration_info info = { .size = sizeof info };
@@ -243,18 +234,18 @@ static bool print_summary(const run *r)
     for (uint32_t i = 0, n = 0; i < info.n_codebooks; i++)
         n += (uint32_t)snprintf(clusters + n, sizeof clusters - n, "%s%lu", i > 0 ? "," : "",
                                 (unsigned long)info.clusters[i]);
-    const report_cell row[N_COLUMNS] = {
-        CELL_TEXT(r->settings->output),
-        CELL_TEXT(info.model),
-        CELL_NUMBER(info.n_layers),
-        CELL_NUMBER(info.n_kv_heads),
-        CELL_NUMBER(info.head_dim),
-        CELL_NUMBER(info.n_tokens),
-        CELL_TEXT(clusters),
-        CELL_NUMBER(info.bytes),
-        CELL_NUMBER(monotonic_seconds() - r->started),
-    };
-    return report_print(columns, N_COLUMNS, row, 1, r->settings->json);
+    report_rows row = { .n_rows = 0 };
+    report_row(&row);
+    report_text(&row, "file", "file", r->settings->output);
+    report_text(&row, "model", "model", info.model);
+    report_number(&row, "layers", "layers", 0, info.n_layers);
+    report_number(&row, "kv_heads", "kv heads", 0, info.n_kv_heads);
+    report_number(&row, "head_dim", "head dim", 0, info.head_dim);
+    report_number(&row, "tokens", "tokens", 0, (double)info.n_tokens);
+    report_text(&row, "clusters", "clusters", clusters);
+    report_number_as(&row, COLUMN_MIB, "bytes", "MiB", 2, (double)info.bytes);
+    report_number(&row, "seconds", "seconds", 1, monotonic_seconds() - r->started);
+    return report_print(&row, "calibrate", r->settings->json);
 }
 
 /* Whether commands find the file by themselves, or how they do. */

@@ -113,26 +113,18 @@ static bool capture_text(run *r)
            capture_write(&r->reading, &plan, &r->summary);
 }
 
-static const report_column columns[] = {
-    { "file", "file", COLUMN_TEXT, 0 },         { "layers", "layers", COLUMN_NUMBER, 0 },
-    { "tokens", "tokens", COLUMN_NUMBER, 0 },   { "ctx", "ctx", COLUMN_NUMBER, 0 },
-    { "queries", "queries", COLUMN_NUMBER, 0 }, { "bytes", "MiB", COLUMN_MIB, 2 },
-    { "seconds", "seconds", COLUMN_NUMBER, 1 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
 static bool print_summary(const run *r)
 {
-    const report_cell row[N_COLUMNS] = {
-        CELL_TEXT(r->settings->output),
-        CELL_NUMBER(r->summary.n_layers),
-        CELL_NUMBER(r->reading.n_tokens),
-        CELL_NUMBER(r->settings->n_ctx),
-        CELL_NUMBER(r->summary.n_queries),
-        CELL_NUMBER(r->summary.bytes),
-        CELL_NUMBER(monotonic_seconds() - r->started),
-    };
-    return report_print(columns, N_COLUMNS, row, 1, r->settings->json);
+    report_rows row = { .n_rows = 0 };
+    report_row(&row);
+    report_text(&row, "file", "file", r->settings->output);
+    report_number(&row, "layers", "layers", 0, r->summary.n_layers);
+    report_number(&row, "tokens", "tokens", 0, (double)r->reading.n_tokens);
+    report_number(&row, "ctx", "ctx", 0, r->settings->n_ctx);
+    report_number(&row, "queries", "queries", 0, (double)r->summary.n_queries);
+    report_number_as(&row, COLUMN_MIB, "bytes", "MiB", 2, (double)r->summary.bytes);
+    report_number(&row, "seconds", "seconds", 1, monotonic_seconds() - r->started);
+    return report_print(&row, "capture", r->settings->json);
 }
 
 static bool check_settings(settings *s)

@@ -42,29 +42,11 @@ static const arg_spec spec = {
              "int-4:group=32,sym.",
 };
 
-static const report_column columns[] = {
-    { "spec", "spec", COLUMN_TEXT, 0 },
-    { "family", NULL, COLUMN_TEXT, 0 },
-    { "head_dim", NULL, COLUMN_NUMBER, 0 },
-    { "true_bits", NULL, COLUMN_NUMBER, 3 },
-    { "true_bits_k", "bits K", COLUMN_NUMBER, 3 },
-    { "true_bits_v", "bits V", COLUMN_NUMBER, 3 },
-    { "nominal_bits", "nominal", COLUMN_NUMBER, 3 },
-    { "page_bytes_k", NULL, COLUMN_NUMBER, 0 },
-    { "page_bytes_v", NULL, COLUMN_NUMBER, 0 },
-    { "options", NULL, COLUMN_TEXT, 0 },
-    { "common_options", NULL, COLUMN_TEXT, 0 },
-    { "source", "source", COLUMN_TEXT, 0 },
-    { "summary", NULL, COLUMN_TEXT, 0 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_FAMILIES = 64 };
-
 typedef struct listing {
-    report_cell cells[MAX_CODEC_NAMES * N_COLUMNS];
+    report_rows rows;
     codec_name names[MAX_CODEC_NAMES];
     size_t n;
     kvant_calibration *zeros_calibration;
-    bool no_memory; /* a codec could not be made for lack of memory */
 } listing;
 
 static const char *or_absent(const char *text)
@@ -81,7 +63,7 @@ static kvant_codec_info info_of(listing *list, const char *name, uint32_t head_d
         name, head_dim, role, 0, list->zeros_calibration, 0, 0, &codec, NULL, 0);
     if (status == KVANT_OK)
         kvant_codec_get_info(codec, &info);
-    list->no_memory = list->no_memory || status == KVANT_ERR_MEMORY;
+    list->rows.no_memory |= status == KVANT_ERR_MEMORY;
     kvant_codec_free(&codec);
     return info;
 }
@@ -93,29 +75,26 @@ static double page_bytes(const kvant_codec_info *info)
 
 /* A codec that does not exist at this head_dim keeps its line, with absent numbers. A list that
  * silently changed its length would read as if the family were gone. */
-static void fill_row(listing *list, size_t i, uint32_t head_dim)
+static void add_row(listing *list, const codec_name *name, uint32_t head_dim)
 {
-    const char *name = list->names[i].text;
-    const kvant_codec_family *family = &list->names[i].family;
-    const kvant_codec_info k = info_of(list, name, head_dim, KVANT_ROLE_K);
-    const kvant_codec_info v = info_of(list, name, head_dim, KVANT_ROLE_V);
-    const report_cell row[N_COLUMNS] = {
-        CELL_TEXT(name),
-        CELL_TEXT(family->name),
-        CELL_NUMBER(head_dim),
-        CELL_NUMBER((k.true_bits + v.true_bits) / 2),
-        CELL_NUMBER(k.true_bits),
-        CELL_NUMBER(v.true_bits),
-        CELL_NUMBER((k.nominal_bits + v.nominal_bits) / 2),
-        CELL_NUMBER(page_bytes(&k)),
-        CELL_NUMBER(page_bytes(&v)),
-        CELL_TEXT(or_absent(family->options)),
-        CELL_TEXT(or_absent(family->common_options)),
-        CELL_TEXT(family->source),
-        CELL_TEXT(family->summary),
-    };
-    for (size_t c = 0; c < N_COLUMNS; c++)
-        list->cells[i * N_COLUMNS + c] = row[c];
+    const kvant_codec_family *family = &name->family;
+    const kvant_codec_info k = info_of(list, name->text, head_dim, KVANT_ROLE_K);
+    const kvant_codec_info v = info_of(list, name->text, head_dim, KVANT_ROLE_V);
+    report_rows *row = &list->rows;
+    report_row(row);
+    report_text(row, "spec", "spec", name->text);
+    report_text(row, "family", NULL, family->name);
+    report_number(row, "head_dim", NULL, 0, head_dim);
+    report_number(row, "true_bits", NULL, 3, (k.true_bits + v.true_bits) / 2);
+    report_number(row, "true_bits_k", "bits K", 3, k.true_bits);
+    report_number(row, "true_bits_v", "bits V", 3, v.true_bits);
+    report_number(row, "nominal_bits", "nominal", 3, (k.nominal_bits + v.nominal_bits) / 2);
+    report_number(row, "page_bytes_k", NULL, 0, page_bytes(&k));
+    report_number(row, "page_bytes_v", NULL, 0, page_bytes(&v));
+    report_text(row, "options", NULL, or_absent(family->options));
+    report_text(row, "common_options", NULL, or_absent(family->common_options));
+    report_text(row, "source", "source", family->source);
+    report_text(row, "summary", NULL, family->summary);
 }
 
 /* Prints each family's options once, because they do not depend on the width. The last line has the
@@ -138,17 +117,17 @@ static void print_options(void)
     printf("  %-12s %s\n", "and each", usual);
 }
 
-static bool print_all(const listing *list, bool json)
+static bool print_all(listing *list, bool json)
 {
-    const bool ok = report_print(columns, N_COLUMNS, list->cells, list->n, json);
+    const bool ok = report_print(&list->rows, "codecs", json);
     if (ok && !json)
         print_options();
     return ok;
 }
 
-/* Fills the list. False when memory is short, because a list with missing numbers would read as if
- * those codecs did not exist. */
-static bool fill(listing *list, uint32_t head_dim)
+/* A list with missing numbers would read as if those codecs did not exist, so nothing is printed
+ * when memory is short. */
+static void fill(listing *list, uint32_t head_dim)
 {
     /* A codec's size depends on its options and not on a calibration's numbers, so a calibration of
      * zeros shows the sizes of calibrated codecs. */
@@ -160,15 +139,14 @@ static bool fill(listing *list, uint32_t head_dim)
     free(zeros);
     list->n = codec_names(list->names);
     for (size_t i = 0; i < list->n && list->zeros_calibration != NULL; i++)
-        fill_row(list, i, head_dim);
-    const bool ok = !(list->no_memory |= list->zeros_calibration == NULL);
+        add_row(list, &list->names[i], head_dim);
+    list->rows.no_memory |= list->zeros_calibration == NULL;
     kvant_calibration_free(&list->zeros_calibration);
-    return ok;
 }
 
 /* The bits of a preset for a model of 64 layers, in which the preset's fractions of layers are
  * whole numbers, or nearly so. */
-static double bits_of_preset(listing *list, const char *name, uint32_t head_dim)
+static double bits_of_preset(report_rows *out, const char *name, uint32_t head_dim)
 {
     const kvant_scheme_params params = { .size = sizeof params, .preset = name };
     const kvant_scheme_model model = {
@@ -179,49 +157,43 @@ static double bits_of_preset(listing *list, const char *name, uint32_t head_dim)
     kvant_status status = kvant_scheme_create(&params, &scheme);
     if (status == KVANT_OK)
         status = kvant_scheme_true_bits(scheme, &model, &bits);
-    list->no_memory = list->no_memory || status == KVANT_ERR_MEMORY;
+    out->no_memory |= status == KVANT_ERR_MEMORY;
     kvant_scheme_free(&scheme);
     return bits;
 }
 
-static bool print_presets(listing *list, uint32_t head_dim)
+static bool print_presets(uint32_t head_dim)
 {
-    static const report_column shown[] = { { NULL, "preset", COLUMN_TEXT, 0 },
-                                           { NULL, "bits", COLUMN_NUMBER, 2 },
-                                           { NULL, "for", COLUMN_TEXT, 0 } };
     static const char *const names[] = { "quality", "balanced", "small", "tiny" };
-    report_cell cells[4 * 3], *row = cells;
-    for (size_t i = 0; i < 4; i++) {
+    report_rows out = { .n_rows = 0 };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         kvant_preset preset = { .size = sizeof preset };
-        if (kvant_preset_get(names[i], 0, &preset) != KVANT_OK)
-            return false;
+        kvant_preset_get(names[i], 0, &preset);
         const char *summary = strstr(preset.summary, ": ");
-        *row++ = CELL_TEXT(names[i]);
-        *row++ = CELL_NUMBER(bits_of_preset(list, names[i], head_dim));
-        *row++ = CELL_TEXT(summary != NULL ? summary + 2 : preset.summary);
+        report_row(&out);
+        report_text(&out, NULL, "preset", names[i]);
+        report_number(&out, NULL, "bits", 2, bits_of_preset(&out, names[i], head_dim));
+        report_text(&out, NULL, "for", summary != NULL ? summary + 2 : preset.summary);
     }
-    return !list->no_memory && report_print(shown, 3, cells, 4, REPORT_TABLE);
+    return report_print(&out, "codecs", REPORT_TABLE);
 }
 
 /* Prints the list that most users look for: presets and the names of families. */
-static bool print_short_list(listing *list, uint32_t head_dim)
+static bool print_short_list(uint32_t head_dim)
 {
-    static const report_column shown[] = { { NULL, "codec", COLUMN_TEXT, 0 },
-                                           { NULL, "bits", COLUMN_TEXT, 0 },
-                                           { NULL, "how", COLUMN_TEXT, 0 } };
-    report_cell cells[3 * MAX_FAMILIES], *row = cells;
-    if (!print_presets(list, head_dim))
+    report_rows out = { .n_rows = 0 };
+    if (!print_presets(head_dim))
         return false;
-    for (size_t i = 0; i < kvant_codec_family_count() && i < MAX_FAMILIES; i++) {
+    for (size_t i = 0; i < kvant_codec_family_count(); i++) {
         kvant_codec_family family = { .size = sizeof family };
-        if (kvant_codec_family_get(i, &family) != KVANT_OK)
-            return false;
-        *row++ = CELL_TEXT(family.name);
-        *row++ = CELL_TEXT(or_absent(family.variants));
-        *row++ = CELL_TEXT(family.summary);
+        kvant_codec_family_get(i, &family);
+        report_row(&out);
+        report_text(&out, NULL, "codec", family.name);
+        report_text(&out, NULL, "bits", or_absent(family.variants));
+        report_text(&out, NULL, "how", family.summary);
     }
     putchar('\n');
-    const bool ok = report_print(shown, 3, cells, (size_t)(row - cells) / 3, REPORT_TABLE);
+    const bool ok = report_print(&out, "codecs", REPORT_TABLE);
     puts("\n--preset balanced is the default; -k trellis-4 or -k trellis-4 -v trellis-3 chooses "
          "codecs.\n"
          "kvant codecs --all: every codec at every width with its codec bits, source and options");
@@ -229,19 +201,6 @@ static bool print_short_list(listing *list, uint32_t head_dim)
 }
 
 /* A settings file, layer by layer */
-
-static const report_column settings_columns[] = {
-    { "layer", "layer", COLUMN_NUMBER, 0 },
-    { "k", "K", COLUMN_TEXT, 0 },
-    { "v", "V", COLUMN_TEXT, 0 },
-    { "true_bits_k", "bits K", COLUMN_NUMBER, 3 },
-    { "true_bits_v", "bits V", COLUMN_NUMBER, 3 },
-    { "kv_heads_k", NULL, COLUMN_NUMBER, 0 },
-    { "kv_heads_v", NULL, COLUMN_NUMBER, 0 },
-    { "head_dim_k", NULL, COLUMN_NUMBER, 0 },
-    { "head_dim_v", NULL, COLUMN_NUMBER, 0 },
-};
-enum { N_SETTINGS_COLUMNS = sizeof settings_columns / sizeof *settings_columns };
 
 typedef struct layer_role {
     kvant_settings_layer shape;
@@ -303,7 +262,7 @@ static void print_head(const kvant_settings_info *info, double bits)
 
 /* layers: room for 2 of each layer, zeroed. */
 static bool print_layers(kvant_scheme *scheme, const kvant_settings_info *info, layer_role *layers,
-                         report_cell *cells, bool json)
+                         report_rows *out, bool json)
 {
     double sum = 0, numbers = 0;
     for (uint32_t i = 0; i < info->n_layers; i++) {
@@ -311,22 +270,22 @@ static bool print_layers(kvant_scheme *scheme, const kvant_settings_info *info, 
         if (!read_layer(scheme, info, i, KVANT_ROLE_K, k) ||
             !read_layer(scheme, info, i, KVANT_ROLE_V, v))
             return false;
-        report_cell *row = cells + (size_t)i * N_SETTINGS_COLUMNS;
-        *row++ = CELL_NUMBER(i);
-        *row++ = CELL_TEXT(k->text);
-        *row++ = CELL_TEXT(v->text);
-        *row++ = CELL_NUMBER(k->bits);
-        *row++ = CELL_NUMBER(v->bits);
-        *row++ = CELL_NUMBER(k->shape.n_kv_heads);
-        *row++ = CELL_NUMBER(v->shape.n_kv_heads);
-        *row++ = CELL_NUMBER(k->shape.head_dim);
-        *row++ = CELL_NUMBER(v->shape.head_dim);
+        report_row(out);
+        report_number(out, "layer", "layer", 0, i);
+        report_text(out, "k", "K", k->text);
+        report_text(out, "v", "V", v->text);
+        report_number(out, "true_bits_k", "bits K", 3, k->bits);
+        report_number(out, "true_bits_v", "bits V", 3, v->bits);
+        report_number(out, "kv_heads_k", NULL, 0, k->shape.n_kv_heads);
+        report_number(out, "kv_heads_v", NULL, 0, v->shape.n_kv_heads);
+        report_number(out, "head_dim_k", NULL, 0, k->shape.head_dim);
+        report_number(out, "head_dim_v", NULL, 0, v->shape.head_dim);
         sum += k->bits * k->numbers + v->bits * v->numbers;
         numbers += k->numbers + v->numbers;
     }
     if (!json)
         print_head(info, sum / numbers);
-    return report_print(settings_columns, N_SETTINGS_COLUMNS, cells, info->n_layers, json);
+    return report_print(out, "codecs", json);
 }
 
 static int print_settings(const char *path, bool json)
@@ -334,20 +293,19 @@ static int print_settings(const char *path, bool json)
     const kvant_scheme_params params = { .size = sizeof params, .settings = path };
     kvant_settings_info info = { .size = sizeof info };
     kvant_scheme *scheme;
+    report_rows out = { .n_rows = 0 };
     bool told = true;
     if (!scheme_make(&params, &scheme, &told))
         return EXIT_USAGE;
     kvant_settings_get_info(scheme_info(scheme).settings, &info);
-    report_cell *cells = calloc(info.n_layers, N_SETTINGS_COLUMNS * sizeof *cells);
     layer_role *layers = calloc(2 * (size_t)info.n_layers, sizeof *layers);
-    if (cells == NULL || layers == NULL)
+    if (layers == NULL)
         complain("codecs: out of memory");
-    const bool ok =
-        cells != NULL && layers != NULL && print_layers(scheme, &info, layers, cells, json);
+    const bool ok = layers != NULL && print_layers(scheme, &info, layers, &out, json);
     for (uint32_t i = 0; layers != NULL && i < 2 * info.n_layers; i++)
         free(layers[i].text);
     free(layers);
-    free(cells);
+    report_free(&out);
     kvant_scheme_free(&scheme);
     return ok ? EXIT_OK : EXIT_RUNTIME;
 }
@@ -360,11 +318,9 @@ int command_codecs(int argc, char **argv)
         return code;
     if (s.config != NULL)
         return print_settings(s.config, s.json);
-    listing *list = calloc(1, sizeof *list);
-    bool ok = list != NULL && (s.all || s.json ? fill(list, s.head_dim) && print_all(list, s.json)
-                                               : print_short_list(list, s.head_dim));
-    if (list == NULL || list->no_memory)
-        complain("codecs: %s", kvant_strerror(KVANT_ERR_MEMORY));
-    free(list);
-    return ok ? finish_output() : EXIT_RUNTIME;
+    if (!s.all && !s.json)
+        return print_short_list(s.head_dim) ? finish_output() : EXIT_RUNTIME;
+    static listing list;
+    fill(&list, s.head_dim);
+    return print_all(&list, s.json) ? finish_output() : EXIT_RUNTIME;
 }

@@ -125,10 +125,11 @@ int command_eval(int argc, char **argv)
     const bool prepared = eval_prepare(r, &s.eval);
     const bool complete = prepared && eval_all(r);
     code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if ((complete || (prepared && interrupted())) && !eval_print_rows(r, s.n_bins, s.wide,
-                                                                      s.json  ? REPORT_JSON
-                                                                      : s.csv ? REPORT_CSV
-                                                                              : REPORT_TABLE))
+    const eval_form form = { s.n_bins, s.wide,
+                             s.json  ? REPORT_JSON
+                             : s.csv ? REPORT_CSV
+                                     : REPORT_TABLE };
+    if ((complete || (prepared && interrupted())) && !eval_print_rows(r, &form))
         code = EXIT_RUNTIME;
     if (complete && s.values != NULL && !eval_values_write(r, s.values))
         code = EXIT_RUNTIME;

@@ -304,21 +304,6 @@ static summary summarise(const run *r, size_t length, size_t config, size_t firs
     return (summary){ (double)found / n, sum / n, known > 0 ? (double)both / (double)known : NAN };
 }
 
-static const report_column columns[] = {
-    CONFIG_COLUMNS,
-    { "bits", "codec bits", COLUMN_NUMBER, 2 },
-    { "cache_bits", "bits", COLUMN_NUMBER, 2 },
-    { "ctx", "ctx", COLUMN_NUMBER, 0 },
-    { "kv_bytes", NULL, COLUMN_MIB, 2 },
-    { "depth", NULL, COLUMN_NUMBER, 3 },
-    { "trials", "texts", COLUMN_NUMBER, 0 },
-    { "exact", "found %", COLUMN_PERCENT, 1 },
-    { "of_f16", "of f16's %", COLUMN_PERCENT, 1 },
-    { "log_probability", "ln p", COLUMN_NUMBER, 3 },
-    { NULL, "map", COLUMN_TEXT, 0 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
 typedef struct map {
     char text[NEEDLE_MAX + 1];
 } map;
@@ -333,25 +318,23 @@ static map draw_map(const run *r, size_t length, size_t config)
     return m;
 }
 
-static void fill_row(const run *r, size_t length, size_t config, size_t first, size_t end,
-                     const char *drawn, report_cell *row)
+static void add_row(const run *r, size_t length, size_t config, size_t first, size_t end,
+                    const char *drawn, report_rows *row)
 {
     const summary s = summarise(r, length, config, first, end);
     const double *kv_bytes = r->kv_bytes + length * r->n_configs; /* f16 is the first */
-    const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
-        CELL_NUMBER(r->bits[config]),
-        CELL_NUMBER(16 * kv_bytes[config] / kv_bytes[0]),
-        CELL_NUMBER(r->lengths[length]),
-        CELL_NUMBER(kv_bytes[config]),
-        CELL_NUMBER((double)(first + end) / 2 / r->settings->n_needles),
-        CELL_NUMBER(*trials_of(r, length, config)),
-        CELL_NUMBER(s.exact),
-        CELL_NUMBER(s.of_f16),
-        CELL_NUMBER(s.log_probability),
-        CELL_TEXT(drawn),
-    };
-    configs_fill_cells(r->configs[config], row);
-    memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
+    report_row(row);
+    configs_add_cells(r->configs[config], row);
+    report_number(row, "bits", "codec bits", 2, r->bits[config]);
+    report_number(row, "cache_bits", "bits", 2, 16 * kv_bytes[config] / kv_bytes[0]);
+    report_number(row, "ctx", "ctx", 0, r->lengths[length]);
+    report_number_as(row, COLUMN_MIB, "kv_bytes", NULL, 2, kv_bytes[config]);
+    report_number(row, "depth", NULL, 3, (double)(first + end) / 2 / r->settings->n_needles);
+    report_number(row, "trials", "texts", 0, *trials_of(r, length, config));
+    report_number_as(row, COLUMN_PERCENT, "exact", "found %", 1, s.exact);
+    report_number_as(row, COLUMN_PERCENT, "of_f16", "of f16's %", 1, s.of_f16);
+    report_number(row, "log_probability", "ln p", 3, s.log_probability);
+    report_text(row, NULL, "map", drawn);
 }
 
 /* The table has a line for each length and configuration; JSON also has an object for each depth.
@@ -359,25 +342,19 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
 static bool print_results(const run *r)
 {
     const size_t n_needles = r->settings->n_needles, step = r->settings->json ? 1 : n_needles;
-    const size_t cells = r->n_lengths * r->n_configs;
-    report_cell *rows = calloc(cells * (n_needles / step) * N_COLUMNS, sizeof *rows);
-    map *maps = calloc(cells, sizeof *maps);
-    size_t n = 0;
-    bool ok = rows != NULL && maps != NULL;
-    for (size_t l = 0; l < r->n_lengths && ok; l++)
-        for (size_t c = 0; c < r->n_configs; c++) {
+    map *maps = calloc(r->n_lengths * r->n_configs, sizeof *maps), *drawn = maps;
+    report_rows out = { .n_rows = 0 };
+    if (maps == NULL)
+        return complain("needle: out of memory");
+    for (size_t l = 0; l < r->n_lengths; l++)
+        for (size_t c = 0; c < r->n_configs; c++, drawn++) {
             if (*trials_of(r, l, c) == 0)
                 continue;
-            maps[l * r->n_configs + c] = draw_map(r, l, c);
+            *drawn = draw_map(r, l, c);
             for (size_t i = 0; i < n_needles; i += step)
-                fill_row(r, l, c, i, i + step, maps[l * r->n_configs + c].text,
-                         &rows[n++ * N_COLUMNS]);
+                add_row(r, l, c, i, i + step, drawn->text, &out);
         }
-    if (ok)
-        ok = report_print(columns, N_COLUMNS, rows, n, r->settings->json);
-    else
-        complain("needle: out of memory");
-    free(rows);
+    const bool ok = report_print(&out, "needle", r->settings->json);
     free(maps);
     return ok;
 }

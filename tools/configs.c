@@ -182,25 +182,24 @@ static const char *protect_codec(const kv_config *config)
     return config->protect_codec != NULL ? config->protect_codec : PLUGIN_PROTECT_CODEC;
 }
 
-void configs_fill_cells(const kv_config *config, report_cell *cells)
+void configs_add_cells(const kv_config *config, report_rows *row)
 {
-    const report_cell filled[N_CONFIG_COLUMNS] = {
-        CELL_TEXT(config->label),
-        CELL_TEXT(config->accel   ? "accel"
-                  : config->stock ? "llama.cpp"
-                  : config->fp32  ? "kvant fp32"
-                                  : "kvant"),
-        CELL_TEXT(config->k),
-        CELL_TEXT(config->v),
-        CELL_TEXT(config->preset),
-        CELL_TEXT(config->path),
-        CELL_NUMBER(config->stock || config->path != NULL ? NAN : (double)config->protect),
-        CELL_TEXT(protect_codec(config)),
-        CELL_TEXT(config->scheme == NULL || config->path != NULL
-                      ? NULL
-                      : scheme_info(config->scheme).calibration_path),
-    };
-    memcpy(cells, filled, sizeof filled);
+    const bool read_calibration = config->scheme != NULL && config->path == NULL;
+    report_text(row, NULL, "cache", config->label);
+    report_text(row, "cache", NULL,
+                config->accel   ? "accel"
+                : config->stock ? "llama.cpp"
+                : config->fp32  ? "kvant fp32"
+                                : "kvant");
+    report_text(row, "k", NULL, config->k);
+    report_text(row, "v", NULL, config->v);
+    report_text(row, "preset", NULL, config->preset);
+    report_text(row, "config", NULL, config->path);
+    report_number(row, "protect", NULL, 0,
+                  config->stock || config->path != NULL ? NAN : (double)config->protect);
+    report_text(row, "protect_codec", NULL, protect_codec(config));
+    report_text(row, "calibration", NULL,
+                read_calibration ? scheme_info(config->scheme).calibration_path : NULL);
 }
 
 static bool check_protection(const kv_config *config)

@@ -70,16 +70,7 @@ uint64_t config_key(const kv_config *config);
 
 /* The first columns of a report about configurations, and their cells. Tables show the label; JSON
  * and CSV have its parts. */
-enum { N_CONFIG_COLUMNS = 9 };
-/* clang-format off */
-#define CONFIG_COLUMNS \
-    { NULL, "cache", COLUMN_TEXT, 0 }, { "cache", NULL, COLUMN_TEXT, 0 }, \
-    { "k", NULL, COLUMN_TEXT, 0 }, { "v", NULL, COLUMN_TEXT, 0 }, \
-    { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 }, \
-    { "protect", NULL, COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 }, \
-    { "calibration", NULL, COLUMN_TEXT, 0 }
-/* clang-format on */
-void configs_fill_cells(const kv_config *config, report_cell *cells);
+void configs_add_cells(const kv_config *config, report_rows *row);
 
 /* f16 for K and V in llama.cpp's own cache: every configuration is compared with it. */
 kv_config configs_f16(void);

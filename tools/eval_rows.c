@@ -8,30 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const report_column columns[] = {
-    CONFIG_COLUMNS,
-    { "text", "text", COLUMN_TEXT, 0 },
-    { "from", "from", COLUMN_NUMBER, 0 },
-    { "to", "to", COLUMN_NUMBER, 0 },
-    { "bits", "codec bits", COLUMN_NUMBER, 2 },
-    { "cache_bits", "bits", COLUMN_NUMBER, 2 },
-    { "kv_bytes", "KV MiB", COLUMN_MIB, 2 },
-    { "ppl", "ppl", COLUMN_NUMBER, 3 },
-    { "kld_mean", "KLD mean", COLUMN_NUMBER, 5 },
-    { "kld_se", "+-", COLUMN_NUMBER, 5 },
-    { "kld_p50", "50%", COLUMN_NUMBER, 4 },
-    { "kld_p90", "90%", COLUMN_NUMBER, 4 },
-    { "kld_p99", "99%", COLUMN_NUMBER, 4 },
-    { "kld_p999", "99.9%", COLUMN_NUMBER, 3 },
-    { "kld_max", "max", COLUMN_NUMBER, 3 },
-    { "top1", "top-1 %", COLUMN_PERCENT, 2 },
-    { "chunks", "chunks", COLUMN_NUMBER, 0 },
-    { "batch", NULL, COLUMN_NUMBER, 0 },
-    { "kld_step", NULL, COLUMN_NUMBER, 5 },
-    { "kld_step_se", NULL, COLUMN_NUMBER, 5 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns, AT_TEXT = N_CONFIG_COLUMNS, AT_FROM, AT_TO };
-
 /* Chunks of one text or of all texts, and scored positions from .. end - 1, counted from the first
  * scored position. */
 typedef struct slice {
@@ -87,94 +63,74 @@ static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tall
     }
 }
 
-static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *values,
-                     report_cell *row)
+/* Leaves columns out of the table that would be equal in all of its lines, and columns of a wide
+ * table unless the user asked for one. */
+static void add_row(const eval_run *r, size_t tally, const slice *s, const eval_form *form,
+                    sample *values, report_rows *row)
 {
     const eval_tally *t = &r->tallies[tally];
     const uint32_t first = r->options->first;
+    const bool wide = form->wide, bins = form->n_bins > 1, texts = r->texts.n > 1;
     double nll, nll_error, kld, kld_error, step = NAN, step_error = NAN;
     if (tally > 0) {
         gather_steps(r, t, t - 1, s, values);
         stats_mean(values->x, values->n, &step, &step_error);
     }
-    const size_t n_same = gather(r, t, s, values);
-    stats_mean(values->y, values->n, &nll, &nll_error);
-    stats_mean(values->x, values->n, &kld, &kld_error);
-    const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
-        CELL_TEXT(s->all_texts && r->texts.n > 1 ? "all" : r->texts.names[s->text]),
-        CELL_NUMBER(first + s->from),
-        CELL_NUMBER(first + s->end - 1),
-        CELL_NUMBER(t->bits),
-        CELL_NUMBER(16 * t->kv_bytes / r->tallies[0].kv_bytes), /* f16 has 16 for each number */
-        CELL_NUMBER(t->kv_bytes),
-        CELL_NUMBER(exp(nll)),
-        CELL_NUMBER(kld),
-        CELL_NUMBER(kld_error),
-        CELL_NUMBER(stats_percentile(values->x, values->n, 0.5)),
-        CELL_NUMBER(stats_percentile(values->x, values->n, 0.9)),
-        CELL_NUMBER(stats_percentile(values->x, values->n, 0.99)),
-        CELL_NUMBER(stats_percentile(values->x, values->n, 0.999)),
-        CELL_NUMBER(stats_percentile(values->x, values->n, 1)),
-        CELL_NUMBER((double)n_same / (double)values->n),
-        CELL_NUMBER(count_chunks(r, t, s)),
-        CELL_NUMBER(r->options->n_batch),
-        CELL_NUMBER(step),
-        CELL_NUMBER(step_error),
-    };
-    configs_fill_cells(t->config, row);
-    memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
+    const double n_same = (double)gather(r, t, s, values);
+    double *x = values->x;
+    const size_t n = values->n;
+    stats_mean(values->y, n, &nll, &nll_error);
+    stats_mean(x, n, &kld, &kld_error);
+    report_row(row);
+    configs_add_cells(t->config, row);
+    report_text(row, "text", texts ? "text" : NULL,
+                s->all_texts && texts ? "all" : r->texts.names[s->text]);
+    report_number(row, "from", bins ? "from" : NULL, 0, (double)(first + s->from));
+    report_number(row, "to", bins ? "to" : NULL, 0, (double)(first + s->end - 1));
+    report_number(row, "bits", "codec bits", 2, t->bits);
+    /* f16 has 16 for each number */
+    report_number(row, "cache_bits", "bits", 2, 16 * t->kv_bytes / r->tallies[0].kv_bytes);
+    report_number_as(row, COLUMN_MIB, "kv_bytes", "KV MiB", 2, t->kv_bytes);
+    report_number(row, "ppl", "ppl", 3, exp(nll));
+    report_number(row, "kld_mean", "KLD mean", 5, kld);
+    report_number(row, "kld_se", "+-", 5, kld_error);
+    report_number(row, "kld_p50", wide ? "50%" : NULL, 4, stats_percentile(x, n, 0.5));
+    report_number(row, "kld_p90", wide ? "90%" : NULL, 4, stats_percentile(x, n, 0.9));
+    report_number(row, "kld_p99", wide ? "99%" : NULL, 4, stats_percentile(x, n, 0.99));
+    report_number(row, "kld_p999", wide ? "99.9%" : NULL, 3, stats_percentile(x, n, 0.999));
+    report_number(row, "kld_max", wide ? "max" : NULL, 3, stats_percentile(x, n, 1));
+    report_number_as(row, COLUMN_PERCENT, "top1", "top-1 %", 2, n_same / (double)n);
+    report_number(row, "chunks", wide ? "chunks" : NULL, 0, (double)count_chunks(r, t, s));
+    report_number(row, "batch", NULL, 0, r->options->n_batch);
+    report_number(row, "kld_step", NULL, 5, step);
+    report_number(row, "kld_step_se", NULL, 5, step_error);
 }
 
-static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *values, report_cell *cells)
+static void add_rows(const eval_run *r, const eval_form *form, sample *values, report_rows *out)
 {
     const size_t n_texts = r->texts.n, n_slices = n_texts > 1 ? n_texts + 1 : n_texts;
-    size_t n = 0;
     for (size_t text = 0; text < n_slices; text++)
         for (size_t tally = 0; tally < r->n_tallies; tally++)
-            for (size_t bin = 0; bin < n_bins; bin++) {
+            for (size_t bin = 0; bin < form->n_bins; bin++) {
                 const slice s = { .text = text < n_texts ? text : 0,
                                   .all_texts = text == n_texts,
-                                  .from = r->n_rows * bin / n_bins,
-                                  .end = r->n_rows * (bin + 1) / n_bins };
+                                  .from = r->n_rows * bin / form->n_bins,
+                                  .end = r->n_rows * (bin + 1) / form->n_bins };
                 if (count_chunks(r, &r->tallies[tally], &s) > 0)
-                    fill_row(r, tally, &s, values, &cells[n++ * N_COLUMNS]);
+                    add_row(r, tally, &s, form, values, out);
             }
-    return n;
 }
 
-/* Leaves columns out of the table that would be equal in all of its lines, and columns of a wide
- * table unless the user asked for one. */
-static void choose_columns(const eval_run *r, uint32_t n_bins, bool wide, report_column *chosen)
+bool eval_print_rows(const eval_run *r, const eval_form *form)
 {
-    static const char *const of_wide[] = { "kld_p50",  "kld_p90", "kld_p99",
-                                           "kld_p999", "kld_max", "chunks" };
-    memcpy(chosen, columns, sizeof columns);
-    for (size_t c = N_CONFIG_COLUMNS; c < N_COLUMNS; c++)
-        for (size_t i = 0; i < sizeof of_wide / sizeof *of_wide && !wide; i++)
-            if (strcmp(chosen[c].key, of_wide[i]) == 0)
-                chosen[c].heading = NULL;
-    if (r->texts.n == 1)
-        chosen[AT_TEXT].heading = NULL;
-    if (n_bins == 1)
-        chosen[AT_FROM].heading = chosen[AT_TO].heading = NULL;
-}
-
-bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_format format)
-{
-    report_column chosen[N_COLUMNS];
-    const size_t n_values = r->texts.n_chunks * r->n_rows,
-                 most = (r->texts.n + 1) * r->n_tallies * n_bins;
+    const size_t n_values = r->texts.n_chunks * r->n_rows;
     sample values = { .x = calloc(n_values, sizeof(double)),
                       .y = calloc(n_values, sizeof(double)) };
-    report_cell *cells = calloc(most * N_COLUMNS, sizeof *cells);
-    bool ok = values.x != NULL && values.y != NULL && cells != NULL;
-    choose_columns(r, n_bins, wide, chosen);
-    if (ok)
-        ok = report_print(chosen, N_COLUMNS, cells, fill_rows(r, n_bins, &values, cells), format);
-    else
-        complain("eval: out of memory");
+    report_rows out = { .n_rows = 0 };
+    out.no_memory = values.x == NULL || values.y == NULL;
+    if (!out.no_memory)
+        add_rows(r, form, &values, &out);
     free(values.x);
     free(values.y);
-    free(cells);
-    return ok;
+    return report_print(&out, "eval", form->format);
 }

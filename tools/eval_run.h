@@ -60,10 +60,15 @@ static inline const score_value *eval_values(const eval_run *r, const eval_tally
     return t->done[chunk] ? t->values + chunk * r->n_rows : NULL;
 }
 
+typedef struct eval_form {
+    uint32_t n_bins; /* of positions */
+    bool wide;       /* tables have percentiles, too */
+    report_format format;
+} eval_form;
+
 /* A row per text (and one of all of them, when there are several), configuration and bin of
- * positions; without a complete chunk none. wide: tables have percentiles, too. False after
- * complaining. */
-bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_format format);
+ * positions; without a complete chunk none. False after complaining. */
+bool eval_print_rows(const eval_run *r, const eval_form *form);
 
 /* Writes the value of every scored token of a complete evaluation to a safetensors file, for
  * statistics that reports do not have. Configuration I is the I-th line of the report; 0 is the f16

@@ -6,10 +6,54 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CELL_BYTES 96
 #define MIB 1048576.0
+
+/* Rows */
+
+void report_row(report_rows *r)
+{
+    r->n_rows++;
+}
+
+static void add(report_rows *r, report_column column, report_cell cell)
+{
+    if (r->n_cells == r->room) {
+        const size_t room = 2 * r->room + REPORT_MAX_COLUMNS;
+        report_cell *grown = realloc(r->cells, room * sizeof *grown);
+        if (grown == NULL) {
+            r->no_memory = true;
+            return;
+        }
+        r->cells = grown;
+        r->room = room;
+    }
+    if (r->n_rows == 1)
+        r->columns[r->n_columns++] = column;
+    r->cells[r->n_cells++] = cell;
+}
+
+void report_text(report_rows *r, const char *key, const char *heading, const char *text)
+{
+    add(r, (report_column){ key, heading, COLUMN_TEXT, 0 }, (report_cell){ .text = text });
+}
+
+void report_number_as(report_rows *r, column_kind kind, const char *key, const char *heading,
+                      int precision, double number)
+{
+    add(r, (report_column){ key, heading, kind, precision }, (report_cell){ .number = number });
+}
+
+void report_number(report_rows *r, const char *key, const char *heading, int precision,
+                   double number)
+{
+    report_number_as(r, COLUMN_NUMBER, key, heading, precision, number);
+}
+
+/* The three forms */
 
 static const char *cell_text(const report_column *column, const report_cell *cell, char *buffer)
 {
@@ -28,31 +72,31 @@ static const char *cell_text(const report_column *column, const report_cell *cel
     return buffer;
 }
 
-static size_t column_width(const report_column *column, size_t stride, const report_cell *cells,
-                           size_t n)
+static size_t column_width(const report_rows *r, size_t column)
 {
     char buffer[CELL_BYTES];
-    size_t width = strlen(column->heading);
-    for (size_t i = 0; i < n; i++) {
-        const size_t length = strlen(cell_text(column, cells + i * stride, buffer));
+    const report_column *c = &r->columns[column];
+    size_t width = strlen(c->heading);
+    for (size_t i = 0; i < r->n_rows; i++) {
+        const size_t length = strlen(cell_text(c, &r->cells[i * r->n_columns + column], buffer));
         if (length > width)
             width = length;
     }
     return width;
 }
 
-static void print_row(const report_column *columns, size_t n_columns, const size_t *widths,
-                      const report_cell *cells)
+/* cells: NULL for the line of headings. */
+static void print_row(const report_rows *r, const size_t *widths, const report_cell *cells)
 {
     char buffer[CELL_BYTES];
     int blanks = 0; /* blanks owed after the last cell, so that no line ends with blanks */
-    for (size_t c = 0; c < n_columns; c++) {
-        if (columns[c].heading == NULL)
+    for (size_t c = 0; c < r->n_columns; c++) {
+        const report_column *column = &r->columns[c];
+        if (column->heading == NULL)
             continue;
-        const char *text =
-            cells != NULL ? cell_text(&columns[c], &cells[c], buffer) : columns[c].heading;
+        const char *text = cells != NULL ? cell_text(column, &cells[c], buffer) : column->heading;
         const int padding = (int)(widths[c] - strlen(text));
-        const bool left = columns[c].kind == COLUMN_TEXT;
+        const bool left = column->kind == COLUMN_TEXT;
         printf("%*s", blanks + (left ? 0 : padding), "");
         print_plain(stdout, text);
         blanks = 2 + (left ? padding : 0);
@@ -60,16 +104,15 @@ static void print_row(const report_column *columns, size_t n_columns, const size
     putchar('\n');
 }
 
-static void print_table(const report_column *columns, size_t n_columns, const report_cell *cells,
-                        size_t n)
+static void print_table(const report_rows *r)
 {
     size_t widths[REPORT_MAX_COLUMNS] = { 0 };
-    for (size_t c = 0; c < n_columns; c++)
-        if (columns[c].heading != NULL)
-            widths[c] = column_width(&columns[c], n_columns, cells + c, n);
-    print_row(columns, n_columns, widths, NULL);
-    for (size_t i = 0; i < n; i++)
-        print_row(columns, n_columns, widths, cells + i * n_columns);
+    for (size_t c = 0; c < r->n_columns; c++)
+        if (r->columns[c].heading != NULL)
+            widths[c] = column_width(r, c);
+    print_row(r, widths, NULL);
+    for (size_t i = 0; i < r->n_rows; i++)
+        print_row(r, widths, &r->cells[i * r->n_columns]);
 }
 
 static void print_json_cell(const report_column *column, const report_cell *cell)
@@ -83,19 +126,18 @@ static void print_json_cell(const report_column *column, const report_cell *cell
 }
 
 /* One object per line. */
-static void print_json(const report_column *columns, size_t n_columns, const report_cell *cells,
-                       size_t n)
+static void print_json(const report_rows *r)
 {
     fputs("[", stdout);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < r->n_rows; i++) {
         const char *before = i > 0 ? ",\n {" : "\n {";
-        for (size_t c = 0; c < n_columns; c++) {
-            if (columns[c].key == NULL)
+        for (size_t c = 0; c < r->n_columns; c++) {
+            if (r->columns[c].key == NULL)
                 continue;
             fputs(before, stdout);
-            json_string(stdout, columns[c].key);
+            json_string(stdout, r->columns[c].key);
             fputs(": ", stdout);
-            print_json_cell(&columns[c], &cells[i * n_columns + c]);
+            print_json_cell(&r->columns[c], &r->cells[i * r->n_columns + c]);
             before = ", ";
         }
         putchar('}');
@@ -127,33 +169,37 @@ static void print_csv_cell(const report_column *column, const report_cell *cell)
         json_number(stdout, cell->number);
 }
 
-static void print_csv(const report_column *columns, size_t n_columns, const report_cell *cells,
-                      size_t n)
+static void print_csv(const report_rows *r)
 {
-    for (size_t line = 0; line <= n; line++) {
+    for (size_t line = 0; line <= r->n_rows; line++) {
         const char *comma = "";
-        for (size_t c = 0; c < n_columns; c++) {
-            if (columns[c].key == NULL)
+        for (size_t c = 0; c < r->n_columns; c++) {
+            if (r->columns[c].key == NULL)
                 continue;
             fputs(comma, stdout);
             comma = ",";
             if (line == 0)
-                print_csv_text(columns[c].key);
+                print_csv_text(r->columns[c].key);
             else
-                print_csv_cell(&columns[c], &cells[(line - 1) * n_columns + c]);
+                print_csv_cell(&r->columns[c], &r->cells[(line - 1) * r->n_columns + c]);
         }
         putchar('\n');
     }
 }
 
-bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells,
-                  size_t n_rows, report_format format)
+bool report_print(report_rows *r, const char *command, report_format format)
 {
-    if (format == REPORT_JSON)
-        print_json(columns, n_columns, cells, n_rows);
-    else if (format == REPORT_CSV)
-        print_csv(columns, n_columns, cells, n_rows);
-    else
-        print_table(columns, n_columns, cells, n_rows);
-    return finish_output() == EXIT_OK;
+    const bool ok = !r->no_memory || complain("%s: out of memory", command);
+    if (ok && format == REPORT_JSON)
+        print_json(r);
+    else if (ok && r->n_columns > 0) /* an interrupted command may have no row */
+        (format == REPORT_CSV ? print_csv : print_table)(r);
+    report_free(r);
+    return ok && finish_output() == EXIT_OK;
+}
+
+void report_free(report_rows *r)
+{
+    free(r->cells);
+    *r = (report_rows){ .n_rows = 0 };
 }

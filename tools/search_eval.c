@@ -11,25 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-static const report_column eval_columns[] = {
-    { "codec", "codec", COLUMN_TEXT, 0 },
-    { "metric", NULL, COLUMN_TEXT, 0 },
-    { "vectors", NULL, COLUMN_NUMBER, 0 },
-    { "dim", NULL, COLUMN_NUMBER, 0 },
-    { "queries", NULL, COLUMN_NUMBER, 0 },
-    { "batch", NULL, COLUMN_NUMBER, 0 },
-    { "device", NULL, COLUMN_TEXT, 0 },
-    { "threads", NULL, COLUMN_NUMBER, 0 },
-    { "k", NULL, COLUMN_NUMBER, 0 },
-    { "probe", NULL, COLUMN_NUMBER, 0 },
-    { "rerank", NULL, COLUMN_NUMBER, 0 },
-    { "recall", "recall", COLUMN_NUMBER, 4 },
-    { "bytes_per_vector", "bytes/vector", COLUMN_NUMBER, 0 },
-    { "ns_per_vector", "ns/vector", COLUMN_NUMBER, 2 },
-    { "us_per_query", "us/query", COLUMN_NUMBER, 1 },
-    { "build_s", "build s", COLUMN_NUMBER, 2 },
-};
-enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
+enum { ROUNDS = 5 };
 
 /* Returns the seconds for all queries, where each batch counts with the shortest of some rounds.
  * Negative after complaining. originals: vectors for rerank, or NULL. */
@@ -55,7 +37,7 @@ static double measure(const kvant_index *index, const kvant_index_gpu *gpu,
 
 static bool eval_codec(const search_settings *s, const char *codec, const vectors *base,
                        const vectors *queries, const search_truth *t, search_answers *a,
-                       report_cell *cells)
+                       report_rows *row)
 {
     kvant_index *index = NULL;
     kvant_index_gpu *gpu = NULL;
@@ -67,25 +49,24 @@ static bool eval_codec(const search_settings *s, const char *codec, const vector
                  seconds = ok ? measure(index, gpu, s, originals, queries, a) : -1;
     ok = seconds >= 0 && !interrupted() && kvant_index_get_info(index, &info) == KVANT_OK;
     if (ok) {
-        const report_cell row[N_EVAL] = {
-            CELL_TEXT(codec),
-            CELL_TEXT(search_metric_name(info.metric)),
-            CELL_NUMBER(base->n),
-            CELL_NUMBER(base->dim),
-            CELL_NUMBER(queries->n),
-            CELL_NUMBER(s->batch),
-            CELL_TEXT(s->device),
-            CELL_NUMBER(s->threads),
-            CELL_NUMBER(s->k),
-            CELL_NUMBER(s->probe),
-            CELL_NUMBER(s->rerank),
-            CELL_NUMBER(search_truth_recall(t, base, queries, a->ids)),
-            CELL_NUMBER(info.bytes_per_vector),
-            CELL_NUMBER(seconds * 1e9 / (double)queries->n / (double)base->n),
-            CELL_NUMBER(seconds * 1e6 / (double)queries->n),
-            CELL_NUMBER(built),
-        };
-        memcpy(cells, row, sizeof row);
+        report_row(row);
+        report_text(row, "codec", "codec", codec);
+        report_text(row, "metric", NULL, search_metric_name(info.metric));
+        report_number(row, "vectors", NULL, 0, (double)base->n);
+        report_number(row, "dim", NULL, 0, base->dim);
+        report_number(row, "queries", NULL, 0, (double)queries->n);
+        report_number(row, "batch", NULL, 0, (double)s->batch);
+        report_text(row, "device", NULL, s->device);
+        report_number(row, "threads", NULL, 0, s->threads);
+        report_number(row, "k", NULL, 0, s->k);
+        report_number(row, "probe", NULL, 0, s->probe);
+        report_number(row, "rerank", NULL, 0, s->rerank);
+        report_number(row, "recall", "recall", 4, search_truth_recall(t, base, queries, a->ids));
+        report_number(row, "bytes_per_vector", "bytes/vector", 0, (double)info.bytes_per_vector);
+        report_number(row, "ns_per_vector", "ns/vector", 2,
+                      seconds * 1e9 / (double)queries->n / (double)base->n);
+        report_number(row, "us_per_query", "us/query", 1, seconds * 1e6 / (double)queries->n);
+        report_number(row, "build_s", "build s", 2, built);
     }
     kvant_index_gpu_free(&gpu);
     kvant_index_free(&index);
@@ -94,13 +75,13 @@ static bool eval_codec(const search_settings *s, const char *codec, const vector
 
 bool search_eval(const search_settings *s, const char *const *files)
 {
-    static report_cell cells[SEARCH_MAX_SPECS * N_EVAL];
     static const char *const usual[] = { "turboquant-4" };
     const char *const *specs = s->n_specs > 0 ? s->specs : usual;
     const size_t n = s->n_specs > 0 ? s->n_specs : 1;
     vectors base = { .rows = NULL }, queries = { .rows = NULL };
     search_truth t = { .least = NULL };
     search_answers a = { NULL, NULL };
+    report_rows out = { .n_rows = 0 };
     kvant_metric metric;
     bool ok = search_find_metric(s->metric, &metric) && vectors_read(files[0], 0, &base) &&
               vectors_read(files[1], s->queries, &queries) &&
@@ -108,8 +89,9 @@ bool search_eval(const search_settings *s, const char *const *files)
               search_allocate_answers(&a, queries.n, s->k) &&
               search_truth_find(&t, metric, s->k, &base, &queries);
     for (size_t i = 0; ok && i < n; i++)
-        ok = eval_codec(s, specs[i], &base, &queries, &t, &a, cells + i * N_EVAL);
-    ok = ok && report_print(eval_columns, N_EVAL, cells, n, s->json);
+        ok = eval_codec(s, specs[i], &base, &queries, &t, &a, &out);
+    ok = ok && report_print(&out, "search", s->json);
+    report_free(&out);
     search_truth_free(&t);
     search_free_answers(&a);
     vectors_free(&base);

@@ -98,31 +98,22 @@ bool search_make_index(const search_settings *s, const char *codec, const vector
 
 /* ---- info ---- */
 
-static const report_column info_columns[] = {
-    { "codec", "codec", COLUMN_TEXT, 0 },
-    { "metric", "metric", COLUMN_TEXT, 0 },
-    { "vectors", "vectors", COLUMN_NUMBER, 0 },
-    { "dim", "dim", COLUMN_NUMBER, 0 },
-    { "bits", NULL, COLUMN_NUMBER, 0 },
-    { "bytes_per_vector", "bytes/vector", COLUMN_NUMBER, 0 },
-    { "id_bytes", "id bytes", COLUMN_NUMBER, 0 },
-    { "centred", NULL, COLUMN_BOOL, 0 },
-    { "file_bytes", "MiB", COLUMN_MIB, 1 },
-};
-enum { N_INFO = sizeof info_columns / sizeof *info_columns };
-
 static bool print_info(const kvant_index *index, bool json)
 {
     kvant_index_info info = { .size = sizeof info };
     kvant_index_get_info(index, &info);
-    const report_cell cells[N_INFO] = {
-        CELL_TEXT(info.spec),         CELL_TEXT(search_metric_name(info.metric)),
-        CELL_NUMBER(info.n),          CELL_NUMBER(info.dim),
-        CELL_NUMBER(info.bits),       CELL_NUMBER(info.bytes_per_vector),
-        CELL_NUMBER(info.id_bytes),   CELL_NUMBER(info.has_center),
-        CELL_NUMBER(info.file_bytes),
-    };
-    return report_print(info_columns, N_INFO, cells, 1, json);
+    report_rows row = { .n_rows = 0 };
+    report_row(&row);
+    report_text(&row, "codec", "codec", info.spec);
+    report_text(&row, "metric", "metric", search_metric_name(info.metric));
+    report_number(&row, "vectors", "vectors", 0, (double)info.n);
+    report_number(&row, "dim", "dim", 0, info.dim);
+    report_number(&row, "bits", NULL, 0, (double)info.bits);
+    report_number(&row, "bytes_per_vector", "bytes/vector", 0, (double)info.bytes_per_vector);
+    report_number(&row, "id_bytes", "id bytes", 0, (double)info.id_bytes);
+    report_number_as(&row, COLUMN_BOOL, "centred", NULL, 0, info.has_center);
+    report_number_as(&row, COLUMN_MIB, "file_bytes", "MiB", 1, (double)info.file_bytes);
+    return report_print(&row, "search", json);
 }
 
 bool search_open_index(const char *path, bool verify, kvant_index **index)

@@ -124,30 +124,26 @@ bool search_run(const kvant_index *index, const kvant_index_gpu *gpu, const sear
     return status == KVANT_OK || search_failed("searching");
 }
 
-static const report_column query_columns[] = {
-    { "query", "query", COLUMN_NUMBER, 0 },
-    { "rank", "rank", COLUMN_NUMBER, 0 },
-    { "id", "id", COLUMN_NUMBER, 0 },
-    { "score", "score", COLUMN_NUMBER, 4 },
-};
-enum { N_QUERY = sizeof query_columns / sizeof *query_columns };
+static void add_answer(report_rows *out, size_t query, size_t rank, uint64_t id, double score)
+{
+    report_row(out);
+    report_number(out, "query", "query", 0, (double)query);
+    report_number(out, "rank", "rank", 0, (double)rank);
+    report_number(out, "id", "id", 0, (double)id);
+    report_number(out, "score", "score", 4, score);
+}
 
 static bool print_answers(const search_answers *a, size_t n, uint32_t k, bool json)
 {
-    report_cell *cells = calloc(n * k, N_QUERY * sizeof *cells), *cell = cells;
-    if (cells == NULL)
-        return complain("search: out of memory");
+    report_rows out = { .n_rows = 0 };
     for (size_t i = 0; i < n * k; i++)
-        if (a->ids[i] != KVANT_INDEX_NO_ID) {
-            *cell++ = CELL_NUMBER(i / k);
-            *cell++ = CELL_NUMBER(i % k + 1);
-            *cell++ = CELL_NUMBER(a->ids[i]);
-            *cell++ = CELL_NUMBER(a->scores[i]);
-        }
-    const bool ok =
-        report_print(query_columns, N_QUERY, cells, (size_t)(cell - cells) / N_QUERY, json);
-    free(cells);
-    return ok;
+        if (a->ids[i] != KVANT_INDEX_NO_ID)
+            add_answer(&out, i / k, i % k + 1, a->ids[i], a->scores[i]);
+    if (out.n_rows == 0) { /* the headings alone */
+        add_answer(&out, 0, 0, 0, 0);
+        out.n_rows = 0;
+    }
+    return report_print(&out, "search", json);
 }
 
 bool search_query(const search_settings *s, const char *const *files)

@@ -67,64 +67,42 @@ static const char *verdict_of(const test_report *report)
 
 /* The table: a line for each device, then lines with speeds */
 
-static const report_column columns[] = {
-    { NULL, "device", COLUMN_TEXT, 0 },
-    { NULL, "codecs", COLUMN_TEXT, 0 },
-    { NULL, "right", COLUMN_NUMBER, 0 },
-    { NULL, "wrong", COLUMN_NUMBER, 0 },
-    { NULL, "no kernel", COLUMN_NUMBER, 0 },
-    { NULL, "error/bound", COLUMN_NUMBER, 2 },
-    { NULL, "M rows/s encoded", COLUMN_NUMBER, 2 },
-    { NULL, "GB/s attention", COLUMN_NUMBER, 1 },
-    { NULL, "GB/s copy", COLUMN_NUMBER, 1 },
-    { NULL, "tokens/s", COLUMN_NUMBER, 0 },
-};
-enum { N_COLUMNS = sizeof columns / sizeof *columns };
-
-static void clear(report_cell *row, const char *device, const char *codecs)
+/* c, s: NULL for a line without them. */
+static void add_line(report_rows *out, const test_device *d, const char *codecs, const counts *c,
+                     const test_speed *s)
 {
-    for (size_t i = 0; i < N_COLUMNS; i++)
-        row[i] = CELL_NUMBER(NAN);
-    row[0] = CELL_TEXT(device);
-    row[1] = CELL_TEXT(codecs);
-}
-
-static void fill_device(const test_report *report, const test_device *d, report_cell *row)
-{
-    const counts c = count(report, d);
-    clear(row, d->label, d->missing[0] != 0 ? "not tried" : "checked");
-    if (d->missing[0] != 0)
-        return;
-    row[2] = CELL_NUMBER(c.right);
-    row[3] = CELL_NUMBER(c.wrong);
-    row[4] = d->is_gpu ? CELL_NUMBER(c.without) : CELL_NUMBER(NAN);
-    row[5] = CELL_NUMBER(c.share);
+    report_row(out);
+    report_text(out, NULL, "device", d->label);
+    report_text(out, NULL, "codecs", codecs);
+    report_number(out, NULL, "right", 0, c != NULL ? (double)c->right : NAN);
+    report_number(out, NULL, "wrong", 0, c != NULL ? (double)c->wrong : NAN);
+    report_number(out, NULL, "no kernel", 0, c != NULL && d->is_gpu ? (double)c->without : NAN);
+    report_number(out, NULL, "error/bound", 2, c != NULL ? c->share : NAN);
+    report_number(out, NULL, "M rows/s encoded", 2, s != NULL ? s->encode_rows / 1e6 : NAN);
+    /* read */
+    report_number(out, NULL, "GB/s attention", 1, s != NULL ? s->bytes / s->attention / 1e9 : NAN);
+    /* read and written */
+    report_number(out, NULL, "GB/s copy", 1, s != NULL ? 2 * s->bytes / s->copy / 1e9 : NAN);
+    report_number(out, NULL, "tokens/s", 0, s != NULL ? s->sequences / s->attention : NAN);
 }
 
 static bool print_table(const test_report *report)
 {
-    report_cell *cells = calloc((report->n_devices + report->n_results) * N_COLUMNS, sizeof *cells);
-    report_cell *row = cells;
-    if (cells == NULL)
-        return complain("selftest: out of memory");
-    for (size_t i = 0; i < report->n_devices; i++, row += N_COLUMNS)
-        fill_device(report, &report->devices[i], row);
+    report_rows out = { .n_rows = 0 };
+    for (size_t i = 0; i < report->n_devices; i++) {
+        const test_device *d = &report->devices[i];
+        const counts c = count(report, d);
+        if (d->missing[0] != 0)
+            add_line(&out, d, "not tried", NULL, NULL);
+        else
+            add_line(&out, d, "checked", &c, NULL);
+    }
     for (size_t i = 0; i < report->n_devices * report->n_results; i++) {
         const test_result *r = &report->results[i % report->n_results];
-        const test_speed *s = &r->speed;
-        if (r->device != &report->devices[i / report->n_results] || !is_measured(r))
-            continue;
-        clear(row, r->device->label, r->pair.k);
-        row[6] = CELL_NUMBER(s->encode_rows / 1e6);
-        row[7] = CELL_NUMBER(s->bytes / s->attention / 1e9); /* read */
-        row[8] = CELL_NUMBER(2 * s->bytes / s->copy / 1e9);  /* read and written */
-        row[9] = CELL_NUMBER(s->sequences / s->attention);
-        row += N_COLUMNS;
+        if (r->device == &report->devices[i / report->n_results] && is_measured(r))
+            add_line(&out, r->device, r->pair.k, NULL, &r->speed);
     }
-    const bool ok =
-        report_print(columns, N_COLUMNS, cells, (size_t)(row - cells) / N_COLUMNS, REPORT_TABLE);
-    free(cells);
-    return ok;
+    return report_print(&out, "selftest", REPORT_TABLE);
 }
 
 /* Results that are wrong or failed, at most MOST_LINES. */
