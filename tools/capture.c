@@ -82,8 +82,7 @@ static void note_origin(writer *w)
     const reading *r = w->reading;
     const char *path = r->engine->options.model;
     char name[256], fingerprint[24];
-    if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
-        snprintf(name, sizeof name, "%s", file_name(path));
+    engine_model_name(r->engine, r->engine->cpu_model, name, sizeof name);
     snprintf(fingerprint, sizeof fingerprint, "%016llx",
              (unsigned long long)kvant_model_fingerprint(path));
     safetensors_note(&w->file, "format", "kvant-capture-1");

@@ -11,11 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *file_name(const char *path)
-{
-    return kvant_os_file_name(path);
-}
-
 bool calibration_beside(const char *model, char *path, size_t bytes)
 {
     const size_t length = strlen(model), ending = strlen(".gguf");

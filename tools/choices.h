@@ -33,6 +33,3 @@ size_t codec_names(codec_name *names);
 
 /* The info of a scheme. */
 kvant_scheme_info scheme_info(const kvant_scheme *scheme);
-
-/* The part of a path after its last slash. */
-const char *file_name(const char *path);

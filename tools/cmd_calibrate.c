@@ -92,8 +92,7 @@ static bool create_calibrator(run *r)
 {
     const settings *s = r->settings;
     char name[256] = "", err[256] = "";
-    if (ll.llama_model_meta_val_str(r->engine.cpu_model, "general.name", name, sizeof name) <= 0)
-        snprintf(name, sizeof name, "%s", file_name(s->engine.model));
+    engine_model_name(&r->engine, r->engine.cpu_model, name, sizeof name);
     const kvant_calibrator_config config = { .size = sizeof config,
                                              .model = name,
                                              .model_fingerprint =
@@ -114,8 +113,7 @@ static uint64_t work_key(const run *r)
     uint64_t key = fingerprint_number(FINGERPRINT_START, r->settings->n_ctx);
     key = fingerprint_number(key, r->reading.n_positions);
     key = fingerprint_number(key, ENGINE_UBATCH);
-    return fingerprint_bytes(key, r->reading.tokens,
-                             r->reading.n_tokens * sizeof *r->reading.tokens);
+    return kvant_fnv1a(key, r->reading.tokens, r->reading.n_tokens * sizeof *r->reading.tokens);
 }
 
 /* Continues from an earlier run's checkpoint. One that cannot be used is reported; then the run

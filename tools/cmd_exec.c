@@ -396,7 +396,7 @@ static void report_static(const char *name)
 {
     complain("exec: warning: '%s' has ggml linked in, so it cannot load kvant, and its cache stays "
              "uncompressed; kvant needs a build whose ggml is a shared library",
-             file_name(name));
+             kvant_os_file_name(name));
 }
 
 static void report_no_flags(const exec_options *o, const program *p, const variable_set *set)
@@ -410,7 +410,7 @@ static void report_no_flags(const exec_options *o, const program *p, const varia
                                   set->list[i].name, set->list[i].value);
     complain("exec: the name '%s' does not begin with llama, so the program gets kvant's variables "
              "and no flags",
-             file_name(p->argv[0]));
+             kvant_os_file_name(p->argv[0]));
     hint(
         "a llama.cpp program that it starts reads %s; a program that calls the library itself must "
         "%s",
@@ -465,7 +465,7 @@ static int set_accel(const exec_options *o)
 static bool keep_other_backend(const char *plugin)
 {
     const char *other = env_or_null("GGML_BACKEND_PATH");
-    return other == NULL || strcmp(file_name(other), file_name(plugin)) == 0 ||
+    return other == NULL || strcmp(kvant_os_file_name(other), kvant_os_file_name(plugin)) == 0 ||
            os_set_variable(PLUGIN_ENV_BACKEND, other);
 }
 

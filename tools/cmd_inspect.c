@@ -100,9 +100,7 @@ static bool look_at_model(engine *e, inspect_facts *f)
     const struct llama_model *model = engine_model(e, &f16);
     if (model == NULL)
         return false;
-    if (ll.llama_model_meta_val_str(model, "general.name", f->name, sizeof f->name) <= 0 ||
-        f->name[0] == 0)
-        snprintf(f->name, sizeof f->name, "%s", file_name(e->options.model));
+    engine_model_name(e, model, f->name, sizeof f->name);
     snprintf(f->kvant, sizeof f->kvant, "%s, CPU level %s", kvant_version(),
              kvant_cpu_level_name(kvant_get_cpu_level()));
     snprintf(f->runtime, sizeof f->runtime, "llama.cpp %s, ggml %s", ll.llama_version(),

@@ -166,11 +166,10 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
 static uint64_t key_of_text(const needle_text *text)
 {
     uint64_t key =
-        fingerprint_bytes(FINGERPRINT_START, text->tokens, text->n_tokens * sizeof *text->tokens);
+        kvant_fnv1a(FINGERPRINT_START, text->tokens, text->n_tokens * sizeof *text->tokens);
     for (size_t i = 0; i < text->n_needles; i++) {
         const needle *n = &text->needles[i];
-        key = fingerprint_bytes(key, n->question,
-                                (n->n_question + n->n_answer) * sizeof *n->question);
+        key = kvant_fnv1a(key, n->question, (n->n_question + n->n_answer) * sizeof *n->question);
     }
     return key;
 }

@@ -4,6 +4,7 @@
 #include "args.h"
 #include "command.h"
 #include "fingerprint.h"
+#include "os.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -76,7 +77,7 @@ bool configs_add_file(void *list, const char *path)
     if (config == NULL)
         return false;
     config->path = path;
-    config->k = config->v = file_name(path);
+    config->k = config->v = kvant_os_file_name(path);
     return true;
 }
 
@@ -272,7 +273,7 @@ void configs_free(kv_configs *list)
 uint64_t config_key(const kv_config *c)
 {
     const uint32_t numbers[] = { c->stock, c->accel, c->type_k, c->type_v, c->protect, c->fp32 };
-    uint64_t h = fingerprint_bytes(FINGERPRINT_START, numbers, sizeof numbers);
+    uint64_t h = kvant_fnv1a(FINGERPRINT_START, numbers, sizeof numbers);
     if (!c->stock || c->accel)
         h = fingerprint_number(h, plugin_fingerprint());
     if (c->stock)

@@ -4,7 +4,6 @@
 #define _POSIX_C_SOURCE 200809L /* strtok_r */
 #include "devices.h"
 
-#include "choices.h"
 #include "command.h"
 #include "os.h"
 
@@ -42,8 +41,8 @@ void devices_query(const program *p, device_list *list)
         devices_read(text, list);
     free(variables);
     if (late)
-        complain("exec: %s --list-devices gave no list within %d seconds", file_name(p->argv[0]),
-                 MAX_SECONDS);
+        complain("exec: %s --list-devices gave no list within %d seconds",
+                 kvant_os_file_name(p->argv[0]), MAX_SECONDS);
 }
 
 static bool opens(const char *name)

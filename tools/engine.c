@@ -253,6 +253,12 @@ struct llama_model *engine_model(engine *e, const kv_config *config)
     return e->kvant_model;
 }
 
+void engine_model_name(const engine *e, const struct llama_model *model, char *name, size_t bytes)
+{
+    if (ll.llama_model_meta_val_str(model, "general.name", name, bytes) <= 0)
+        snprintf(name, bytes, "%s", kvant_os_file_name(e->options.model));
+}
+
 static bool stop_computing(void *user)
 {
     (void)user;

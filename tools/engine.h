@@ -96,6 +96,9 @@ void engine_close(engine *e);
 /* The model for a configuration, or NULL after complaining. */
 struct llama_model *engine_model(engine *e, const kv_config *config);
 
+/* The name that the model's file states, otherwise the file's own name. */
+void engine_model_name(const engine *e, const struct llama_model *model, char *name, size_t bytes);
+
 typedef struct engine_context_options {
     uint32_t n_ctx;
     uint32_t n_batch;

@@ -1,9 +1,9 @@
 /* eval_texts.c - files to tokens to chunks. */
 #include "eval_texts.h"
 
-#include "choices.h"
 #include "command.h"
 #include "fingerprint.h"
+#include "os.h"
 #include "spread.h"
 #include "text.h"
 
@@ -32,9 +32,9 @@ static bool add_chunks(eval_texts *t, size_t text, size_t n_tokens, size_t n_chu
     for (size_t i = 0; i < n_chunks; i++) {
         const llama_token *tokens =
             t->tokens[text] + spread_at(n_tokens, cut->n_parts, cut->n_ctx, cut->skip + i);
-        t->chunks[t->n_chunks++] = (eval_chunk){
-            text, tokens, fingerprint_bytes(FINGERPRINT_START, tokens, cut->n_ctx * sizeof *tokens)
-        };
+        t->chunks[t->n_chunks++] =
+            (eval_chunk){ text, tokens,
+                          kvant_fnv1a(FINGERPRINT_START, tokens, cut->n_ctx * sizeof *tokens) };
     }
     return true;
 }
@@ -69,7 +69,7 @@ static bool add_text(eval_texts *t, const engine *e, const char *file, const eva
 {
     size_t n_tokens = 0, n_chunks = 0;
     const size_t text = t->n;
-    t->names[text] = file_name(file);
+    t->names[text] = kvant_os_file_name(file);
     t->tokens[text] = tokenize_file(e, file, &n_tokens);
     if (t->tokens[text] == NULL)
         return false;

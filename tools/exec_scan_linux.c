@@ -5,7 +5,7 @@
 #define _GNU_SOURCE
 #include "exec_scan.h"
 
-#include "choices.h"
+#include "os.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -56,7 +56,7 @@ static bool is_model(const char *path)
 static void note_model(const char *path, scan *found)
 {
     if (found->model[0] == 0)
-        snprintf(found->model, sizeof found->model, "%s", file_name(path));
+        snprintf(found->model, sizeof found->model, "%s", kvant_os_file_name(path));
 }
 
 static void look_at_maps(const char *process, const char *plugin, scan *found)
@@ -72,7 +72,7 @@ static void look_at_maps(const char *process, const char *plugin, scan *found)
         line[strcspn(line, "\n")] = 0;
         if (strcmp(file, plugin) == 0)
             found->plugin = true;
-        else if (strncmp(file_name(file), "libggml", 7) == 0)
+        else if (strncmp(kvant_os_file_name(file), "libggml", 7) == 0)
             found->ggml = true;
         else if (is_model(file)) {
             found->mapped = true;

@@ -4,11 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-uint64_t fingerprint_bytes(uint64_t fingerprint, const void *bytes, size_t n)
-{
-    return kvant_fnv1a(fingerprint, bytes, n);
-}
-
 uint64_t fingerprint_number(uint64_t fingerprint, uint64_t number)
 {
     unsigned char bytes[8]; /* the same on every machine */
@@ -19,8 +14,8 @@ uint64_t fingerprint_number(uint64_t fingerprint, uint64_t number)
 
 uint64_t fingerprint_string(uint64_t fingerprint, const char *text)
 {
-    return text != NULL ? fingerprint_bytes(fingerprint, text, strlen(text) + 1)
-                        : fingerprint_bytes(fingerprint, "\1", 2);
+    return text != NULL ? kvant_fnv1a(fingerprint, text, strlen(text) + 1)
+                        : kvant_fnv1a(fingerprint, "\1", 2);
 }
 
 uint64_t fingerprint_words(uint64_t fingerprint, const void *bytes, size_t n)

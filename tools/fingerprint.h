@@ -9,8 +9,7 @@
 
 #define FINGERPRINT_START KVANT_FNV_START
 
-/* Continue a fingerprint by n bytes, or by the 8 bytes of a number. */
-uint64_t fingerprint_bytes(uint64_t fingerprint, const void *bytes, size_t n);
+/* Continues a fingerprint by the 8 bytes of a number. kvant_fnv1a continues it by any bytes. */
 uint64_t fingerprint_number(uint64_t fingerprint, uint64_t number);
 
 /* Continued by a text with its end, so that "ab", "c" and "a", "bc" differ; NULL differs from

@@ -1,7 +1,6 @@
 /* program.c - see program.h. It reads options as llama.cpp's common/arg.cpp and llama-bench do. */
 #include "program.h"
 
-#include "choices.h"
 #include "os.h"
 
 #include <stdio.h>
@@ -10,7 +9,7 @@
 
 static bool is_llama(const char *word)
 {
-    return strncmp(file_name(word), "llama", 5) == 0;
+    return strncmp(kvant_os_file_name(word), "llama", 5) == 0;
 }
 
 /* Whether the file begins as programs do: on a mounted Windows disk models are executable, too. */
@@ -139,12 +138,13 @@ bool program_is_off(const char *value)
 
 bool program_has_command(const program *p)
 {
-    return p->argc > 1 && strcmp(file_name(p->argv[0]), "llama") == 0 && p->argv[1][0] != '-';
+    return p->argc > 1 && strcmp(kvant_os_file_name(p->argv[0]), "llama") == 0 &&
+           p->argv[1][0] != '-';
 }
 
 bool program_is_bench(const program *p)
 {
-    return strncmp(file_name(p->argv[0]), "llama-bench", 11) == 0 ||
+    return strncmp(kvant_os_file_name(p->argv[0]), "llama-bench", 11) == 0 ||
            (program_has_command(p) && strcmp(p->argv[1], "bench") == 0);
 }
 

@@ -12,11 +12,6 @@ char *read_text(const char *path, size_t *bytes)
     return calloc(*bytes + 1, 1);
 }
 
-const char *file_name(const char *path)
-{
-    return path;
-}
-
 llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind,
                              size_t *n)
 {
