@@ -16,9 +16,11 @@ sys.path.insert(0, str(ROOT / "integrations" / "python"))
 
 from kvant import structs  # noqa: E402
 
-START = """#include <kvant/cache.h>
+START = """#include <kvant/block_attention.h>
+#include <kvant/cache.h>
 #include <kvant/calibration.h>
 #include <kvant/cuda_kernels.h>
+#include <kvant/executor.h>
 #include <kvant/index.h>
 #include <kvant/tensor_hooks.h>
 #include <stdio.h>

@@ -104,7 +104,7 @@ def attention(
     made.first_block = checks.count(first_block, "first_block", least=0)
     made.n_threads = checks.threads(n_threads)
     size = c.c_size_t()
-    invoke("attention", "kvant_attention_workspace", k.handle, v.handle, made, size)
+    invoke("attention", "kvant_attention_workspace", k.handle, v.handle, made, c.byref(size))
     workspace = arrays.zeroed(size.value)
     given = k.handle, v.handle, made, workspace.ctypes.data, size.value
     invoke("attention", "kvant_attention", *given)

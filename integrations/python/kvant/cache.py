@@ -428,7 +428,7 @@ class Cache(Owned):
         n = checks.count(n, "n", least=1)
         with self._lock:
             these, bytes_ = (self._handle, self._open(sequence), first, n), c.c_size_t()
-            invoke("export", "kvant_sequence_export_size", *these, bytes_)
+            invoke("export", "kvant_sequence_export_size", *these, c.byref(bytes_))
             data = c.create_string_buffer(bytes_.value)
             invoke("export", "kvant_sequence_export", *these, data, bytes_.value)
         return data.raw

@@ -139,13 +139,14 @@ class Calibrator(Owned):
     ) -> None:
         super().__init__("kvant_calibrator_free")
         sizes = [checks.count(n, "clusters", least=2) for n in clusters]
+        array = (c.c_uint32 * len(sizes))(*sizes)
         config = s.CalibratorConfig.new(
             model=checks.text(model, "model").encode(),
             model_fingerprint=checks.count(
                 model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1
             ),
             seed=checks.count(seed, "seed", least=0, most=2**64 - 1),
-            clusters=(c.c_uint32 * len(sizes))(*sizes),
+            clusters=c.addressof(array),
             n_codebooks=len(sizes),
             sample_rows=checks.count(sample_rows, "sample_rows", least=0),
             n_threads=checks.threads(n_threads),
@@ -259,7 +260,7 @@ class Calibrator(Owned):
         finish continues."""
         left, made = c.c_uint32(1), c.c_void_p()
         while left.value:
-            invoke("k-means", "kvant_calibrator_cluster", self._handle, left)
+            invoke("k-means", "kvant_calibrator_cluster", self._handle, c.byref(left))
             if progress:
                 progress(left.value)
         invoke("calibration", "kvant_calibrator_finish", self._handle, made)

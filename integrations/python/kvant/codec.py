@@ -59,7 +59,7 @@ def needs_calibration(spec: str, role: str = "k") -> bool:
     codec."""
     needed = c.c_int()
     what, name = f"codec {spec!r}", c_text(checks.text(spec, "spec"), "spec")
-    invoke(what, "kvant_codec_needs_calibration", name, checks.role(role), needed)
+    invoke(what, "kvant_codec_needs_calibration", name, checks.role(role), c.byref(needed))
     return bool(needed.value)
 
 
@@ -301,7 +301,7 @@ def tensor_bytes(codecs: Sequence[Codec], n_sequences: int, n_blocks: int, exact
     (kvant_tensor_size). The rows of a step lie in memory that layers share: step_bytes."""
     made, size = tensor_params(codecs, n_sequences, n_blocks, 0, 0, exact=exact), c.c_size_t()
     made.steps = c.pointer(s.StepPages.new())
-    invoke("size", "kvant_tensor_size", made, size)
+    invoke("size", "kvant_tensor_size", made, c.byref(size))
     return size.value
 
 

@@ -224,7 +224,8 @@ class Index(Owned):
         scores, ids = arrays.np.empty(shape, "float32"), arrays.np.empty(shape, "int64")
         raised: list[BaseException] = []
         query = s.IndexQuery.new(rows=queries.ctypes.data, stride=stride, n=shape[0], k=shape[1])
-        query.n_threads, query.allow = checks.threads(n_threads), _asked(allow, raised)
+        query.n_threads, asked = checks.threads(n_threads), _asked(allow, raised)
+        query.allow = c.cast(asked, c.c_void_p)
         if allowed is not None:
             allowed = self._ids(allowed, "allowed")
             query.n_allowed = allowed.size

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from . import arrays, checks
 from .arrays import np
-from .structs import fields
 
 
 class View(NamedTuple):
@@ -135,10 +134,12 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 class _DlTensor(c.Structure):
     """DLTensor of DLPack's C interface, with which a managed tensor begins."""
 
-    _fields_ = fields("""
-        ptr data; i32 device_type device_id ndim; u8 code bits; u16 lanes; i64* shape strides;
-        u64 byte_offset
-    """)
+    _fields_ = [
+        ("data", c.c_void_p), ("device_type", c.c_int32), ("device_id", c.c_int32),
+        ("ndim", c.c_int32), ("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16),
+        ("shape", c.POINTER(c.c_int64)), ("strides", c.POINTER(c.c_int64)),
+        ("byte_offset", c.c_uint64),
+    ]  # fmt: skip
 
 
 def dl_tensor(capsule: Any) -> _DlTensor:

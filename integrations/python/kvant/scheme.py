@@ -96,7 +96,7 @@ class Scheme(Owned):
         """Bits per number of the keys and values of all layers, every stored byte counted."""
         dims, bits = (c.c_uint32 * 2)(self.head_dim, self.v_head_dim), c.c_double()
         model = s.SchemeModel.new(n_layers=self.n_layers, n_kv_heads=self.n_kv_heads, head_dim=dims)
-        invoke("bits of the scheme", "kvant_scheme_true_bits", self._handle, model, bits)
+        invoke("bits of the scheme", "kvant_scheme_true_bits", self._handle, model, c.byref(bits))
         return bits.value
 
     def exact(self, max_tokens: int, n_sequences: int = 1) -> ExactPart:

@@ -88,7 +88,7 @@ class Tensor(Owned):
             self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks, stride, exact
         )
         size = c.c_size_t()
-        invoke("tensor", "kvant_tensor_size", made, size)
+        invoke("tensor", "kvant_tensor_size", made, c.byref(size))
         self._memory = arrays.zeroed(size.value) if given is None else given
         arrays.array(
             self._memory, "memory", np.uint8, (made.n_blocks, None) if in_rows else (None,)
@@ -223,7 +223,7 @@ class Tensor(Owned):
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
         most, used = library().kvant_tensor_export_size(self._handle), c.c_size_t()
         data = c.create_string_buffer(most)
-        invoke("export", "kvant_tensor_export", self._handle, number, data, most, used)
+        invoke("export", "kvant_tensor_export", self._handle, number, data, most, c.byref(used))
         return data.raw[: used.value]
 
     def import_block(self, block: int, data: bytes) -> None:

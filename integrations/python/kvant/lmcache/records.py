@@ -46,7 +46,9 @@ class Records:
 
     def _size(self, record: s.OuterRecord, role: int) -> int:
         size = c.c_size_t()
-        invoke("record", "kvant_tensor_outer_size", self._forms[0][role].handle, record, size)
+        invoke(
+            "record", "kvant_tensor_outer_size", self._forms[0][role].handle, record, c.byref(size)
+        )
         return size.value
 
     def _open(
