@@ -416,30 +416,33 @@ static uint8_t *pack_of(kvant_index *index, size_t slot)
            slot / KVANT_PACK_VECTORS * kvant_book_pack_bytes(&index->book);
 }
 
-static void move_number(float *numbers, size_t from, size_t to)
+static void clear_slot(kvant_index *index, size_t slot)
 {
-    numbers[to] = numbers[from];
-    if (from != to)
-        numbers[from] = 0;
+    KVANT_OWN(uint64_t, index->ids)[slot] = 0;
+    KVANT_OWN(float, index->factors)[slot] = 0;
+    if (index->has_rows) {
+        memset(KVANT_OWN(uint8_t, index->rows) + slot * index->dim, 0, index->dim);
+        KVANT_OWN(float, index->row_factors)[slot] = 0;
+    }
+    if (index->offsets)
+        KVANT_OWN(float, index->offsets)[slot] = 0;
 }
 
 void kvant_index_move_slot(kvant_index *index, size_t from, size_t to)
 {
-    uint64_t *ids = KVANT_OWN(uint64_t, index->ids);
-    if (from != to) {
-        kvant_id_table_move(&index->table, ids, ids[from], (uint32_t)to);
-        ids[to] = ids[from];
-        ids[from] = 0;
-    }
-    move_number(KVANT_OWN(float, index->factors), from, to);
-    if (index->has_rows && from != to) {
+    if (from == to)
+        return;
+    kvant_id_table_move(&index->table, index->ids, index->ids[from], (uint32_t)to);
+    KVANT_OWN(uint64_t, index->ids)[to] = index->ids[from];
+    KVANT_OWN(float, index->factors)[to] = index->factors[from];
+    if (index->has_rows) {
         uint8_t *rows = KVANT_OWN(uint8_t, index->rows);
         memcpy(rows + to * index->dim, rows + from * index->dim, index->dim);
-        memset(rows + from * index->dim, 0, index->dim);
-        move_number(KVANT_OWN(float, index->row_factors), from, to);
+        KVANT_OWN(float, index->row_factors)[to] = index->row_factors[from];
     }
     if (index->offsets)
-        move_number(KVANT_OWN(float, index->offsets), from, to);
+        KVANT_OWN(float, index->offsets)[to] = index->offsets[from];
+    clear_slot(index, from);
 }
 
 void kvant_index_replace(kvant_index *index, size_t from, size_t to)
@@ -449,14 +452,7 @@ void kvant_index_replace(kvant_index *index, size_t from, size_t to)
         kvant_book_copy(&index->book, pack_of(index, from), from % KVANT_PACK_VECTORS,
                         pack_of(index, to), to % KVANT_PACK_VECTORS);
     } else {
-        KVANT_OWN(uint64_t, index->ids)[to] = 0;
-        KVANT_OWN(float, index->factors)[to] = 0;
-        if (index->has_rows) {
-            KVANT_OWN(float, index->row_factors)[to] = 0;
-            memset(KVANT_OWN(uint8_t, index->rows) + to * index->dim, 0, index->dim);
-        }
-        if (index->offsets)
-            KVANT_OWN(float, index->offsets)[to] = 0;
+        clear_slot(index, to);
     }
     kvant_book_copy(&index->book, NULL, 0, pack_of(index, from), from % KVANT_PACK_VECTORS);
 }
