@@ -435,9 +435,9 @@ class Compare:
         self.layer, self.dense, self.attend = cache.KvantLayer, dense, cache.KvantLayer.attend
         compare = self
 
-        def attend(layer, query, mask, shape, length, causal, scale, softcap, sinks):
-            out = compare.attend(layer, query, mask, shape, length, causal, scale, softcap, sinks)
-            compare.check(layer, out, query, mask, shape, length, scale)
+        def attend(layer, query, mask, shape, length, causal, how):
+            out = compare.attend(layer, query, mask, shape, length, causal, how)
+            compare.check(layer, out, query, mask, shape, length, how["scale"])
             return out
 
         self.layer.attend = attend

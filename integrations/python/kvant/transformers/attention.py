@@ -92,10 +92,8 @@ def attention(
                 None if attention_mask is None else attention_mask[:, : key.length].to(torch.bool)
             )
             shape = shape_of(seen, query.shape[0], window)
-        out = key.layer.attend(
-            query, attention_mask, shape, key.length, causal, scale, softcap, s_aux
-        )
-        return out, None
+        how = dict(scale=scale, softcap=softcap, sinks=s_aux)
+        return key.layer.attend(query, attention_mask, shape, key.length, causal, how), None
     if (
         attention_mask is None
         and causal

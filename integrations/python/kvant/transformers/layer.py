@@ -93,21 +93,18 @@ class KvantLayer(CacheLayerMixin):
         shape: Shape | None,
         length: int,
         causal: bool,
-        scale: float,
-        softcap: float | None,
-        sinks: Tensor | None,
+        how: dict[str, Any],
     ) -> Tensor:
-        """Attention of the newest tokens: [batch, n, heads, head_dim of values]."""
+        """Attention of the newest tokens: [batch, n, heads, head_dim of values]. `how`: scale,
+        softcap and sinks."""
         if length != self.get_seq_length():
             raise RuntimeError("kvant's attention was given keys of an earlier state of the cache")
         assert self.store is not None
         if self.store.steps and self.store.steps.running:
             rows, self.pending = self.pending, None
             window = self.window if shape is None else shape.window
-            return self.store.steps.attend(
-                self.store, self.number, query, rows, window, scale, softcap, sinks
-            )
-        options = scale, softcap, sinks, self.owner.exact, self.like[1].shape[3]
+            return self.store.steps.attend(self.store, self.number, query, rows, window, how)
+        how = how | dict(exact=self.owner.exact, v_head_dim=self.like[1].shape[3])
         if (
             shape is None
             or shape.holes
@@ -116,10 +113,10 @@ class KvantLayer(CacheLayerMixin):
             or query.shape[2] <= PASS
         ):
             self._flush(None if shape is None else shape.hidden, query)
-            return self.store.attend(self.number, query, mask, shape, causal, *options)
-        return self._attend_in_parts(query, shape, options)
+            return self.store.attend(self.number, query, mask, shape, causal, how)
+        return self._attend_in_parts(query, shape, how)
 
-    def _attend_in_parts(self, query: Tensor, shape: Shape, options: Any) -> Tensor:
+    def _attend_in_parts(self, query: Tensor, shape: Shape, how: dict[str, Any]) -> Tensor:
         """Computes a long prompt in passes of PASS tokens: appends rows with their queries, then
         computes attention."""
         assert self.store is not None and self.pending is not None
@@ -129,7 +126,7 @@ class KvantLayer(CacheLayerMixin):
             here = shape._replace(
                 hidden=tuple(min(n, self.store.lengths[self.number]) for n in shape.hidden)
             )
-            found.append(self.store.attend(self.number, q, None, here, True, *options))
+            found.append(self.store.attend(self.number, q, None, here, True, how))
         return torch.cat(found, 1)
 
     def decoded(self, length: int) -> tuple[Tensor, Tensor]:

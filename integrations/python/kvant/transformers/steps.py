@@ -77,18 +77,17 @@ class Steps:
         q: Tensor,
         rows: tuple[Tensor, Tensor] | None,
         window: int,
-        scale: float,
-        softcap: float | None,
-        sinks: Tensor | None,
+        how: dict[str, Any],
     ) -> Tensor:
-        """Attention of one step, [batch, 1, heads, head_dim]; q and rows have one token."""
+        """Attention of one step, [batch, 1, heads, head_dim]; q and rows have one token. `how`:
+        scale, softcap and sinks."""
         if rows is None or q.shape[2] != 1 or rows[0].shape[2] != 1:
             raise RuntimeError(
                 "kvant's attention was called twice, or for more than one token, in a step: use "
                 "the model without kvant.transformers.graphs"
             )
         self._keep(layer, *rows)
-        dtype = torch.float32 if self.floats or sinks is not None else q.dtype
+        dtype = torch.float32 if self.floats or how["sinks"] is not None else q.dtype
         k, v = (x.to(dtype)[:, :, 0] for x in rows)
         call = torch.ops.kvant.cache_step
         out = call(
@@ -98,10 +97,8 @@ class Steps:
             v,
             store._number,
             store.places[layer],
-            sinks,
             window=window,
-            scale=scale,
-            softcap=softcap,
+            **how,
         )
         return out.to(q.dtype)[:, None]
 

@@ -191,21 +191,16 @@ class Store:
         mask: Tensor | None,
         shape: Shape | None,
         causal: bool,
-        scale: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-        exact: bool,
-        v_head_dim: int,
+        how: dict[str, Any],
     ) -> Tensor:
         """`q`: [batch, heads, n, head_dim], of the newest n tokens. shape None: mask has four
-        dimensions and hides everything that must be hidden."""
+        dimensions and hides everything that must be hidden. `how`: scale, softcap, sinks, exact and
+        v_head_dim of cache_attend."""
         assert self.sequences is not None
         n, length, q = q.shape[2], self.lengths[layer], q.transpose(1, 2)
-        options: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, exact=exact)
-        if shape is None:
-            options["causal"] = False
-        else:
-            options |= dict(causal=causal, window=shape.window)
+        options = how | dict(causal=shape is not None and causal)
+        if shape is not None:
+            options["window"] = shape.window
         starts = tuple(
             min(start, length) for start in self.starts
         )  # a later part of the prompt may hold the first token
@@ -219,23 +214,19 @@ class Store:
                 options["scale"] = None
             if options["softcap"] == self.cache.logit_softcap:
                 options["softcap"] = None
-            return self._call(layer, q, self.sequences.numbers, v_head_dim, **options)
-        out = q.new_zeros((*q.shape[:3], v_head_dim))
+            return self._call(layer, q, self.sequences.numbers, **options)
+        out = q.new_zeros((*q.shape[:3], options["v_head_dim"]))
         for row, number in enumerate(self.sequences.numbers):
             count = min(n, length - starts[row])  # queries of padding see nothing
             if count > 0:
                 options["mask"] = None if plain else self._added(mask, row, count, length)
                 part = slice(row, row + 1), slice(n - count, n)
-                out[part] = self._call(layer, q[part], [number], v_head_dim, **options)
+                out[part] = self._call(layer, q[part], [number], **options)
         return out
 
-    def _call(
-        self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any
-    ) -> Tensor:
+    def _call(self, layer: int, q: Tensor, numbers: list[int], **options: Any) -> Tensor:
         place = self.places[layer]
-        return torch.ops.kvant.cache_attend(
-            self._state, q, self._number, place, numbers, v_head_dim, **options
-        )
+        return torch.ops.kvant.cache_attend(self._state, q, self._number, place, numbers, **options)
 
     def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
         """The numbers, float16 [1, n, tokens], that the mask adds to the scores of a row's newest n
