@@ -35,7 +35,7 @@ def quality_and_memory(results):
         for cache in BY_SIZE
         if cache != "tiny"
     ]
-    heading = ["KV cache", "8B model at 32k, CPU", "8B model at 32k, GPU", "in a file (CPU)"]
+    heading = ["KV cache", "on a CPU", "on a GPU", "in a file"]
     heading += [f"KLD, {model}" for model in MODELS.values()]
     return table(heading, *rows)
 
