@@ -97,9 +97,9 @@ def hqmq_med3():
 
 
 def room_by_role(numbers, options):
-    """Med3x with room for outliers where they are: on scripts/fetch.py's text, a page of Qwen2.5's
-    keys has 62 of them on average, and a page of values has 11. numbers: bits of the radius and
-    slots, of keys and then of values.
+    """Med3x with more room for outliers in keys than in values. On scripts/fetch.py's text a page
+    of Qwen2.5's keys has 62 outliers on average, and a page of values has 11. numbers: bits of the
+    radius and slots, of keys and then of values.
     """
     k, k_slots, v, v_slots = numbers
     return f"hqmq-s96r{k}:{options},slots={k_slots}", f"hqmq-s96r{v}:{options},slots={v_slots}"
@@ -116,9 +116,9 @@ def outlier_chunks(rows):
 
 def room_by_layer(model, folder, captured):
     """Med3x whose room follows its layers, as the paper's room does by itself, with HQMQ and with
-    INT4. A layer and role gets the outliers of the largest page of a captured text, all times the
-    largest tenth with which the average is at most the usual room, 1 chunk in 16. The captured text
-    must not be the scored one. The same codecs with the usual room are settings files, too, because
+    INT4. The room of a layer and role is a share of the outliers in the largest page of a captured
+    text. The share is the same everywhere: as many tenths as keep the average room at most at the
+    usual 1 chunk in 16. The captured text must not be the scored one. The same codecs with the usual room are settings files, too, because
     a cache with a settings file keeps kvant's exact part.
     """
     sys.path.insert(0, str(HERE.parent / "integrations" / "python"))

@@ -211,7 +211,7 @@ WINDOWS_NUMPY = (
 )
 WINDOWS_PLATFORM = ("win_amd64", "3.11")
 
-# What make test-arm64 runs under qemu: a Python with NumPy for the wheel, and cmocka for the unit
+# make test-arm64 runs these under qemu: a Python with NumPy for the wheel, and cmocka for the unit
 # tests. Both are Debian 12's, whose C library is the one of its cross compiler.
 ARM64 = "debian12"
 ARM64_PACKAGES = [

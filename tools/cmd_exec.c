@@ -64,16 +64,17 @@ static const arg_spec spec = {
     .about =
         "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV "
         "cache.\n"
-        "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are "
-        "given. Other words\nmay stand before them: taskset -c 0 llama-server. Other programs "
-        "get variables only:\n"
-        "GGML_BACKEND_PATH, KVANT_K and the like, and for a llama.cpp program that they\n"
-        "start LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS, LLAMA_ARG_FLASH_ATTN and\n"
-        "OLLAMA_FLASH_ATTENTION, unless these are set. With GPUs that are not CUDA's, llama* "
-        "get\n"
-        "the GPUs' names instead of KVANT, and other programs LLAMA_ARG_OVERRIDE_TENSOR instead "
-        "of\n"
-        "LLAMA_ARG_DEVICE.",
+        "\n"
+        "A program named llama* also gets --device KVANT, -ngl 99 and -fa on, unless they are "
+        "given.\n"
+        "Other words may stand before it: taskset -c 0 llama-server. With GPUs that are not "
+        "CUDA's,\n"
+        "it gets the names of these GPUs instead of KVANT.\n"
+        "\n"
+        "Any other program gets variables only: GGML_BACKEND_PATH, KVANT_K and the like. If it\n"
+        "starts a llama.cpp program, that one reads LLAMA_ARG_DEVICE, LLAMA_ARG_N_GPU_LAYERS,\n"
+        "LLAMA_ARG_FLASH_ATTN and OLLAMA_FLASH_ATTENTION, which are set unless they exist. With\n"
+        "GPUs that are not CUDA's, LLAMA_ARG_OVERRIDE_TENSOR takes the place of LLAMA_ARG_DEVICE.",
     ARG_OPTIONS(options),
     .notes = "Ends with the exit status of the program, or 127 when it does not exist. When the "
              "program opens\n"

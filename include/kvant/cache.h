@@ -167,7 +167,7 @@ KVANT_API kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer
 /* Decode steps that a CUDA graph replays. Each step appends one token to each of n sequences. The
  * rows of these tokens are fp16. They do not belong to the cache yet, but attention sees them.
  *
- *     kvant_steps_begin(cache, sequences, n, &info)    waits for nothing, but is as slow as steps
+ *     kvant_steps_begin(cache, sequences, n, &info)    does not wait, but takes time
  *     up to info.n_steps times:
  *         kvant_steps_next(cache)
  *         kvant_cache_step of every layer              or a graph of these calls

@@ -7,8 +7,8 @@
  * says why.
  *
  * An engine may rely on this header: it keeps the promise of kvant.h about structs and functions.
- * Single kernels, and arguments that only kvant's own doors need, are in cuda_kernels.h, which may
- * change with every release.
+ * Single kernels, and arguments that only kvant's own plug-in and caches need, are in
+ * cuda_kernels.h, which may change with every release.
  *
  * This is a plain C interface on streams and device pointers, for engines that own their memory.
  * Pages hold the same bytes as on the CPU (format.md). A block is 64 tokens of one sequence. It has
@@ -144,6 +144,7 @@ typedef struct kvant_cuda_rows {
         key_transform; /* device: n_kv_heads x key_transform_size (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
+/* Queries that go through the matrices of keys (kvant_cuda_transform_queries). */
 typedef struct kvant_cuda_query_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
     const kvant_cuda_codec *k_codec;

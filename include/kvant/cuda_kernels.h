@@ -38,10 +38,10 @@ typedef struct kvant_cuda_block_centers {
 
 /* ---- the compact form of matrices ---- */
 
-/* The matrices W of a learned transform take head_dim^2 floats per kv head as R W, and as many as
- * R W^-T. Their compact form takes a fifth of that or less. It has the numbers of the triangles, in
- * which a cache and its records keep W, and W^-T as a triangle of 16 bits. It serves codecs whose
- * rotation is a Hadamard matrix or none. */
+/* A learned transform has two matrices per kv head: R W for keys and R W^-T for queries, with
+ * head_dim^2 floats each. Their compact form takes a fifth of that or less. It has the triangles in
+ * which a cache and its records keep W, and W^-T as a triangle of 16-bit numbers. It serves codecs
+ * whose rotation is a Hadamard matrix or none. This returns the bytes of the form. */
 KVANT_API size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads);
 
 typedef struct kvant_cuda_compact_args {
@@ -442,14 +442,15 @@ typedef struct kvant_cuda_rope_pair {
 #define KVANT_CUDA_LEARN_BATCHES 4u    /* of queries */
 #define KVANT_CUDA_LEARN_LEAST 16u     /* keys and queries; with fewer, matrices are the identity */
 
-/* Position buckets that share a transform. Each counts as much as each other one. */
+/* Position buckets that share a transform. All of them count alike, however long they are. */
 typedef struct kvant_cuda_learn_span {
     uint32_t n_buckets;
     int32_t
         edges[KVANT_CUDA_LEARN_BUCKETS + 1]; /* bucket i has positions edges[i] to edges[i+1]-1 */
 } kvant_cuda_learn_span;
 
-/* Learns the key transforms (transform=first) of a layer from keys and queries, in GPU memory. */
+/* The keys and queries of a layer in GPU memory, from which key transforms are learned
+ * (transform=first). */
 typedef struct kvant_cuda_learn_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_learn_args) */
     /* W of a head is block diagonal with head_dim / part matrices (kvant_cuda_learn_plan). group:
@@ -477,10 +478,10 @@ typedef struct kvant_cuda_learn_args {
     size_t workspace_bytes;
 } kvant_cuda_learn_args;
 
-/* Fills part, center_span, n_transforms, the first span and pairs. rope: how RoPE rotates keys;
- * NULL: not known. Its n_positions are the positions of the first transform. *knows_rope: whether
- * the rope is used. A rope that rotates channels of different parts together is not.
- * KVANT_ERR_UNSUPPORTED: no kernel learns a matrix of this head_dim. */
+/* Fills part, center_span, n_transforms, the first span and pairs, on the host. rope: how RoPE
+ * rotates keys; NULL: not known. Its n_positions are the positions of the first transform.
+ * *knows_rope becomes 1 if the rope is used, and 0 if it rotates channels of different parts
+ * together. KVANT_ERR_UNSUPPORTED: no kernel learns a matrix of this head_dim. */
 KVANT_API kvant_status kvant_cuda_learn_plan(const struct kvant_rope *rope,
                                              kvant_cuda_learn_args *args, uint32_t *knows_rope);
 
@@ -488,10 +489,16 @@ KVANT_API kvant_status kvant_cuda_learn_plan(const struct kvant_rope *rope,
 KVANT_API kvant_status kvant_cuda_learn_span_add(kvant_cuda_learn_args *args, int32_t first,
                                                  int32_t last);
 
-/* The bytes of working memory, and the halves of a transform's triangles. Need no GPU. */
+/* The bytes of working memory; 0 for arguments without a plan. The second function returns how many
+ * 16-bit numbers the triangles of one transform have. Both need no GPU. */
 KVANT_API size_t kvant_cuda_learn_bytes(const kvant_cuda_learn_args *args);
 KVANT_API size_t kvant_cuda_triangle_halves(uint32_t head_dim, uint32_t n_kv_heads);
 
+/* Learns the transforms of all spans. It only enqueues work on the stream. W is the identity where
+ * fewer than KVANT_CUDA_LEARN_LEAST keys or queries count, and where the sums have no factor or the
+ * rounded W no good inverse: the host does not see the numbers. With n_tokens 0 all directions of
+ * queries count alike. The results have the same bits on every GPU. KVANT_ERR_ARGUMENT: a shape that
+ * the plan does not give, an array that is missing, or a workspace that is too small. */
 KVANT_API kvant_status kvant_cuda_learn(const kvant_cuda_learn_args *args,
                                         kvant_cuda_stream stream);
 

@@ -437,8 +437,7 @@ static size_t step_bytes(const abi_tensor *tensor)
     return padded_to_page(kvp_steps_bytes(&shape, settings));
 }
 
-/* The bytes that a tensor reserves: those of its cells, or on some systems those of its type if
- * they are more. */
+/* The bytes that a tensor reserves: enough for its cells, and on some systems also for its type. */
 static size_t at_least_nominal(size_t cells, size_t nominal)
 {
     return kvp_host_reserves_nominal_bytes() && cells < nominal ? nominal : cells;

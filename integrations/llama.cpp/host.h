@@ -1,8 +1,8 @@
-/* host.h - what the plug-in needs of an operating system, in addition to libraries, variables and
- * threads (src/base/os.h): its caller, imported functions, reserved memory, files. host_posix.c has
- * these functions for Linux and macOS, host_windows.c for Windows, host_linux_imports.c those on
- * imports, and host_hints.c the hints. No other file of the plug-in includes a header of a system
- * or asks which system it is (tests/docs/test_os.py). */
+/* host.h - the plug-in's functions on an operating system, in addition to src/base/os.h: its caller,
+ * imported functions, reserved memory, files. host_posix.c has them for Linux and macOS,
+ * host_windows.c for Windows. host_linux_imports.c has the functions on imports, and host_hints.c
+ * the hints. No other file of the plug-in includes a header of a system or asks which system it is
+ * (tests/docs/test_os.py). */
 #pragma once
 
 #include "../../src/base/os.h"
@@ -49,10 +49,11 @@ void kvp_host_release(void *memory, size_t bytes);
  * resident that nobody wrote. */
 void kvp_host_refuse_huge_pages(void *memory, size_t bytes);
 
-/* Hints (host_hints.c). The first asks for huge pages for reserved memory, which take a fraction of
- * the time to get. The second begins to write a part of a file to the disk while the program does
- * other work. The third says that a file will be read in order, and the fourth begins to read a
- * part of it, so that the disk has more than one request at a time. */
+/* Hints (host_hints.c).
+ *   want_huge_pages  The system may use huge pages for reserved memory, which come faster.
+ *   write_early      The system begins to write a part of a file while the program does other work.
+ *   read_in_order    A file will be read in order.
+ *   read_early       The system begins to read a part of it, so the disk has several requests. */
 void kvp_host_want_huge_pages(void *memory, size_t bytes);
 void kvp_host_write_early(int file, uint64_t first, size_t bytes);
 void kvp_host_read_in_order(int file);

@@ -22,11 +22,12 @@ static uint32_t count_layers(const struct kvp_layers *layers)
     return file.all > here ? file.all : here;
 }
 
-/* Describes how KVANT_EXACT acts on this context, or why it does nothing. */
+/* Describes how KVANT_EXACT (default: auto) acts on this context, or why it does nothing. */
 static void describe_in_place(struct kvp_layers *layers, char *text, size_t size)
 {
     const kvp_kv_size *full = &layers->full;
     const bool asked = layers->settings.wants_exact;
+    const bool streams = layers->n_streams > 1 && layers->settings.exact > 0;
     char exact[64] = "";
 
     if (layers->exact.first > 0 || layers->exact.newest > 0)
@@ -48,6 +49,9 @@ static void describe_in_place(struct kvp_layers *layers, char *text, size_t size
     else if (asked)
         snprintf(text, size, "; KVANT_EXACT does nothing where fewer than %u tokens fit: unset it",
                  KVP_CELLS_PADDING);
+    else if (layers->in_place < SIZE_MAX)
+        snprintf(text, size, "; compressed from the first token%s%s%s", exact[0] ? "," : "", exact,
+                 streams ? "; f16 at first with -np 1 or --kv-unified" : "");
 }
 
 /* Says once per process that states hold codes, if the user did not ask for them. */

@@ -95,7 +95,7 @@ static void add_computers(const kvp_kv *kv, const kvant_codec *const *codecs, ui
 }
 
 /* Adds a GPU's arrays. All reserved bytes count, even bytes that only another head_dim would have
- * needed. What tensors share (room, staging and matrices) is added by kvp_kv_size_add. */
+ * needed. kvp_kv_size_add adds the memory that tensors share (room, staging and matrices). */
 static bool add_gpus(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads,
                      kvp_kv_size *size)
 {

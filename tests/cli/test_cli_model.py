@@ -428,6 +428,7 @@ class Run(unittest.TestCase):
         )
         done = run(*words, "--verbose", KVANT_EXACT="0")
         self.assertNotIn("f16 itself", done.stderr)
+        self.assertIn("); compressed from the first token\n", done.stderr)
         done = run(*words, "--verbose", KVANT_EXACT="auto", KVANT_HOST_THREADS="0")
         self.assertIn("; KVANT_EXACT does nothing where llama.cpp's CPU back end", done.stderr)
 

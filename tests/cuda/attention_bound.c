@@ -25,11 +25,10 @@
  *
  * A centre of keys adds a sum in fp32 to scores. References move by it between matrices. It errs by
  * 2^-19 of the sum of its products' magnitudes. A product with a page's own centre errs by
- * (2 head_dim + 32) 2^-24 of the sum of magnitudes, which is at least each factor of the row: the
- * kernel for many rows splits factors into two halves. A factor then errs by 2^-22 of itself and by
- * 2^-25 of a unit that is at most twice the largest one; so does a phase, and the product of both
- * lower halves is left out. A sum of 3 head_dim / 16 steps follows. The output is rounded to its
- * type.
+ * (2 head_dim + 32) 2^-24 of the sum of magnitudes, which is at least each factor of the row. The
+ * kernel for many rows splits factors and phases into two halves. Each then errs by 2^-22 of itself
+ * and by 2^-25 of a unit, which is at most twice the largest one. The product of both lower halves
+ * is left out, and a sum of 3 head_dim / 16 steps follows. The output is rounded to its type.
  *
  * Tile kernels round every number of a page to fp16 in the page's unit. That errs by u of the
  * number and by 2^-23 of the unit, because the number, its scale and its zero point may be

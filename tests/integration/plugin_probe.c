@@ -7,7 +7,8 @@
  * The first argument is the cache type of keys and values, or the types of both. The second is
  * flash attention. LAYERS is how many layers the device gets, all by default. If LAYERS is
  * negative, a second device, the CPU, gets as many of the last layers. TOKENS, 2 by default, are
- * decoded in two batches, the second of one token. PROBE_MODEL names a model.
+ * decoded in two batches, the second of one token. PROBE_MODEL names a model, and PROBE_STREAMS is
+ * the number of streams.
  *
  * Exit status: 0 when all worked, 3 when the plug-in did not load. It is 4 without a context, 5
  * when decoding failed, or when a logit of the last token is not finite. */
@@ -57,7 +58,7 @@ static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int
     struct llama_model_params model_params = llama_model_default_params();
     struct llama_context_params params = llama_context_default_params();
     ggml_backend_dev_t devices[3] = { ggml_backend_reg_dev_get(plugin, 0), NULL, NULL };
-    const char *path = getenv("PROBE_MODEL");
+    const char *path = getenv("PROBE_MODEL"), *streams = getenv("PROBE_STREAMS");
     float split[128] = { 0 };
     struct llama_context *context;
     struct llama_model *model;
@@ -74,7 +75,8 @@ static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int
     if (slash != NULL)
         *slash = '\0';
     model = llama_model_load_from_file(path != NULL ? path : KVANT_TEST_MODEL, model_params);
-    params.n_ctx = 256;
+    params.n_seq_max = streams != NULL ? (uint32_t)atoi(streams) : 1;
+    params.n_ctx = 256 * params.n_seq_max;
     params.n_threads = params.n_threads_batch = 1;
     params.type_k = cache_type(types);
     params.type_v = cache_type(slash != NULL ? slash + 1 : types);

@@ -61,6 +61,26 @@ static void a_context_begins_with_a_line(void **state)
     }
 }
 
+/* What KVANT_EXACT=auto, the default, does with a cache that is never f16 in place. */
+static void the_line_says_that_nothing_is_in_place(void **state)
+{
+    static const char exact[] =
+        "; compressed from the first token, with the first 64 and newest 64 tokens exact";
+    struct outcome outcome = run("KVANT_EXACT=0", KVANT_TEST_PROBE, "f16 on");
+
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, exact));
+    assert_false(says(&outcome, "f16 at first"));
+    outcome = run("PROBE_STREAMS=2", KVANT_TEST_PROBE, "f16 on");
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, exact));
+    assert_true(says(&outcome, "; f16 at first with -np 1 or --kv-unified; not calibrated, "));
+    outcome = run("PROBE_STREAMS=2 KVANT_K=int-8", KVANT_TEST_PROBE, "f16 on");
+    assert_true(says(&outcome, "; compressed from the first token; f16 at first with -np 1 "));
+    outcome = run("PROBE_STREAMS=2 KVANT_EXACT=auto", KVANT_TEST_PROBE, "f16 on");
+    assert_true(says(&outcome, "; KVANT_EXACT does nothing with several streams: "));
+}
+
 static void verbose_names_codecs(void **state)
 {
     struct outcome outcome =
@@ -426,6 +446,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_work),
         cmocka_unit_test(a_context_begins_with_a_line),
+        cmocka_unit_test(the_line_says_that_nothing_is_in_place),
         cmocka_unit_test(verbose_names_codecs),
         cmocka_unit_test(presets_name_codecs),
         cmocka_unit_test(settings_file_names_codecs),

@@ -69,7 +69,7 @@ class Windows(unittest.TestCase):
         status, printed, said = self.run_program(
             self.interrupt, windows(output), text, COMMAND=command, **variables
         )
-        # interrupt.exe says nothing, and the command writes to the file. What comes here is Wine's,
+        # interrupt.exe says nothing, and the command writes to the file. Any output here is Wine's,
         # whose service for drivers may crash when the console ends.
         self.assertEqual(status, 0, said)
         return int(printed, 16), output.read_text(encoding="utf-8")

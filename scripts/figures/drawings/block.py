@@ -29,7 +29,7 @@ def draw(theme, results):
     canvas.text(LEFT, 30, "A block's life", size=20, bold=True)
     wide, middle = 200, LEFT + 100
     box(canvas, (LEFT, 52, 232), "a new key or value", ["is checked for NaN"], ("back", "soft"))
-    box(canvas, (RIGHT - wide, 52, wide), "in place", ["GPU, one stream"], ("exact", "soft"))
+    box(canvas, (RIGHT - wide, 52, wide), "in place", ["f16, one stream"], ("exact", "soft"))
     box(canvas, (LEFT, 178, wide), "open block", ["exact rows, fp16"], ("exact", "soft"))
     box(canvas, (LEFT, 352, wide), "sealed block", ["codes and scales"], ("fill", "ours"))
     box(canvas, (LEFT, 462, wide), "attention", ["reads all forms"], ("back", "soft"))

@@ -27,8 +27,9 @@ NOTES = (
     "CPU: cache/steps.c, cache/fp16_pages.c",
     "kvant_cache on a GPU: cache/cuda_exact.c",
     "llama.cpp on a GPU: gpu/step.c, gpu/fp16_pages.c",
-    "In place: gpu/in_place.c decides before each graph, and",
-    "gpu/hand_over.c stores its rows in pages.",
+    "Who decides what is in place, and stores it in pages:",
+    "CPU: cpu_in_place.c, cpu_rows.c",
+    "llama.cpp on a GPU: gpu/in_place.c, gpu/hand_over.c",
 )
 
 
@@ -38,11 +39,11 @@ def _words(canvas, x, y, lines):
 
 
 def draw(theme, results):
-    canvas = Canvas(theme, 710, "The way of a block, and the files that decide it")
+    canvas = Canvas(theme, 734, "The way of a block, and the files that decide it")
     canvas.text(LEFT, 30, "The way of a block", size=20, bold=True)
     place = RIGHT - 188
     end = box(canvas, (LEFT, 52, WIDE), "no rows", ["new, or all removed"])
-    box(canvas, (place, 52, 188), "in place", ["GPU, one stream"], ("exact", "soft"))
+    box(canvas, (place, 52, 188), "in place", ["f16, one stream"], ("exact", "soft"))
     exact = end + 92
     arrow(canvas, [(MIDDLE, end), (MIDDLE, exact)])
     _words(canvas, MIDDLE + 12, end + 28, ENTRY)

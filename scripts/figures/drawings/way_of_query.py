@@ -30,8 +30,8 @@ NOTES = (
     "Stored rows are never transformed back. The query is",
     "transformed once for each transform, the output once.",
     "Layers that are in place stay with llama.cpp's own",
-    "kernels: gpu/in_place.c. The inner loops of the CPU are",
-    "in src/kernels. Paths are as in the figure of a key row.",
+    "kernels: cpu_in_place.c, gpu/in_place.c. Inner loops",
+    "are in src/kernels. Paths are as in a key's figure.",
 )
 
 

@@ -20,9 +20,9 @@ COLUMNS = {
 
 def _tokens(results):
     """{name of a cache: tokens in the same memory, relative to bfloat16}"""
-    rows = [[cell.strip() for cell in row.split("|")[1:3]] for row in vllm.vllm_bytes(results)[2:]]
-    most, pools = float(dict(rows)["bfloat16"]), {f"kvant `{name}`" for name in WITH_POOL}
-    rooms = ((name, 1 - POOL if name in pools else 1, float(size)) for name, size in rows)
+    sizes = vllm._bytes(results)
+    most, pools = sizes["bfloat16"], {f"kvant `{name}`" for name in WITH_POOL}
+    rooms = ((name, 1 - POOL if name in pools else 1, size) for name, size in sizes.items())
     return {name: times(room * most / size) for name, room, size in rooms}
 
 

@@ -2,22 +2,9 @@
 
 from caches import BY_SIZE, MIB, MODELS, label, memory, on_gpu, quality
 from results import like
-from text import code, size, table, times
+from text import code, table, times
 
 CONTEXTS = (1024, 4096, 32768, 131072)
-SHAPES = ("SmolLM2-135M", "Llama 3.2 1B", "Llama 3.1 8B", "Qwen3 32B", "Llama 3.3 70B")
-
-
-def memory_fit(results):
-    """Computed size of a cache by model, cache and context, transforms and fp16 pages included."""
-    rows = [
-        [model, label(cache)]
-        + [size(memory(results, model, cache, context)) for context in CONTEXTS]
-        for model in SHAPES
-        for cache in ("f16", "q8_0", "quality", "balanced", "q4_0", "small")
-    ]
-    heading = ["model", "cache", *(f"{context:,} tokens" for context in CONTEXTS)]
-    return table(heading, *rows)
 
 
 def _relative(results, shape, contexts, caches):

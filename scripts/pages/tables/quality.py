@@ -13,7 +13,7 @@ from caches import (
     quality,
     state,
 )
-from results import has, like, starts
+from results import has, starts
 from text import code, divergence, table
 
 
@@ -35,15 +35,9 @@ def quality_and_memory(results):
         for cache in BY_SIZE
         if cache != "tiny"
     ]
-    heading = ["KV cache", "8B model at 32k, CPU", "8B model at 32k, GPU", "in a file (CPU)"]
+    heading = ["KV cache", "on a CPU", "on a GPU", "in a file"]
     heading += [f"KLD, {model}" for model in MODELS.values()]
     return table(heading, *rows)
-
-
-def quality_default(results):
-    """Mean KLD of every preset with nothing calibrated, of q8_0 and of q4_0, on three models."""
-    rows = [[label(cache), *_klds(results, cache)] for cache in BY_SIZE if cache != "f16"]
-    return table(["KV cache", *(f"KLD, {name}" for name in MODELS.values())], *rows)
 
 
 def quality_details(results):
@@ -126,31 +120,3 @@ def quality_transformers(results):
         rows.append([code(preset), *(divergence(x.number("kld_mean")) if x else "" for x in lines)])
     heading = ["preset", "`kvant.evaluate`, CPU", "`kvant.evaluate`, GPU", "`kvant eval`, CPU"]
     return table(heading, *rows)
-
-
-def quality_gpu(results):
-    """KLD of presets in llama.cpp on a GPU: SmolLM2, WikiText-2, contexts of 2048 tokens."""
-    rows = []
-    for preset in PRESETS:
-        of = {"command": like(".*-c 2048.*; SmolLM2; WikiText-2.*"), "cache": preset}
-        of |= {"device": "GPU", "calibration": "not calibrated"}
-        line = results.maybe("llama_cuda_quality.csv", of)
-        if line:
-            rows.append([label(preset), divergence(line.number("mean KLD")), line["machine"]])
-    return table(["preset", "KLD, SmolLM2", "GPU"], *rows)
-
-
-def quality_positions(results):
-    """KLD of presets in llama.cpp on a GPU by position in contexts of 32,768 tokens."""
-    spans = ("2048 to 4095", "4096 to 8191", "8192 to 16383", "16384 to 32575")
-    rows = []
-    for model in ("Qwen2.5-Coder-0.5B", "Gemma-3-270M"):
-        for preset in PRESETS:
-            row = [MODELS[model], label(preset)]
-            for span in spans:
-                words = f".*contexts of 32768 .*positions {span} .*{model}.*"
-                of = {"command": like(words), "cache": preset, "calibration": "not calibrated"}
-                line = results.newest("llama_cuda_quality.csv", {**of, "device": "GPU"})
-                row.append(divergence(line.number("mean KLD")))
-            rows.append(row)
-    return table(["model", "preset", *(f"positions {span}" for span in spans)], *rows)

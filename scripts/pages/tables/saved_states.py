@@ -1,8 +1,6 @@
 """Saved states of a llama-server: the size of a slot's file, and the CPU time of saving and
 restoring it."""
 
-import math
-
 from caches import state
 from results import Missing
 from text import table, thousands
@@ -82,41 +80,3 @@ def state_gpu(results):
     for what in ("saving", "restoring"):
         heading += [f"{what}, s", "disk alone, s", "times as fast as f16"]
     return table(heading, *rows)
-
-
-def state_codec(results):
-    """Bits per number that Gaussian coefficients need for the error of a transform per head with 3
-    or 2 bits, with transforms over more heads and layers."""
-    of = ("head", "layer", "4 layers", "all layers")
-    found = {}
-    for line in results.lines("state_codec.csv"):
-        row = found.setdefault((line["model"], line["rows"], line["head_bits"]), {})
-        row[line["transform"]] = f"{line.number('bits'):.2f}"
-    rows = [[model, rows, *(cells.get(x) for x in of)] for (model, rows, _), cells in found.items()]
-    return table(["model", "rows", *(f"bits, transform per {x}" for x in of)], *rows)
-
-
-def _bits_at(lines, kld):
-    """Bits where the KLD is reached, between the two steps around it."""
-    points = sorted((line.number("kld_mean"), line.number("bits")) for line in lines)
-    for (low, more), (high, fewer) in zip(points, points[1:]):
-        if low <= kld <= high:
-            part = math.log(kld / low) / math.log(high / low)
-            return f"{more + part * (fewer - more):.2f}"
-    return None
-
-
-def state_quality(results):
-    """Bits per number of coded tokens at a KLD, with transforms over heads and layers and an
-    entropy coder, and the milliseconds of a token's transforms in one thread."""
-    rows = []
-    for transform in ("head", "layer", "4 layers", "all layers"):
-        lines = [x for x in results.lines("state_quality.csv") if x["transform"] == transform]
-        times = [max(x.number(f"{what}_ms") for x in lines) for what in ("encode", "decode")]
-        bits = [
-            _bits_at([x for x in lines if x["exact"] == exact], kld)
-            for exact, kld in (("0", 0.05), ("64+128", 0.02))
-        ]
-        rows.append([transform, *bits, *(f"{ms:.2f}" for ms in times)])
-    heading = ["transform per", "bits at 0.05, all coded", "bits at 0.02, 192 exact"]
-    return table([*heading, "encoding, ms a token", "decoding, ms a token"], *rows)

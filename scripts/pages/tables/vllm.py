@@ -1,4 +1,4 @@
-"""vLLM on one GPU, Llama 3.1 8B's shape: tokens that fit, speed, first token, and quality."""
+"""vLLM on one GPU, Llama 3.1 8B's shape: tokens that fit, speed, and quality."""
 
 from caches import MODELS, divergence_cells
 from results import like, starts
@@ -44,17 +44,18 @@ def _devices(results):
     return list(dict.fromkeys(line["device"] for line in results.lines(FILE, LLAMA)))
 
 
-def _by_shape(results, column, shapes, text, command=ONE):
-    """A row per GPU and cache, a column per batch and context; empty cells were not measured."""
+def _by_shape(results, command):
+    """Decode speed: a row per GPU and cache, a column per batch and context; empty cells were not
+    measured."""
     rows = []
     for device in _devices(results):
         for cache, name in NAMES.items():
             of = {"device": device, "command": command}
-            pairs = [_pair(results, cache, of, *shape, column) for shape in shapes]
+            pairs = [_pair(results, cache, of, *shape, "tpot_ms") for shape in SHAPES]
             if any(pairs):
-                cells = [text(*pair) if pair else "" for pair in pairs]
+                cells = [_times(*pair) if pair else "" for pair in pairs]
                 rows.append([name, ("2 x " if command == TWO else "") + gpu_name(device), *cells])
-    columns = [f"{batch} x {context:,}" for batch, context in shapes]
+    columns = [f"{batch} x {context:,}" for batch, context in SHAPES]
     used = [i for i in range(len(columns)) if any(row[i + 2] for row in rows)]
     rows = [row[:2] + [row[i + 2] for i in used] for row in rows]
     return table(["KV cache", "GPU", *(columns[i] for i in used)], *rows)
@@ -66,23 +67,12 @@ def _times(ours, rival):
 
 def vllm_speed(results):
     """Decode speed in vLLM relative to bfloat16 in the same run, by sequences x tokens."""
-    return _by_shape(results, "tpot_ms", SHAPES, _times)
+    return _by_shape(results, ONE)
 
 
 def vllm_two_gpus(results):
     """Decode speed in vLLM on two GPUs (tensor parallel) relative to bfloat16 on the same two."""
-    return _by_shape(results, "tpot_ms", SHAPES, _times, TWO)
-
-
-def vllm_milliseconds(results):
-    """Milliseconds per output token in vLLM, by sequences x tokens."""
-    return _by_shape(results, "tpot_ms", SHAPES, lambda ours, _: f"{ours.number('tpot_ms'):.1f}")
-
-
-def vllm_first_token(results):
-    """Milliseconds to the first token of a prompt in vLLM, by sequences x tokens."""
-    shapes = ((1, 1024), (8, 1024), (1, 8192), (1, 32768))
-    return _by_shape(results, "ttft_ms", shapes, lambda ours, _: f"{ours.number('ttft_ms'):.0f}")
+    return _by_shape(results, TWO)
 
 
 def vllm_fit(results):
@@ -187,12 +177,6 @@ def _bytes(results):
         made[NAMES[preset]] = grown / 65536 / heads
     made[NAMES["fast"]] = made[NAMES["quality"]]  # both have keys of 6 bits and values of 4
     return made
-
-
-def vllm_bytes(results):
-    """Bytes that a token takes per kv head of 128 numbers, keys and values together."""
-    rows = ([name, f"{size:.0f}"] for name, size in _bytes(results).items())
-    return table(["KV cache", "bytes per token and kv head"], *rows)
 
 
 def vllm_identical(results):

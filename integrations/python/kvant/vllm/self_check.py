@@ -34,10 +34,10 @@ class Case(NamedTuple):
 
 
 def _error_of_codec(bits: float) -> float:
-    """The largest relative error of Gaussian rows that a code of so many bits per number may have.
-    A uniform code of b bits steps by 2 m / (2^b - 2) over numbers of up to m, and its error is the
-    step / sqrt(12). m is 4 standard deviations for rows of up to 512 numbers. Other codes are
-    better. fp16 has 11 significant bits."""
+    """The largest relative error that a code with this many bits per number may have on Gaussian
+    rows. A uniform code of b bits has steps of 2 m / (2^b - 2) over numbers of up to m, and errs by
+    step / sqrt(12). m is 4 standard deviations, which rows of up to 512 numbers rarely exceed.
+    Other codes are better. fp16 has 11 significant bits."""
     levels = 2 ** int(min(bits, 11)) - 2
     return 8 / 12**0.5 / levels if levels > 0 else float("inf")
 
@@ -143,8 +143,8 @@ def _found(
 
 
 def check(impl: Any, layer: int, dtype: torch.dtype, options: Options) -> None:
-    """RuntimeError if attention over pages is not what it has to be. Layers with the same codecs
-    and shape are checked once."""
+    """RuntimeError if attention over pages is wrong. Layers with the same codecs and shape are
+    checked once."""
     stored = impl.stored.of_layer(layer)
     kind = stored, impl.head_size, impl.Pages
     if kind in _checked:
