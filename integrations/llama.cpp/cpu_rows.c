@@ -112,7 +112,8 @@ static int by_slot(const void *a, const void *b)
     return (x[0] > y[0]) - (x[0] < y[0]);
 }
 
-/* Lists the rows. False without memory. */
+/* Lists the rows. False without memory. A cell without a slot holds no row of any token: the program
+ * stopped its graph before attention (cb_eval). */
 static bool list_rows(const kvp_region *region, struct leaving *leaving)
 {
     const struct kvp_cpu_rows *rows = region->rows;
@@ -127,11 +128,13 @@ static bool list_rows(const kvp_region *region, struct leaving *leaving)
     leaving->slots = leaving->cells + room;
     pairs = (int64_t(*)[2])(leaving->slots + room);
     leaving->positions = (int32_t *)(leaving->slots + 3 * room);
-    for (size_t i = 0; i < room; i++)
-        if (rows->positions[i] != KVP_CPU_NO_ROW) {
-            pairs[leaving->n][0] = kvp_placement_slot(region->placement, (uint32_t)i);
-            pairs[leaving->n++][1] = (int64_t)i;
-        }
+    for (size_t i = 0; i < room; i++) {
+        const int64_t slot = kvp_placement_slot(region->placement, (uint32_t)i);
+        if (rows->positions[i] == KVP_CPU_NO_ROW || slot < 0)
+            continue;
+        pairs[leaving->n][0] = slot;
+        pairs[leaving->n++][1] = (int64_t)i;
+    }
     qsort(pairs, leaving->n, sizeof(*pairs), by_slot);
     for (size_t i = 0; i < leaving->n; i++) {
         leaving->slots[i] = pairs[i][0];

@@ -7,9 +7,12 @@
  * default preset in place of kvant's fp16 pages, the test compares only which calls are accepted
  * and whether logits are numbers.
  *
+ * The second test has caches that are f16 in place for up to 256 cells, with one sequence or a few
+ * in a unified cache, so that layers go to pages and come back.
+ *
  * Without an argument a fixed set of seeds runs. KVANT_FUZZ_SECONDS: runs as many seeds as fit in
  * that time, from KVANT_FUZZ_SEED on. */
-#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime, setenv */
 
 #include <time.h>
 
@@ -29,6 +32,7 @@ struct run {
     uint64_t random;
     uint64_t seed;
     int pos[N_SEQ], room, at; /* at: number of the operation */
+    int n_seq;
     bool unified, compares;
     const char *what;
     /* largest differences of logits: between llama.cpp's two caches, and between kvant's and
@@ -50,8 +54,8 @@ static llama_memory_t memory_of(const struct run *run, int c)
 
 static void describe(const struct run *run)
 {
-    print_message("seed %lu, operation %d (%s), %s, %s\n", (unsigned long)run->seed, run->at,
-                  run->what, run->unified ? "unified" : "streams",
+    print_message("seed %lu, operation %d (%s), %d sequences, %s, %s\n", (unsigned long)run->seed,
+                  run->at, run->what, run->n_seq, run->unified ? "unified" : "streams",
                   run->compares ? "f16" : "default preset");
 }
 
@@ -123,7 +127,7 @@ static void add(struct run *run, int seq, int pos, bool output)
 /* Finds the last position of every sequence, which must be the same in all contexts. */
 static void find_positions(struct run *run)
 {
-    for (int s = 0; s < N_SEQ; s++) {
+    for (int s = 0; s < run->n_seq; s++) {
         size_t pos[N_CONTEXTS];
         for (int c = 0; c < N_CONTEXTS; c++)
             pos[c] = (size_t)(llama_memory_seq_pos_max(memory_of(run, c), s) + 1);
@@ -143,7 +147,7 @@ static void decode(struct run *run)
         return;
     check_same(run, status, "llama_decode");
     for (int c = 0; c < N_CONTEXTS; c++)
-        for (int s = 0; s < N_SEQ && status[STOCK] != 0; s++)
+        for (int s = 0; s < run->n_seq && status[STOCK] != 0; s++)
             llama_memory_seq_rm(memory_of(run, c), s, run->pos[s], -1);
     for (int i = 0; i < run->batch.n_tokens && status[STOCK] == 0; i++)
         if (run->batch.logits[i])
@@ -154,7 +158,7 @@ static int tokens_in_use(const struct run *run)
 {
     int n = 0;
 
-    for (int s = 0; s < N_SEQ; s++)
+    for (int s = 0; s < run->n_seq; s++)
         n += run->pos[s];
     return n;
 }
@@ -190,7 +194,7 @@ static void many(struct run *run, int s)
 {
     const bool single = s % 2 == 0;
 
-    for (int t = 0; t < N_SEQ; t++) {
+    for (int t = 0; t < run->n_seq; t++) {
         const int n = single ? 1 : (int)below(run, 40) + 1;
         const int used = run->unified ? tokens_in_use(run) + run->batch.n_tokens : run->pos[t];
         if (below(run, 4) == 0 || used + n >= run->room)
@@ -250,12 +254,12 @@ static void divide(struct run *run, int s)
 
 static void copy(struct run *run, int s)
 {
-    const int to = (s + 1 + (int)below(run, N_SEQ - 1)) % N_SEQ;
+    const int to = (s + 1 + (int)below(run, (uint32_t)run->n_seq - 1)) % run->n_seq;
     const int end = run->unified && run->pos[s] > 2 && below(run, 2)
                         ? 1 + (int)below(run, (uint32_t)run->pos[s])
                         : -1;
 
-    for (int c = 0; c < N_CONTEXTS; c++) {
+    for (int c = 0; c < N_CONTEXTS && run->n_seq > 1; c++) {
         llama_memory_seq_rm(memory_of(run, c), to, -1, -1);
         llama_memory_seq_cp(memory_of(run, c), s, to, end < 0 ? -1 : 0, end);
     }
@@ -285,7 +289,7 @@ static void keep(struct run *run, int s)
  * without it. */
 static void state_of_sequence(struct run *run, int s)
 {
-    const int to = (int)below(run, N_SEQ), exchanged = below(run, 3) == 0;
+    const int to = (int)below(run, (uint32_t)run->n_seq), exchanged = below(run, 3) == 0;
     size_t size[N_CONTEXTS], restored[N_CONTEXTS];
     uint8_t *data[N_CONTEXTS];
 
@@ -360,19 +364,23 @@ static const struct operation *choose(struct run *run)
             return &operations[i];
 }
 
-static void run_seed(uint64_t seed)
+static void run_seed(uint64_t seed, bool in_place)
 {
     struct run run = { .random = seed,
                        .seed = seed,
-                       .unified = seed % 2,
+                       .n_seq = in_place ? 1 + (int)(seed % 2) : N_SEQ,
+                       .unified = in_place || seed % 2,
                        .compares = seed % 3 != 0,
                        .what = "start" };
     const uint32_t n_ctx = run.unified ? N_CTX : N_CTX * N_SEQ;
-    const harness_options stock = { .n_ctx = n_ctx, .n_seq = N_SEQ, .unified = run.unified };
+    const harness_options stock = { .n_ctx = n_ctx,
+                                    .n_seq = (uint32_t)run.n_seq,
+                                    .unified = run.unified };
     harness_options ours = stock, exact = stock;
 
     ours.spec = run.compares ? "f16" : "";
     exact.exact = true;
+    setenv("KVANT_EXACT", in_place ? "256" : "0", 1);
     run.contexts[STOCK] = harness_context(&stock);
     run.contexts[OURS] = harness_context(&ours);
     run.contexts[EXACT] = harness_context(&exact);
@@ -383,7 +391,7 @@ static void run_seed(uint64_t seed)
         run.what = operation->name;
         run.batch.n_tokens = 0;
         find_positions(&run);
-        operation->act(&run, (int)below(&run, N_SEQ));
+        operation->act(&run, (int)below(&run, (uint32_t)run.n_seq));
     }
     print_message("seed %lu: largest difference %.4f deviations, stock's rounding %.4f\n",
                   (unsigned long)seed, run.worst, run.rounding);
@@ -400,19 +408,32 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static void memory_operations_are_those_of_stock(void **state)
+static void run_seeds(bool in_place)
 {
     const char *given = getenv("KVANT_FUZZ_SECONDS"), *from = getenv("KVANT_FUZZ_SEED");
     const double end = seconds() + (given != NULL ? atof(given) : 0);
     uint64_t seed = from != NULL ? strtoull(from, NULL, 10) : 1;
 
     for (int i = 0; given != NULL ? seconds() < end : i < N_SEEDS; i++)
-        run_seed(seed++);
+        run_seed(seed++, in_place);
+}
+
+static void memory_operations_are_those_of_stock(void **state)
+{
+    run_seeds(false);
+}
+
+static void operations_in_place_are_those_of_stock(void **state)
+{
+    run_seeds(true);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(memory_operations_are_those_of_stock) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_operations_are_those_of_stock),
+        cmocka_unit_test(operations_in_place_are_those_of_stock),
+    };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
 }

@@ -318,11 +318,13 @@ static int try_to_decode(struct llama_context *context, int first, int n)
 static void rows_are_kept_without_memory(void **state)
 {
     struct llama_context *context;
-    float *stock = room_for(100), *ours = room_for(100);
+    float *stock, *ours;
     double kld;
 
     if (!harness_has_mock())
         skip();
+    stock = room_for(100);
+    ours = room_for(100);
     context = new_context(NULL, "0", 1);
     feed(context, 0, 800, 0, 0, NULL);
     feed(context, 800, 100, 800, 0, stock);
@@ -431,6 +433,50 @@ static void presets_compress_what_no_longer_fits(void **state)
     free(stock);
 }
 
+/* The number of SET_ROWS that a graph computes before the program stops it; -1: all. */
+static int rows_before_stop = -1;
+
+static bool stop_behind_rows(struct ggml_tensor *node, bool ask, void *user)
+{
+    const bool stores = node->op == GGML_OP_SET_ROWS;
+
+    return ask ? stores : rows_before_stop < 0 || rows_before_stop-- != 0;
+}
+
+/* The program removes the tokens of the stopped graph. Then a second sequence ends f16 in place. */
+static float *after_a_stopped_graph(const char *spec, int n_rows)
+{
+    const harness_options options = {
+        .spec = spec, .n_ctx = N_CTX, .n_seq = 2, .unified = true, .eval = stop_behind_rows
+    };
+    struct llama_context *context;
+    float *logits = room_for(50);
+
+    setenv("KVANT_EXACT", "auto", 1);
+    context = harness_context(&options);
+    feed(context, 0, 100, 0, 0, NULL);
+    rows_before_stop = n_rows;
+    feed(context, 600, 30, 100, 0, NULL);
+    rows_before_stop = -1;
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, 100, -1));
+    feed(context, 300, 1, 0, 1, NULL);
+    feed(context, 100, 50, 100, 0, logits);
+    llama_free(context);
+    return logits;
+}
+
+static void a_stopped_graph_costs_no_other_rows(void **state)
+{
+    for (int n_rows = 0; n_rows < 3; n_rows++) {
+        float *stock = after_a_stopped_graph(NULL, n_rows);
+        float *ours = after_a_stopped_graph("int-8", n_rows);
+        assert_finite(ours, 50 * harness_n_vocab());
+        assert_true(harness_mean_kld(stock, ours, 50) < 0.01);
+        free(stock);
+        free(ours);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
@@ -445,6 +491,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(rows_are_kept_where_nothing_can_be_learnt),
         cmocka_unit_test(rows_are_kept_without_memory),
         cmocka_unit_test(as_many_as_the_user_allows),
+        cmocka_unit_test(a_stopped_graph_costs_no_other_rows),
     };
 
     choose_cases(argc, argv);

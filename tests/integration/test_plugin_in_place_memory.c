@@ -164,13 +164,15 @@ static void queries_are_given_back(void **state)
 static void layers_wait_for_memory(void **state)
 {
     struct llama_context *context;
-    float *stock = hear(a_text, 100, NULL, "0", 1), *ours = room_for(100);
-    float *compressed = hear(a_text, 100, "int-8", "0", 1);
     const int full = ROOM - PROMPT;
     const size_t behind = (size_t)full * harness_n_vocab();
+    float *stock, *ours, *compressed;
 
     if (!harness_has_mock())
         skip();
+    stock = hear(a_text, 100, NULL, "0", 1);
+    ours = room_for(100);
+    compressed = hear(a_text, 100, "int-8", "0", 1);
     context = new_context("int-8", EXACT, 1);
     feed(context, 0, PROMPT, 100, 0, 0, NULL);
     setenv("KVANT_TEST_NO_MEMORY", "1", 1);
@@ -217,13 +219,14 @@ static bool fail_at(int allocation, const float *stock, const float *compressed)
 
 static void all_allocations_may_fail(void **state)
 {
-    float *stock = hear(a_text, 100, NULL, "0", 1);
-    float *compressed = hear(a_text, 100, "trellis-4", "0", 1);
     const size_t first = (size_t)(ROOM - 6 - PROMPT) * harness_n_vocab();
+    float *stock, *compressed;
     int n = 0;
 
     if (!harness_has_mock())
         skip();
+    stock = hear(a_text, 100, NULL, "0", 1);
+    compressed = hear(a_text, 100, "trellis-4", "0", 1);
     while (fail_at(n + 1, stock + first, compressed + first))
         n++;
     print_message("%d allocations\n", n);
@@ -286,11 +289,12 @@ static bool fail_in_batch(int allocation, const float *stock)
 
 static void all_allocations_of_a_batch_may_fail(void **state)
 {
-    float *stock = hear(a_batch, N_BATCH, NULL, "0", 1);
+    float *stock;
     int n = 0;
 
     if (!harness_has_mock())
         skip();
+    stock = hear(a_batch, N_BATCH, NULL, "0", 1);
     while (fail_in_batch(n + 1, stock))
         n++;
     print_message("%d allocations\n", n);

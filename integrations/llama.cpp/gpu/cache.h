@@ -183,6 +183,7 @@ typedef struct kvp_gpu_cells {
     float *center, *scale, *query_scale; /* NULL: none */
     bool learns, learned;                /* centre or scale are learned from the first rows */
     bool uncentred;                      /* attention has a softcap, so keys have no centre */
+    size_t n_outside; /* rows that were stored since the last graph, without one */
     /* there is room behind the outputs of attention nodes */
     bool has_room;
     kvp_gpu_cache *cache;

@@ -173,14 +173,13 @@ bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n)
     return ok;
 }
 
-/* Whether a transform is of use. Keys without centres per block have one common centre, which
- * sealed keys have as well. */
+/* Whether a transform is of use. Keys without centres per block have one common centre, and so
+ * would sealed keys, which were stored with another centre or with none. */
 static bool is_of_use(const kvp_gpu_cells *cells)
 {
     const kvp_gpu_learner *l = cells->learner;
 
-    return !l->failed &&
-           (l->has_block_centers || cells->center == NULL || !cells->cache->buckets.plain);
+    return !l->failed && (l->has_block_centers || cells->uncentred || !cells->cache->buckets.plain);
 }
 
 /* Ends learning for the first position bucket. */
@@ -400,11 +399,25 @@ static bool seal_all_plain(const kvp_gpu_cache *cache)
 
 /* When */
 
+/* Whether all tensors have the same rows. Without a graph, rows come tensor by tensor. */
+static bool is_even(const kvp_gpu_cache *cache)
+{
+    const kvp_gpu_cells *first = cache->tensors[0]->cells;
+    bool even = true;
+
+    for (size_t i = 1; i < cache->n_tensors && even; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        even = cells->n_outside == first->n_outside;
+    }
+    return even;
+}
+
+/* Layers that lack rows yet would learn from whatever lies in the pages. */
 bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache)
 {
     if (!kvp_gpu_first_finish(cache))
         return false;
-    if (!cache->lacks_key_transform || cache->in_place)
+    if (!cache->lacks_key_transform || cache->in_place || !is_even(cache))
         return true;
     kvp_gpu_first_matrix_end(cache); /* a graph may have learned the transforms since */
     if (!cache->lacks_key_transform)

@@ -152,6 +152,7 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
         status = kvp_gpu_read_word(gpu->refused);
+    cells->n_outside += n;
     kvp_gpu_batch_done(gpu);
     pthread_mutex_unlock(&gpu->lock);
     return status;
@@ -184,7 +185,8 @@ static bool copy_pages(kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
 bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first,
                          uint32_t n)
 {
-    const kvp_gpu_cells *source = from->cells, *target = to->cells;
+    const kvp_gpu_cells *source = from->cells;
+    kvp_gpu_cells *target = to->cells;
     const size_t block = source->pages.block_stride;
     bool ok;
 
@@ -201,6 +203,7 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
     kvp_gpu_cache_mark_copied(source->cache, first, to_first, n);
     kvp_gpu_buckets_copy(source->cache, first, to_first, n);
     ok = ok && copy_pages(to, first, to_first, n);
+    target->n_outside += n;
     pthread_mutex_unlock(&source->gpu->lock);
     ok = ok &&
          kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,

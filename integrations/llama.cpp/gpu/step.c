@@ -311,14 +311,26 @@ static bool is_shifted(const kvp_gpu_cache *cache)
     return !cache->shift.due;
 }
 
+/* A graph comes when all tensors have the rows that were stored without one. */
+static void forget_outside(const kvp_gpu_cache *cache)
+{
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        cells->n_outside = 0;
+    }
+}
+
 bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_mask *mask,
                            cu_stream stream)
 {
-    bool ok = is_shifted(cache) && in_range(cache, step) &&
-              (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
-              (cache->keeps
-                   ? place(cache, step, mask, stream)
-                   : kvp_gpu_first_matrix_prepare(cache, step, &(kvant_plan_changes){ 0 }, false));
+    bool ok;
+
+    forget_outside(cache);
+    ok = is_shifted(cache) && in_range(cache, step) &&
+         (!cache->learning || kvp_gpu_learn_before(cache, step->cells, step->n, stream)) &&
+         (cache->keeps
+              ? place(cache, step, mask, stream)
+              : kvp_gpu_first_matrix_prepare(cache, step, &(kvant_plan_changes){ 0 }, false));
 
     if (ok)
         kvp_gpu_first_matrix_mark(cache, step);
