@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attributes.h"
+#include "../../src/base/attributes.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "openmp.h"
@@ -309,7 +309,7 @@ static bool yield_while(kvp_wait_value *awaited, unsigned value)
         return false;
     }
     do {
-        kvp_host_yield();
+        kvant_os_yield();
         now = kvp_nanoseconds();
         if (now - before > SHARED_NS)
             n_without = SHARED_WAITS;
@@ -328,7 +328,7 @@ static void wait_while(kvp_wait_value *awaited, unsigned value)
     for (unsigned i = 1; waited < SPIN_NS; i++) {
         if (atomic_load(&awaited->value) != value)
             return;
-        KVP_RELAX();
+        KVANT_RELAX();
         if (i % 32 == 0)
             waited = kvp_nanoseconds() - start;
     }

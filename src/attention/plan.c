@@ -99,6 +99,7 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0,
                    plan->partial_stride, &plan->partials) &&
            reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&
+           reserve(&plan->total, plan->n_kv_heads + (size_t)1, 1, &plan->ready) &&
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
@@ -146,10 +147,13 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->n_splits =
         plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
-    const double rows = (double)p->n_queries * p->n_heads;
-    plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
-    const double per_row = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
-                           (has_matrices(plan) ? MATRIX_READ_COST : 1);
-    plan->n_preparing = threads_for(plan, rows * per_row);
+    plan->n_parts = (plan->centered ? 1 : 0) +
+                    (plan->n_splits > 1 ? (size_t)plan->n_kv_heads * plan->k_views.n : 0);
+    const double rows = (double)p->n_queries * p->n_heads,
+                 products = (double)p->n_tokens * (plan->k_dim + plan->v_dim),
+                 transforms = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
+                              (has_matrices(plan) ? MATRIX_READ_COST : 1);
+    plan->n_threads =
+        threads_for(plan, rows * (products + (plan->n_splits > 1 ? transforms : 0)));
     return lay_out_workspace(plan);
 }
