@@ -246,6 +246,8 @@ static void run_item(const job *j, size_t index, uint32_t worker)
     item.queries = queries_of(j, 0, row);
     item.offsets = offsets_of(j, 0, row);
     item.products = products_of(j, 0, row);
+    if (plan->reader->begin)
+        plan->reader->begin(plan, &item);
     await_parts(j, item.kv_head);
     kvant_attention_item_run(plan, j->kernels, &item,
                              j->workspace + plan->scratch + worker * plan->scratch_stride);

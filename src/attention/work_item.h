@@ -64,7 +64,7 @@ typedef struct kvant_attention_reader {
     /* Sets the work item's view and value transform for a page. Returns false when the page is
      * hidden. NULL: there is only one view and one transform. */
     bool (*open)(const kvant_attention_plan *plan, kvant_attention_item *item, uint32_t page);
-    /* Called before the first page; NULL: nothing to do. */
+    /* Called before the work item runs, and before its queries are ready; NULL: nothing to do. */
     void (*begin)(const kvant_attention_plan *plan, kvant_attention_item *item);
     /* Called before the first page of the current view, when its queries are ready; NULL: nothing
      * to do. */
