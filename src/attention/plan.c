@@ -153,7 +153,6 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
                  products = (double)p->n_tokens * (plan->k_dim + plan->v_dim),
                  transforms = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
                               (has_matrices(plan) ? MATRIX_READ_COST : 1);
-    plan->n_threads =
-        threads_for(plan, rows * (products + (plan->n_splits > 1 ? transforms : 0)));
+    plan->n_threads = threads_for(plan, rows * (products + (plan->n_splits > 1 ? transforms : 0)));
     return lay_out_workspace(plan);
 }

@@ -272,10 +272,11 @@ static bool any_left(const kvant_write_job *jobs, size_t n_jobs)
 static bool goes_on(const kvant_write_job *job)
 {
     const kvant_tensor *tensor = job->tensor;
+    if (job->n != 1 || tensor->device)
+        return false;
     const kvant_run r = kvant_write_run(job, 0);
     const kvant_block *block = &tensor->blocks[r.block];
-    return job->n == 1 && !tensor->device && block->open_page >= 0 &&
-           block->transform_id == kvant_write_transform(job, &r);
+    return block->open_page >= 0 && block->transform_id == kvant_write_transform(job, &r);
 }
 
 /* Seals old rows. With an exact part it seals before the write, so that queries of the same step

@@ -218,8 +218,8 @@ void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs)
             job->tensor->device->encode(job->tensor, &batch);
         job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
         n_items += due_heads_of(job) + heads_of(job);
-        threads |= worth_threads(job, job->n_placed) ||
-                   (due_heads_of(job) && kvant_parallel_is_lent());
+        threads |=
+            worth_threads(job, job->n_placed) || (due_heads_of(job) && kvant_parallel_is_lent());
     }
     kvant_parallel_for(n_items, threads ? jobs->n_threads : 1, encode_item, &work);
     for (size_t i = 0; i < n_jobs; i++)
