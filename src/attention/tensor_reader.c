@@ -14,8 +14,9 @@
  * room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
-/* Lines that are prefetched at a time, four times per page. A page of 64 x 64 codes of 4 bits has
- * 34 of them, for keys and for values. CPUs keep track of 10 to 16 lines. */
+/* Lines that are prefetched at a time, four times per page. A page of 64 rows with head_dim 64 and
+ * 4 bits has 34 lines of keys and as many of values. CPUs keep track of 10 to 16 lines. With half
+ * as many lines a page comes too late, and with all of them at once CPUs wait longer. */
 #define LINES_AT_ONCE 18u
 
 /* `times` and `scale` are separate functions because `restrict` on their arguments lets the

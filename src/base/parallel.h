@@ -21,8 +21,8 @@ typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker
  * body does not run on the executor. */
 void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
 
-/* Waits within a body until other bodies of the loop have counted to n, and sees what they wrote
- * before they counted. Only bodies with smaller indices may count, because larger ones may not have
+/* Waits within a body until other bodies of the loop have counted to n. All that they wrote before
+ * they counted can then be read. Only bodies with smaller indices may count, because larger ones may not have
  * begun. kvant_parallel_count counts by one. */
 void kvant_parallel_await(atomic_uint *count, unsigned n);
 void kvant_parallel_count(atomic_uint *count);
