@@ -15,8 +15,10 @@
 /* The fewest pages of a split. With fewer, the work item's own cost exceeds the gain of even
  * shares. */
 #define FEWEST_PAGES 4u
-/* The fewest work items. Eight even out over two and over four threads. */
-#define FEW_UNITS 8u
+/* The fewest work items. Items take equal time, so 9 items keep 8 threads busy for as long as 16
+ * would. 24 even out over 2, 3, 4, 6, 8 and 12 threads, and over more threads than these better than
+ * fewer items do. */
+#define FEW_UNITS 24u
 /* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
  * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the
  * host program lends its threads. */
