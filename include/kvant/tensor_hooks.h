@@ -59,6 +59,10 @@ KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *s
  * and matrices as arguments need no more of a codec. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_codec **codec);
 
+/* learned_bytes plus working_bytes of kvant_tensor_get_info, without a look at every block. 0 for
+ * NULL. */
+KVANT_API size_t kvant_tensor_learning_bytes(const kvant_tensor *tensor);
+
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {
     uint64_t slots;

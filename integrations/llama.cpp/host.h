@@ -88,8 +88,5 @@ void kvp_host_file_state(const char *path, char *text, size_t n);
 /* Calls see() with the path of each file that the process has mapped, in the order of addresses. */
 void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *context);
 
-/* Threads. */
-void kvp_host_yield(void);
-
 /* Sends a line to the program that listens under this name; lost when none does. */
 void kvp_host_send(const char *name, const char *line);

@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -272,11 +271,6 @@ void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *c
     }
 }
 #endif
-
-void kvp_host_yield(void)
-{
-    sched_yield();
-}
 
 #if defined(__linux__)
 /* The socket's name is abstract, because its first byte is 0: no file has to be removed. A program

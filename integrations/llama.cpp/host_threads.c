@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attributes.h"
+#include "../../src/base/attributes.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "openmp.h"
@@ -276,29 +276,29 @@ uint32_t kvp_host_threads_update(kvp_host_threads *threads, uint32_t n)
     return threads->n;
 }
 
-/* Sleeps until the value changes. A thread counts itself in before it looks at the value, so the
- * thread that changes the value wakes it. */
-static void sleep_while(kvp_wait_value *awaited, unsigned value)
+/* Sleeps until the number is no longer `value`. A thread counts itself in before it looks at the
+ * number, so the thread that changes the number wakes it. */
+static void sleep_while(const atomic_uint *number, unsigned value, kvp_sleepers *sleepers)
 {
-    pthread_mutex_lock(&awaited->mutex);
-    atomic_fetch_add(&awaited->asleep, 1);
-    while (atomic_load(&awaited->value) == value)
-        pthread_cond_wait(&awaited->changed, &awaited->mutex);
-    atomic_fetch_sub(&awaited->asleep, 1);
-    pthread_mutex_unlock(&awaited->mutex);
+    pthread_mutex_lock(&sleepers->mutex);
+    atomic_fetch_add(&sleepers->n, 1);
+    while (atomic_load(number) == value)
+        pthread_cond_wait(&sleepers->changed, &sleepers->mutex);
+    atomic_fetch_sub(&sleepers->n, 1);
+    pthread_mutex_unlock(&sleepers->mutex);
 }
 
-static void wake(kvp_wait_value *awaited)
+static void wake(kvp_sleepers *sleepers)
 {
-    if (atomic_load(&awaited->asleep) == 0)
+    if (atomic_load(&sleepers->n) == 0)
         return;
-    pthread_mutex_lock(&awaited->mutex);
-    pthread_cond_broadcast(&awaited->changed);
-    pthread_mutex_unlock(&awaited->mutex);
+    pthread_mutex_lock(&sleepers->mutex);
+    pthread_cond_broadcast(&sleepers->changed);
+    pthread_mutex_unlock(&sleepers->mutex);
 }
 
-/* Yields until the value changes. False when it has not changed and it is time to sleep. */
-static bool yield_while(kvp_wait_value *awaited, unsigned value)
+/* Yields until the number changes. False when it has not changed and it is time to sleep. */
+static bool yield_while(const atomic_uint *number, unsigned value)
 {
     static _Thread_local unsigned n_without;
     const int64_t start = kvp_nanoseconds();
@@ -309,62 +309,64 @@ static bool yield_while(kvp_wait_value *awaited, unsigned value)
         return false;
     }
     do {
-        kvp_host_yield();
+        kvant_os_yield();
         now = kvp_nanoseconds();
         if (now - before > SHARED_NS)
             n_without = SHARED_WAITS;
-        if (atomic_load(&awaited->value) != value)
+        if (atomic_load(number) != value)
             return true;
         before = now;
     } while (n_without == 0 && now - start < YIELD_NS);
     return false;
 }
 
-static void wait_while(kvp_wait_value *awaited, unsigned value)
+static void wait_while(const atomic_uint *number, unsigned value, kvp_sleepers *sleepers)
 {
     const int64_t start = kvp_nanoseconds();
     int64_t waited = 0;
 
     for (unsigned i = 1; waited < SPIN_NS; i++) {
-        if (atomic_load(&awaited->value) != value)
+        if (atomic_load(number) != value)
             return;
-        KVP_RELAX();
+        KVANT_RELAX();
         if (i % 32 == 0)
             waited = kvp_nanoseconds() - start;
     }
-    if (!yield_while(awaited, value))
-        sleep_while(awaited, value);
+    if (!yield_while(number, value))
+        sleep_while(number, value, sleepers);
 }
 
-/* Runs a loop of kvant on the lender's threads. An odd turn means that a loop runs. A thread that
- * finds a loop counts itself in, and then looks again whether the loop still runs. The leader ends
- * the loop first and then reads the count. So the leader either waits for the thread, or the thread
- * sees that the loop has ended. A thread that the system does not run makes nobody wait. */
+/* Runs a loop of kvant on the lender's threads. An odd phase means that a loop runs. A thread that
+ * finds a loop says that it is inside, and then looks again whether the loop still runs. The leader
+ * ends the loop first and then looks who is inside. So the leader either waits for the thread, or
+ * the thread sees that the loop has ended. A thread that the system does not run makes nobody
+ * wait. */
 static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
     kvp_host_threads *threads = context;
-    unsigned running;
 
+    n_workers = n_workers < KVP_MOST_WORKERS ? n_workers : KVP_MOST_WORKERS;
     atomic_store_explicit(&threads->n_workers, n_workers, memory_order_relaxed);
     threads->work = work;
     threads->loop = loop;
-    atomic_fetch_add(&threads->loop_phase.value, 1);
-    wake(&threads->loop_phase);
+    atomic_fetch_add(&threads->loop_phase, 1);
+    wake(&threads->helpers);
     work(loop, 0);
-    atomic_fetch_add(&threads->loop_phase.value, 1);
-    while ((running = atomic_load(&threads->running.value)) > 0)
-        wait_while(&threads->running, running);
+    atomic_fetch_add(&threads->loop_phase, 1);
+    for (uint32_t worker = 1; worker < n_workers; worker++)
+        if (atomic_load(&threads->workers[worker].inside) != 0)
+            wait_while(&threads->workers[worker].inside, 1, &threads->leader);
 }
 
 static void join_loop(kvp_host_threads *threads, uint32_t worker, unsigned loop_phase)
 {
     if (worker >= atomic_load_explicit(&threads->n_workers, memory_order_relaxed))
         return;
-    atomic_fetch_add(&threads->running.value, 1);
-    if (atomic_load(&threads->loop_phase.value) == loop_phase)
+    atomic_store(&threads->workers[worker].inside, 1);
+    if (atomic_load(&threads->loop_phase) == loop_phase)
         threads->work(threads->loop, worker);
-    atomic_fetch_sub(&threads->running.value, 1);
-    wake(&threads->running);
+    atomic_store(&threads->workers[worker].inside, 0);
+    wake(&threads->leader);
 }
 
 /* Helps until the node ends. A graph has several nodes, and llama.cpp's threads meet after each of
@@ -373,10 +375,10 @@ static void help(kvp_host_threads *threads, unsigned node, uint32_t worker)
 {
     unsigned loop_phase;
 
-    while ((loop_phase = atomic_load(&threads->loop_phase.value)) / PHASES == node) {
+    while ((loop_phase = atomic_load(&threads->loop_phase)) / PHASES == node) {
         if (loop_phase % 2 == 1)
             join_loop(threads, worker, loop_phase);
-        wait_while(&threads->loop_phase, loop_phase);
+        wait_while(&threads->loop_phase, loop_phase, &threads->helpers);
     }
 }
 
@@ -386,8 +388,8 @@ static void lead(kvp_host_threads *threads, unsigned node, void (*compute)(void 
 
     compute(user);
     kvant_use_executor(former);
-    atomic_store(&threads->loop_phase.value, (node + 1) * PHASES);
-    wake(&threads->loop_phase);
+    atomic_store(&threads->loop_phase, (node + 1) * PHASES);
+    wake(&threads->helpers);
 }
 
 /* The node's function, which each of the lender's threads calls. */
@@ -405,26 +407,26 @@ static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
     }
 }
 
-static void init_awaited(kvp_wait_value *awaited)
+static void init_sleepers(kvp_sleepers *sleepers)
 {
-    pthread_mutex_init(&awaited->mutex, NULL);
-    pthread_cond_init(&awaited->changed, NULL);
+    pthread_mutex_init(&sleepers->mutex, NULL);
+    pthread_cond_init(&sleepers->changed, NULL);
 }
 
-static void destroy_awaited(kvp_wait_value *awaited)
+static void destroy_sleepers(kvp_sleepers *sleepers)
 {
-    pthread_mutex_destroy(&awaited->mutex);
-    pthread_cond_destroy(&awaited->changed);
+    pthread_mutex_destroy(&sleepers->mutex);
+    pthread_cond_destroy(&sleepers->changed);
 }
 
 static void init_loops(kvp_host_threads *threads)
 {
     if (threads->executor.run == NULL) {
-        init_awaited(&threads->loop_phase);
-        init_awaited(&threads->running);
+        init_sleepers(&threads->helpers);
+        init_sleepers(&threads->leader);
         threads->executor = (kvant_executor){ .run = run_loop, .context = threads };
     }
-    atomic_store(&threads->loop_phase.value, 0);
+    atomic_store(&threads->loop_phase, 0);
 }
 
 static bool build_graph(kvp_host_threads *threads)
@@ -482,8 +484,8 @@ void kvp_host_threads_share(kvp_host_threads *threads, unsigned node, uint32_t t
 void kvp_host_threads_release(kvp_host_threads *threads)
 {
     if (threads->executor.run != NULL) {
-        destroy_awaited(&threads->loop_phase);
-        destroy_awaited(&threads->running);
+        destroy_sleepers(&threads->helpers);
+        destroy_sleepers(&threads->leader);
     }
     if (threads->context != NULL)
         kvp_api.free(threads->context);

@@ -25,13 +25,22 @@
 
 #include "abi.h"
 
-/* A number that threads wait for another thread to change, and the means to sleep when that takes
- * long. */
-typedef struct kvp_wait_value {
-    atomic_uint value, asleep;
+/* Threads that sleep until another thread changes a number, because that takes long. */
+typedef struct kvp_sleepers {
+    atomic_uint n;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-} kvp_wait_value;
+} kvp_sleepers;
+
+/* The most threads of a loop: the caller and what libkvant asks for at most. */
+#define KVP_MOST_WORKERS 256
+
+/* Whether a thread is in a loop. Each thread has a cache line for that: threads that all change one
+ * line at the beginning and the end of a loop wait for each other. */
+typedef struct kvp_worker_line {
+    atomic_uint inside;
+    char rest[60];
+} kvp_worker_line;
 
 /* The lent threads of one back end instance. All zeros: no threads are lent. */
 typedef struct kvp_host_threads {
@@ -47,11 +56,14 @@ typedef struct kvp_host_threads {
     void *user;
     bool computed;
     uint32_t n; /* threads to compute with */
-    /* the loop that runs while turn is odd, and the number of threads in it */
+    /* The loop that runs while the phase is odd, and the threads in it. The phase does not share a
+     * cache line with the loop, because waiting threads read the phase all the time. */
     kvant_executor_work work;
     void *loop;
     atomic_uint n_workers;
-    kvp_wait_value loop_phase, running;
+    kvp_worker_line workers[KVP_MOST_WORKERS];
+    atomic_uint loop_phase;
+    kvp_sleepers helpers, leader;
 } kvp_host_threads;
 
 /* Makes the instance borrow threads from now on. The first call in a process changes ggml's

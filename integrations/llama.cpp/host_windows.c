@@ -214,11 +214,6 @@ void kvp_host_mapped_files(void (*see)(void *context, const char *path), void *c
     }
 }
 
-void kvp_host_yield(void)
-{
-    SwitchToThread();
-}
-
 /* `kvant exec` watches no program on Windows. */
 void kvp_host_send(const char *name, const char *line)
 {

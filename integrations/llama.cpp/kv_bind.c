@@ -6,6 +6,8 @@
  * Lines for the user come from kv_report.c. */
 #include "kv_tensor.h"
 
+#include <kvant/tensor_hooks.h>
+
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -386,11 +388,9 @@ void kvp_kv_count(kvp_kv *kv)
     const struct kvp_pending_rows *pending = &kv->pending;
     const size_t row =
         kv->shape.row * sizeof(float) + sizeof(*pending->cells) + sizeof(*pending->positions);
-    kvant_tensor_info info = { .size = sizeof(info) };
 
-    kvant_tensor_get_info(kv->tensor, &info); /* an unbound tensor has nothing */
     atomic_store_explicit(&kv->beside,
-                          kv->shared + kv->calibrated + info.learned_bytes + info.working_bytes +
+                          kv->shared + kv->calibrated + kvant_tensor_learning_bytes(kv->tensor) +
                               pending->n * row,
                           memory_order_relaxed);
 }

@@ -45,17 +45,45 @@ static float *products_of(const job *j, uint32_t view, size_t row)
                : NULL;
 }
 
-/* Prepares all queries of a kv head for a view. */
-static void prepare(void *context, size_t index, uint32_t worker)
+/* The number of finished parts of each kv head, and behind them whether the phases are there. */
+static atomic_uint *ready_of(const job *j)
 {
-    const job *j = context;
+    return (atomic_uint *)(void *)(j->workspace + j->plan->ready);
+}
+
+/* Prepares all queries of a kv head for a view. */
+static void prepare_queries(const job *j, uint32_t kv_head, uint32_t view)
+{
     const kvant_attention_plan *plan = j->plan;
-    const uint32_t v = (uint32_t)(index / plan->n_kv_heads),
-                   kv_head = (uint32_t)(index % plan->n_kv_heads);
     const size_t row = row_index(plan, 0, kv_head * plan->group_heads);
-    (void)worker;
-    plan->reader->queries(plan, j->kernels, v, 0, plan->problem.n_queries, kv_head,
-                          queries_of(j, v, row), offsets_of(j, v, row), products_of(j, v, row));
+    plan->reader->queries(plan, j->kernels, view, 0, plan->problem.n_queries, kv_head,
+                          queries_of(j, view, row), offsets_of(j, view, row),
+                          products_of(j, view, row));
+}
+
+/* Computes a part that several work items share. */
+static void run_part(const job *j, size_t part)
+{
+    const kvant_attention_plan *plan = j->plan;
+    const size_t phases = plan->centered ? 1 : 0;
+    if (part < phases) {
+        plan->reader->phases(plan, j->workspace + plan->phases);
+        kvant_parallel_count(ready_of(j) + plan->n_kv_heads);
+        return;
+    }
+    const uint32_t kv_head = (uint32_t)((part - phases) / plan->k_views.n);
+    prepare_queries(j, kv_head, (uint32_t)((part - phases) % plan->k_views.n));
+    kvant_parallel_count(ready_of(j) + kv_head);
+}
+
+/* Waits for the parts that the work items of a kv head need. */
+static void await_parts(const job *j, uint32_t kv_head)
+{
+    const kvant_attention_plan *plan = j->plan;
+    if (plan->centered)
+        kvant_parallel_await(ready_of(j) + plan->n_kv_heads, 1);
+    if (plan->n_splits > 1)
+        kvant_parallel_await(ready_of(j) + kv_head, plan->k_views.n);
 }
 
 /* Adds the sink's logit to the denominator, where alone it counts. Returns the factor by which sums
@@ -196,9 +224,8 @@ static void store_split(const job *j, const kvant_attention_item *item, size_t f
                     item->kv_head * plan->group_heads + row % plan->group_heads);
 }
 
-static void run_item(void *context, size_t index, uint32_t worker)
+static void run_item(const job *j, size_t index, uint32_t worker)
 {
-    const job *j = context;
     const kvant_attention_plan *plan = j->plan;
     uint32_t split = (uint32_t)(index % plan->n_splits);
     size_t rest = index / plan->n_splits;
@@ -219,6 +246,9 @@ static void run_item(void *context, size_t index, uint32_t worker)
     item.queries = queries_of(j, 0, row);
     item.offsets = offsets_of(j, 0, row);
     item.products = products_of(j, 0, row);
+    if (plan->reader->begin)
+        plan->reader->begin(plan, &item);
+    await_parts(j, item.kv_head);
     kvant_attention_item_run(plan, j->kernels, &item,
                              j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
@@ -227,22 +257,28 @@ static void run_item(void *context, size_t index, uint32_t worker)
         finish_item(j, &item);
 }
 
+static void run_index(void *context, size_t index, uint32_t worker)
+{
+    const job *j = context;
+    if (index < j->plan->n_parts)
+        run_part(j, index);
+    else
+        run_item(j, index - j->plan->n_parts, worker);
+}
+
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)
 {
+    const size_t n_rests = (size_t)plan->n_tiles * plan->n_kv_heads;
     if (!workspace || (uintptr_t)workspace % 64 || bytes / sizeof(float) < plan->total)
         return kvant_fail(
             NULL, KVANT_ERR_ARGUMENT,
             "attention: the workspace has %zu of %zu bytes, or is NULL or not aligned to 64 bytes",
             bytes, plan->total * sizeof(float));
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
-    if (plan->centered)
-        plan->reader->phases(plan, j.workspace + plan->phases);
-    for (size_t i = 0; plan->n_splits > 1 && i < (size_t)plan->n_tiles * plan->n_kv_heads; i++)
+    for (size_t i = 0; plan->n_splits > 1 && i < n_rests; i++)
         atomic_init(&counters_of(&j)[i], 0);
-    if (plan->n_splits > 1)
-        kvant_parallel_for((size_t)plan->n_kv_heads * plan->k_views.n, plan->n_preparing, prepare,
-                           &j);
-    kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads,
-                       run_item, &j);
+    for (size_t i = 0; i <= plan->n_kv_heads; i++)
+        atomic_init(&ready_of(&j)[i], 0);
+    kvant_parallel_for(plan->n_parts + n_rests * plan->n_splits, plan->n_threads, run_index, &j);
     return KVANT_OK;
 }

@@ -117,7 +117,7 @@ static void fetch(const kvant_attention_plan *plan, const kvant_attention_item *
         KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
 
-static void begin(const kvant_attention_plan *plan, const kvant_attention_item *item)
+static void begin(const kvant_attention_plan *plan, kvant_attention_item *item)
 {
     for (uint32_t part = 0; part < source_of(plan)->n_parts; part++)
         fetch(plan, item, item->first_page, part);

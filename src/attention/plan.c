@@ -15,8 +15,10 @@
 /* The fewest pages of a split. With fewer, the work item's own cost exceeds the gain of even
  * shares. */
 #define FEWEST_PAGES 4u
-/* The fewest work items. Eight even out over two and over four threads. */
-#define FEW_UNITS 8u
+/* The fewest work items. Items take equal time, so 9 items keep 8 threads busy for as long as 16
+ * would. 24 even out over 2, 3, 4, 6, 8 and 12 threads, and over more threads than these better than
+ * fewer items do. */
+#define FEW_UNITS 24u
 /* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
  * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the
  * host program lends its threads. */
@@ -99,6 +101,7 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0,
                    plan->partial_stride, &plan->partials) &&
            reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&
+           reserve(&plan->total, plan->n_kv_heads + (size_t)1, 1, &plan->ready) &&
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
@@ -146,10 +149,12 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->n_splits =
         plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
-    const double rows = (double)p->n_queries * p->n_heads;
-    plan->n_threads = threads_for(plan, rows * p->n_tokens * (plan->k_dim + plan->v_dim));
-    const double per_row = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
-                           (has_matrices(plan) ? MATRIX_READ_COST : 1);
-    plan->n_preparing = threads_for(plan, rows * per_row);
+    plan->n_parts = (plan->centered ? 1 : 0) +
+                    (plan->n_splits > 1 ? (size_t)plan->n_kv_heads * plan->k_views.n : 0);
+    const double rows = (double)p->n_queries * p->n_heads,
+                 products = (double)p->n_tokens * (plan->k_dim + plan->v_dim),
+                 transforms = (double)plan->k_views.n * plan->k_dim * plan->k_dim *
+                              (has_matrices(plan) ? MATRIX_READ_COST : 1);
+    plan->n_threads = threads_for(plan, rows * (products + (plan->n_splits > 1 ? transforms : 0)));
     return lay_out_workspace(plan);
 }

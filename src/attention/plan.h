@@ -42,10 +42,10 @@ typedef struct kvant_attention_plan {
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
     uint32_t tile_queries, n_tiles;   /* query tokens of a work item */
     uint32_t n_pages, split_pages, n_splits;
-    uint32_t n_threads,
-        /* threads that are worth using, and the same for preparing the queries that work items
-         * share */
-        n_preparing;
+    uint32_t n_threads; /* threads that are worth using */
+    /* Parts that come before the work items: the phases if centered, and with several splits the
+     * queries of each view and kv head. */
+    size_t n_parts;
     size_t own_per_row; /* floats per row of a work item's scratch that belong to the reader */
     float score_scale;  /* factor of the query: scale, or scale / softcap */
     bool centered;      /* some blocks of the keys have their own centre (cache/center.h) */
@@ -66,6 +66,7 @@ typedef struct kvant_attention_plan {
     size_t partials;
     size_t partial_stride;
     size_t counters;                /* [tile][kv head]: finished splits */
+    size_t ready;                   /* finished parts: [kv head], and then the phases */
     size_t scratch, scratch_stride; /* one per thread */
     size_t total;
 } kvant_attention_plan;

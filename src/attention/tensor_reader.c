@@ -7,11 +7,17 @@
 #include "../blocks/format.h"
 #include "../cache/center.h"
 #include "../cache/shift.h"
+#include "block_centers.h"
 #include "work_item.h"
 
 /* Up to this many query rows, the rows of open pages are multiplied one by one. v_tile then has
  * room for their weights and sums. */
 #define DIRECT_ROWS 8u
+
+/* Lines that are prefetched at a time, four times per page. A page of 64 rows with head_dim 64 and
+ * 4 bits has 34 lines of keys and as many of values. CPUs keep track of 10 to 16 lines. With half
+ * as many lines a page comes too late, and with all of them at once CPUs wait longer. */
+#define LINES_AT_ONCE 18u
 
 /* `times` and `scale` are separate functions because `restrict` on their arguments lets the
  * compiler vectorise the loops. */
@@ -84,131 +90,6 @@ static void read_queries(const kvant_attention_plan *plan, const kvant_kernels *
                   products ? products + (size_t)r * plan->k_dim : NULL);
 }
 
-/* The centres of the position bucket that the block of a page has its centre from, or NULL when the
- * block has no centre. */
-static const kvant_centers *centers_of(const kvant_attention_plan *plan, uint32_t page)
-{
-    const int64_t block = kvant_attention_block(plan, page);
-    return block < 0 ? NULL : kvant_block_centers(plan->k, (uint32_t)block);
-}
-
-/* The position of a block that has a centre. */
-static int32_t position_of(const kvant_attention_plan *plan, uint32_t page)
-{
-    return plan->k->blocks[kvant_attention_block(plan, page)].position;
-}
-
-static uint32_t end_of_chunk(const kvant_attention_plan *plan, uint32_t first)
-{
-    return plan->n_pages - first < KVANT_ATTENTION_CHUNK ? plan->n_pages
-                                                         : first + KVANT_ATTENTION_CHUNK;
-}
-
-/* Whether the blocks of a chunk are consecutive and their centres rotate at the same speeds as
- * `of`. *position becomes the position of the chunk's first page. */
-static bool is_in_order(const kvant_attention_plan *plan, uint32_t first, const kvant_centers *of,
-                        int64_t *position)
-{
-    const kvant_centers *last = of;
-    bool any = false;
-    for (uint32_t page = first; page < end_of_chunk(plan, first); page++) {
-        const kvant_centers *own = centers_of(plan, page);
-        if (!own)
-            continue;
-        const int64_t at = position_of(plan, page) - (int64_t)KVANT_PAGE_TOKENS * (page - first);
-        if ((any && at != *position) || (own != last && !kvant_centers_same_rope(own, of)))
-            return false;
-        *position = at;
-        last = own;
-        any = true;
-    }
-    return any;
-}
-
-/* The first centres that any view's transform has. The centres of most other transforms rotate at
- * the same speeds. */
-static const kvant_centers *first_centers(const kvant_attention_plan *plan)
-{
-    const kvant_centers *centers = NULL;
-    for (uint32_t i = 0; i < plan->k_views.n && !centers; i++)
-        centers = kvant_tensor_transform_centers(plan->k, plan->k_views.transform_id[i]);
-    return centers;
-}
-
-/* Writes the phase of a page to its column of the chunk. */
-static void fill_phase(const kvant_rope_rotation *rotation, float *to)
-{
-    const size_t n = rotation->n;
-    for (size_t i = 0; i < n; i++) {
-        to[i * KVANT_ATTENTION_CHUNK] = rotation->cosine[i];
-        to[(n + i) * KVANT_ATTENTION_CHUNK] = rotation->sine[i];
-    }
-}
-
-static void begin_blocks(const kvant_centers *of, kvant_rope_rotation *rotation)
-{
-    kvant_rope_rotation_over(rotation, of->pairs, of->n);
-    kvant_rope_rotation_expect(rotation, KVANT_PAGE_TOKENS, of->step, of->step + of->n);
-}
-
-/* Fills a chunk page by page. Columns of hidden pages stay zero. */
-static void fill_chunk(const kvant_attention_plan *plan, uint32_t first, float *phases)
-{
-    const kvant_centers *of = NULL;
-    kvant_rope_rotation rotation;
-    memset(phases, 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK * sizeof *phases);
-    for (uint32_t page = first; page < end_of_chunk(plan, first); page++) {
-        const kvant_centers *own = centers_of(plan, page);
-        if (!own)
-            continue;
-        if (own != of)
-            begin_blocks(own, &rotation);
-        of = own;
-        kvant_rope_rotation_move(&rotation, position_of(plan, page));
-        fill_phase(&rotation, phases + page - first);
-    }
-}
-
-/* Writes the phases of consecutive blocks from position 0 on. Prepares the rotation that steps from
- * one such chunk to the next. */
-static void begin_chunks(const kvant_attention_plan *plan, const kvant_centers *of,
-                         kvant_rope_rotation *rotation, float *phases)
-{
-    const uint32_t n_pages = end_of_chunk(plan, 0);
-    kvant_rope_rotation blocks;
-    memset(phases, 0, (size_t)plan->k_dim * KVANT_ATTENTION_CHUNK * sizeof *phases);
-    begin_blocks(of, &blocks);
-    for (uint32_t page = 0; page < n_pages; page++) {
-        fill_phase(&blocks, phases + page);
-        kvant_rope_rotation_move(&blocks, (page + (int64_t)1) * KVANT_PAGE_TOKENS);
-    }
-    kvant_rope_rotation_over(rotation, of->pairs, of->n);
-    kvant_rope_rotation_expect(rotation, blocks.position, blocks.at.cosine, blocks.at.sine);
-}
-
-/* Fills the phases of all pages. Computing the phase of every page would cost more than the
- * products with it. Blocks are mostly consecutive, and then all chunks share the phases of the
- * first blocks. */
-static void fill_phases(const kvant_attention_plan *plan, float *phases)
-{
-    const kvant_centers *of = first_centers(plan);
-    const size_t size = kvant_attention_chunk_floats(plan);
-    kvant_rope_rotation rotation;
-    begin_chunks(plan, of, &rotation, phases);
-    for (uint32_t first = 0; first < plan->n_pages; first += KVANT_ATTENTION_CHUNK) {
-        int64_t position = 0;
-        phases += size;
-        phases[size - 1] = is_in_order(plan, first, of, &position);
-        if (phases[size - 1] == 0) {
-            fill_chunk(plan, first, phases);
-            continue;
-        }
-        kvant_rope_rotation_move(&rotation, position);
-        memcpy(phases, rotation.cosine, of->n * sizeof *phases);
-        memcpy(phases + of->n, rotation.sine, of->n * sizeof *phases);
-    }
-}
-
 /* Transforms the sums back and adds them to out in the order of channels. */
 static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                          uint32_t transform_id, uint32_t head, const float *sums, float inverse,
@@ -269,26 +150,42 @@ static uint32_t written_tokens(const kvant_tensor *tensor, uint32_t block)
     return n;
 }
 
-/* Prefetches a page. Kernels read a page's lines in an order that the hardware does not foresee,
- * and the pages of all other kv heads lie before the next page of this one. Inline, because GCC
- * drops calls of a function that only prefetches: it assumes that the function has no effect. */
-KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *tensor,
-                        const kvant_attention_item *item, uint32_t page)
+/* Sets the lines that fetch_some prefetches next: the page of a kv head. */
+static void look_ahead(const kvant_attention_plan *plan, const kvant_tensor *tensor,
+                       const kvant_attention_item *item, uint32_t page, kvant_ahead *ahead)
 {
+    *ahead = (kvant_ahead){ NULL, NULL };
     if (page >= item->end_page || kvant_attention_block(plan, page) < 0)
         return;
     const uint32_t block = (uint32_t)kvant_attention_block(plan, page);
     const kvant_page_ref ref = kvant_tensor_page(tensor, block, item->kv_head);
-    const size_t bytes =
-        ref.open ? written_tokens(tensor, block) * row_bytes(tensor) : ref.codec->info.page_bytes;
-    for (size_t i = 0; i < bytes; i += 64)
-        KVANT_PREFETCH((const uint8_t *)ref.page + i);
+    ahead->at = ref.page;
+    ahead->end = ahead->at + (ref.open ? written_tokens(tensor, block) * row_bytes(tensor)
+                                       : ref.codec->info.page_bytes);
 }
 
-static void begin(const kvant_attention_plan *plan, const kvant_attention_item *item)
+/* Prefetches some lines. Kernels read a page's lines in an order that the hardware does not
+ * foresee, and the pages of all other kv heads lie before the next page of this one. A CPU waits
+ * when it has asked for more lines than it can keep track of, so few are asked for at a time. */
+static void fetch_some(kvant_ahead *ahead, uint32_t *left)
 {
-    fetch(plan, plan->k, item, item->first_page);
-    fetch(plan, plan->v, item, item->first_page);
+    for (; ahead->at < ahead->end && *left; ahead->at += 64, --*left)
+        KVANT_PREFETCH(ahead->at);
+}
+
+/* first: which of keys and values are needed sooner. */
+static void fetch(kvant_attention_item *item, uint32_t first)
+{
+    uint32_t left = LINES_AT_ONCE;
+    fetch_some(&item->ahead[first], &left);
+    fetch_some(&item->ahead[1 - first], &left);
+}
+
+static void begin(const kvant_attention_plan *plan, kvant_attention_item *item)
+{
+    look_ahead(plan, plan->k, item, item->first_page, &item->ahead[0]);
+    look_ahead(plan, plan->v, item, item->first_page, &item->ahead[1]);
+    fetch(item, 0);
 }
 
 /* Whether the fp16 rows of an open page are multiplied without a tile. With few query rows, a tile
@@ -311,6 +208,30 @@ static kvant_block_page rows_of(const kvant_attention_plan *plan, const kvant_te
                                .stride = row_bytes(tensor) };
 }
 
+/* Moves 64 numbers between the order of tokens and the order of positions. Token 16 i + j has
+ * position 4 j + i (kvant_token_position). Separate functions, because `restrict` on their
+ * arguments lets the compiler vectorise the loops. */
+static void place_tokens(const float *restrict tokens, float *restrict positions)
+{
+    for (uint32_t j = 0; j < 16; j++)
+        for (uint32_t i = 0; i < 4; i++)
+            positions[4 * j + i] = tokens[16 * i + j];
+}
+
+static void order_tokens(const float *restrict positions, float *restrict tokens)
+{
+    for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t j = 0; j < 16; j++)
+            tokens[16 * i + j] = positions[4 * j + i];
+}
+
+static void add_placed(uint32_t n, const float *restrict x, const uint16_t *restrict positions,
+                       float *restrict sums)
+{
+    for (uint32_t i = 0; i < n; i++)
+        sums[positions[i]] += x[i];
+}
+
 /* Scores the rows of an open page. The rows are in the order of tokens, the scores at
  * kvant_token_position. The scores of rows that were not written are 0, which the mask hides. */
 static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -320,10 +241,11 @@ static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *ke
     float *in_order = item->k_tile;
     kernels->block_scores(&rows, kvant_item_queries(plan, item), plan->k_dim, in_order,
                           item->n_rows);
-    for (uint32_t i = 0; i < item->n_rows * KVANT_PAGE_TOKENS; i++)
-        item->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
-                     kvant_token_position(i % KVANT_PAGE_TOKENS)] =
-            i % KVANT_PAGE_TOKENS < rows.n_tokens ? in_order[i] : 0;
+    for (uint32_t row = 0; row < item->n_rows; row++, in_order += KVANT_PAGE_TOKENS) {
+        for (uint32_t t = rows.n_tokens; t < KVANT_PAGE_TOKENS; t++)
+            in_order[t] = 0;
+        place_tokens(in_order, item->scores + (size_t)row * KVANT_PAGE_TOKENS);
+    }
 }
 
 static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -331,66 +253,14 @@ static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kern
 {
     const kvant_block_page rows = rows_of(plan, plan->v, v, page);
     float *weights = item->v_tile, *sums = weights + (size_t)item->n_rows * KVANT_PAGE_TOKENS;
-    for (uint32_t i = 0; i < item->n_rows * KVANT_PAGE_TOKENS; i++)
-        weights[i] = item->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
-                                  kvant_token_position(i % KVANT_PAGE_TOKENS)];
+    for (uint32_t row = 0; row < item->n_rows; row++)
+        order_tokens(item->scores + (size_t)row * KVANT_PAGE_TOKENS,
+                     weights + (size_t)row * KVANT_PAGE_TOKENS);
     memset(sums, 0, (size_t)item->n_rows * plan->v_dim * sizeof *sums);
     kernels->block_sums(&rows, weights, sums, plan->v_dim, item->n_rows);
     for (uint32_t row = 0; row < item->n_rows; row++)
-        for (uint32_t j = 0; j < plan->v_dim; j++)
-            item->sums[item->v_transform]
-                      [row * plan->v_dim + kvant_layout_row_position(&v->codec->layout, j)] +=
-                sums[row * plan->v_dim + j];
-}
-
-/* Rotates the products for a chunk at position 0 to a chunk whose first block has this phase. A
- * separate function, because `restrict` on its arguments lets the compiler vectorise the loop. */
-static void rotate_products(uint32_t n_pairs, const float *restrict phase,
-                            const float *restrict from, float *restrict to)
-{
-    const float *cosine = phase, *sine = phase + n_pairs;
-    for (uint32_t i = 0; i < n_pairs; i++) {
-        to[i] = from[i] * cosine[i] + from[n_pairs + i] * sine[i];
-        to[n_pairs + i] = from[n_pairs + i] * cosine[i] - from[i] * sine[i];
-    }
-}
-
-/* Computes the term that scores lack for each page of a chunk whose blocks have their own centres.
- * The tile of keys is free between two pages, so it holds the rotated products. */
-static void fill_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         const kvant_attention_item *item, uint32_t chunk)
-{
-    const size_t k_dim = plan->k_dim;
-    const uint32_t d = plan->k->head_dim;
-    const size_t size = kvant_attention_chunk_floats(plan);
-    float *centers = kvant_item_centers(plan, item);
-    const float *start = item->phases, *own = start + (chunk + 1) * size;
-    const bool in_order = own[size - 1] != 0;
-    memset(centers, 0, (size_t)item->n_rows * KVANT_ATTENTION_CHUNK * sizeof(float));
-    for (uint32_t row = 0, n; row < item->n_rows; row += n) {
-        const float *products = kvant_item_products(plan, item) + row * k_dim;
-        n = item->n_rows - row < KVANT_PAGE_TOKENS ? item->n_rows - row : KVANT_PAGE_TOKENS;
-        for (uint32_t i = 0; in_order && i < n; i++)
-            rotate_products(d / 2, own, products + i * k_dim, item->k_tile + i * k_dim);
-        kernels->matmul(in_order ? item->k_tile : products, k_dim, in_order ? start : own,
-                        KVANT_ATTENTION_CHUNK, centers + (size_t)row * KVANT_ATTENTION_CHUNK,
-                        KVANT_ATTENTION_CHUNK, n, d, KVANT_ATTENTION_CHUNK);
-    }
-}
-
-static void find_offsets(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                         kvant_attention_item *item, uint32_t page)
-{
-    const uint32_t chunk = page / KVANT_ATTENTION_CHUNK;
-    item->page_offsets = kvant_item_offsets(plan, item);
-    item->offset_stride = 1;
-    if (!plan->centered || !centers_of(plan, page))
-        return;
-    if (item->chunks[item->k_view] != chunk + 1)
-        fill_offsets(plan, kernels, item, chunk);
-    item->chunks[item->k_view] = chunk + 1;
-    item->page_offsets = kvant_item_centers(plan, item) + page % KVANT_ATTENTION_CHUNK;
-    item->offset_stride = KVANT_ATTENTION_CHUNK;
+        add_placed(plan->v_dim, sums + (size_t)row * plan->v_dim, v->codec->layout.positions,
+                   item->sums[item->v_transform] + (size_t)row * plan->v_dim);
 }
 
 /* Scores all slots of a page for the work item's view. */
@@ -399,7 +269,7 @@ static void score_view(const kvant_attention_plan *plan, const kvant_kernels *ke
 {
     kvant_page_ref k =
         kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
-    find_offsets(plan, kernels, item, page);
+    kvant_attention_find_offsets(plan, kernels, item, page);
     if (!k.open && item->codes.k_suits) {
         if (!item->placed[item->k_view])
             kvant_attention_codes_set_queries(plan, kernels, k.codec, &item->codes, item->k_view,
@@ -455,11 +325,13 @@ static void score_mixed(const kvant_attention_plan *plan, const kvant_kernels *k
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                   kvant_attention_item *item, uint32_t page)
 {
-    fetch(plan, plan->k, item, page + 1);
+    look_ahead(plan, plan->k, item, page + 1, &item->ahead[0]);
+    fetch(item, 1);
     if (kvant_block_is_mixed(plan->k, (uint32_t)kvant_attention_block(plan, page)))
         score_mixed(plan, kernels, item, page);
     else
         score_view(plan, kernels, item, page);
+    fetch(item, 1);
 }
 
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -467,7 +339,8 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
 {
     kvant_page_ref v =
         kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), item->kv_head);
-    fetch(plan, plan->v, item, page + 1);
+    look_ahead(plan, plan->v, item, page + 1, &item->ahead[1]);
+    fetch(item, 0);
     if (!v.open && item->codes.v_suits) {
         kvant_attention_codes_add(plan, kernels, &item->codes, v, item->n_rows, item->scores,
                                   item->sums[item->v_transform]);
@@ -477,11 +350,12 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
         kvant_attention_unpack(kernels, &v, item->v_tile);
         kvant_attention_add_tile(plan, kernels, item);
     }
+    fetch(item, 0);
 }
 
 static const kvant_attention_reader reader = {
     .queries = read_queries,
-    .phases = fill_phases,
+    .phases = kvant_attention_fill_phases,
     .output = write_output,
     .open = open_page,
     .begin = begin,

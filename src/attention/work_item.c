@@ -279,8 +279,6 @@ static void run_pages(const kvant_attention_plan *plan, const kvant_kernels *ker
     }
     for (uint32_t row = 0; row < item->n_rows; row++)
         item->max[row] = -INFINITY;
-    if (plan->reader->begin)
-        plan->reader->begin(plan, item);
     for (uint32_t page = item->first_page; page < item->end_page; page++)
         run_page(plan, kernels, item, page, weighted);
 }

@@ -7,6 +7,11 @@
 /* The kernel magnitude returns this when a number is infinite, and more when a number is NaN. */
 #define KVANT_INFINITY_BITS 0x7f800000u
 
+/* The lines of a page that are to be prefetched. */
+typedef struct kvant_ahead {
+    const uint8_t *at, *end;
+} kvant_ahead;
+
 /* The online softmax state of a work item's rows. A row is (query token, head of the group), token
  * major. There are separate sums and totals per transform of the values, because sums of different
  * transforms can only be added after each has been transformed back. */
@@ -34,6 +39,7 @@ typedef struct kvant_attention_item {
     const float *page_offsets;
     size_t offset_stride;
     kvant_attention_codes codes;
+    kvant_ahead ahead[2]; /* of keys and of values */
 } kvant_attention_item;
 
 /* The functions that read pages of 64 tokens for a work item, from tensors or any other source.
@@ -58,8 +64,8 @@ typedef struct kvant_attention_reader {
     /* Sets the work item's view and value transform for a page. Returns false when the page is
      * hidden. NULL: there is only one view and one transform. */
     bool (*open)(const kvant_attention_plan *plan, kvant_attention_item *item, uint32_t page);
-    /* Called before the first page; NULL: nothing to do. */
-    void (*begin)(const kvant_attention_plan *plan, const kvant_attention_item *item);
+    /* Called before the work item runs, and before its queries are ready; NULL: nothing to do. */
+    void (*begin)(const kvant_attention_plan *plan, kvant_attention_item *item);
     /* Called before the first page of the current view, when its queries are ready; NULL: nothing
      * to do. */
     void (*take)(const kvant_attention_plan *plan, const kvant_kernels *kernels,

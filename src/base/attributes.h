@@ -24,6 +24,15 @@
 #define KVANT_PREFETCH(address) ((void)(address))
 #endif
 
+/* A hint for the CPU in a loop that waits for another thread. */
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+#define KVANT_RELAX() __builtin_ia32_pause()
+#elif defined(__GNUC__) && defined(__aarch64__)
+#define KVANT_RELAX() __asm__ volatile("yield" ::: "memory")
+#else
+#define KVANT_RELAX() ((void)0)
+#endif
+
 /* KVANT_ON_BOTH marks functions that kernels on a GPU call, too. */
 #if !defined(__CUDACC__)
 #define KVANT_ON_BOTH

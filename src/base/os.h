@@ -90,6 +90,9 @@ bool kvant_os_has_arm_dot_product(void);
  * except those of its own faults. thread is NULL: nobody joins it. */
 bool kvant_os_start_thread(pthread_t *thread, void *(*body)(void *), void *argument, size_t stack);
 
+/* Lets another thread run that waits for this core. */
+void kvant_os_yield(void);
+
 /* The child of a fork() calls this function before fork() returns in it. Nothing happens on a
  * system that cannot fork. */
 void kvant_os_after_fork(void (*in_child)(void));

@@ -302,6 +302,11 @@ bool kvant_os_start_thread(pthread_t *thread, void *(*body)(void *), void *argum
     return reason == 0;
 }
 
+void kvant_os_yield(void)
+{
+    sched_yield();
+}
+
 void kvant_os_after_fork(void (*in_child)(void))
 {
     pthread_atfork(NULL, NULL, in_child);

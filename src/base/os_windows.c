@@ -481,6 +481,11 @@ bool kvant_os_start_thread(pthread_t *thread, void *(*body)(void *), void *argum
     return reason == 0;
 }
 
+void kvant_os_yield(void)
+{
+    SwitchToThread();
+}
+
 void kvant_os_after_fork(void (*in_child)(void))
 {
     (void)in_child; /* Windows cannot fork */

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "attributes.h"
 #include "os.h"
 
 /* Bounds the memory of the pool, because each worker has a stack of WORKER_STACK bytes. A loop runs
@@ -22,6 +23,10 @@
  * glibc takes from a thread's stack, and for builds with sanitisers. Default stacks differ: 8 MiB
  * with glibc, 128 KiB with musl. */
 #define WORKER_STACK ((size_t)512 * 1024)
+
+/* How often a waiting body looks before it yields its core. Bodies that others wait for take some
+ * microseconds, unless the system has stopped their thread. */
+#define SPINS 1000u
 
 typedef struct parallel_loop {
     kvant_parallel_body body;
@@ -79,12 +84,30 @@ bool kvant_parallel_is_lent(void)
     return executor != NULL;
 }
 
+void kvant_parallel_await(atomic_uint *count, unsigned n)
+{
+    for (unsigned i = 1; atomic_load_explicit(count, memory_order_acquire) < n; i++)
+        if (i % SPINS == 0)
+            kvant_os_yield();
+        else
+            KVANT_RELAX();
+}
+
+void kvant_parallel_count(atomic_uint *count)
+{
+    atomic_fetch_add_explicit(count, 1, memory_order_release);
+}
+
+/* Copies what stays the same, because every other thread changes the line that it is in. */
 static void run_indices(void *argument, uint32_t worker)
 {
     parallel_loop *loop = argument;
+    const kvant_parallel_body body = loop->body;
+    void *context = loop->context;
+    const size_t n = loop->n;
     size_t i;
-    while ((i = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed)) < loop->n)
-        loop->body(loop->context, i, worker);
+    while ((i = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed)) < n)
+        body(context, i, worker);
 }
 
 static void *worker_main(void *argument)

@@ -5,12 +5,14 @@
  * engine's own threads once per layer. */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Called once for every index below n, in any order, from up to n_threads threads. The argument
- * worker is the thread's number, below n_threads, for example to choose its scratch memory. */
+/* Called once for every index below n, from up to n_threads threads. Calls begin in the order of the
+ * indices. The argument worker is the thread's number, below n_threads, for example to choose its
+ * scratch memory. */
 typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker);
 
 /* Runs the body for all indices and returns when all are done. The caller is worker 0. Fewer
@@ -18,6 +20,12 @@ typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker
  * caller has fewer CPUs. So the result must not depend on the number of threads. A loop within a
  * body does not run on the executor. */
 void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
+
+/* Waits within a body until other bodies of the loop have counted to n. All that they wrote before
+ * they counted can then be read. Only bodies with smaller indices may count, because larger ones may not have
+ * begun. kvant_parallel_count counts by one. */
+void kvant_parallel_await(atomic_uint *count, unsigned n);
+void kvant_parallel_count(atomic_uint *count);
 
 /* Whether the calling thread has an executor, whose threads begin within microseconds. */
 bool kvant_parallel_is_lent(void);

@@ -59,7 +59,7 @@ static void write_back(const kvant_tensor *tensor, uint32_t block, const block_p
 typedef struct sealing {
     int32_t page;
     bool closes;    /* the block gives its open page back */
-    uint64_t slots; /* to be encoded, except slots whose sealed bytes are up to date */
+    uint64_t slots; /* to be encoded */
 } sealing;
 
 typedef struct seal_job {
@@ -84,16 +84,17 @@ static void gather(const seal_job *job, const kvant_codec *codec, const void *pa
     }
 }
 
+/* Encodes some slots of an open page. */
 static void seal_page(const seal_job *job, const sealing *s, uint32_t head, float *scratch)
 {
     kvant_tensor *tensor = job->tensor;
-    const kvant_open_page *open = &tensor->open_pages[s->page];
-    uint32_t block = (uint32_t)open->block;
+    uint32_t block = (uint32_t)tensor->open_pages[s->page].block;
     uint32_t n = kvant_tensor_codec_info(tensor)->block_tokens;
     const block_pages at = job->borrowed ? *job->borrowed : pages_in_place(tensor, block);
     uint64_t mask = ALL_SLOTS >> (KVANT_PAGE_TOKENS - n);
+    kvant_codec_fetch(tensor->codecs[head], at.sealed + tensor->page_offsets[head]);
     for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += n) {
-        if (!((open->dirty & s->slots) >> first & mask))
+        if (!(s->slots >> first & mask))
             continue;
         gather(job, tensor->codecs[head], at.open + head * tensor->open_page_bytes,
                tensor->blocks[block].written, first, scratch);
@@ -180,12 +181,30 @@ static seal_job job_of(kvant_tensor *tensor)
     return (seal_job){ .tensor = tensor, .kernels = kvant_kernels_get(KVANT_CPU_AUTO) };
 }
 
+void kvant_open_encode_due(kvant_tensor *tensor, uint32_t kv_head)
+{
+    const seal_job job = job_of(tensor);
+    const sealing s = { tensor->due_page, false, tensor->due_slots };
+    float row[KVANT_MAX_HEAD_DIM];
+    seal_page(&job, &s, kv_head, row);
+}
+
+void kvant_open_finish_due(kvant_tensor *tensor)
+{
+    for (uint32_t head = 0; tensor->due_slots && head < tensor->n_kv_heads; head++)
+        kvant_open_encode_due(tensor, head);
+    tensor->due_slots = 0;
+}
+
 void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,
                      uint32_t n_threads)
 {
     seal_job job = job_of(tensor);
+    if (n)
+        kvant_open_finish_due(tensor);
     for (uint32_t i = 0; i < n; i++) {
-        job.list[job.n++] = (sealing){ tensor->blocks[list[i].block].open_page, true, ALL_SLOTS };
+        const int32_t page = tensor->blocks[list[i].block].open_page;
+        job.list[job.n++] = (sealing){ page, true, tensor->open_pages[page].dirty };
         if (job.n == MOST_PAGES || i + 1 == n)
             seal(&job, 1, n_threads);
     }
@@ -229,8 +248,10 @@ static uint32_t list_due(seal_job *job, uint32_t page, bool all)
         const kvant_open_page *open = &tensor->open_pages[page];
         if (open->block < 0 || kvant_is_sink(tensor, (uint32_t)open->block))
             continue;
-        const sealing s = all ? (sealing){ (int32_t)page, true, ALL_SLOTS } : due(tensor, page);
-        if ((s.closes && s.slots) || (open->dirty & s.slots))
+        sealing s = all ? (sealing){ (int32_t)page, true, ALL_SLOTS } : due(tensor, page);
+        const bool listed = (s.closes && s.slots) || (open->dirty & s.slots);
+        s.slots &= open->dirty;
+        if (listed)
             job->list[job->n++] = s;
     }
     return page;
@@ -240,11 +261,24 @@ static bool worth_threads(const seal_job *jobs, size_t n_jobs)
 {
     uint32_t n = 0;
     for (const seal_job *job = jobs; job < jobs + n_jobs; job++)
-        for (size_t i = 0; i < job->n; i++) {
-            const kvant_open_page *open = &job->tensor->open_pages[job->list[i].page];
-            n += kvant_count_slots(open->dirty & job->list[i].slots);
-        }
+        for (size_t i = 0; i < job->n; i++)
+            n += kvant_count_slots(job->list[i].slots);
     return n >= ROWS_FOR_THREADS || kvant_parallel_is_lent();
+}
+
+bool kvant_open_take_due(kvant_tensor *tensor, uint32_t block)
+{
+    seal_job job = job_of(tensor);
+    list_due(&job, 0, false);
+    const sealing *s = &job.list[0];
+    if (job.n && (job.n > 1 || s->closes || tensor->open_pages[s->page].block == block))
+        return false;
+    if (job.n) {
+        tensor->due_page = s->page;
+        tensor->due_slots = s->slots;
+    }
+    record_sealed(&job);
+    return true;
 }
 
 void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all,

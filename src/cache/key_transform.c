@@ -154,14 +154,17 @@ kvant_status kvant_key_transform_create(const kvant_tensor *tensor, const uint16
 kvant_status kvant_transforms_prepare(kvant_tensor *tensor, uint32_t transform_id)
 {
     kvant_key_transform *key_transform = tensor->transforms[transform_id].key_transform;
-    if (key_transform)
-        key_transform->idle = 0;
-    return key_transform ? prepare(tensor, key_transform) : KVANT_OK;
+    if (!key_transform || !keeps_expanded(tensor))
+        return KVANT_OK;
+    key_transform->idle = 0;
+    return prepare(tensor, key_transform);
 }
 
+/* Reads no transform that cannot have such a matrix: in a step of one token, each of them comes
+ * from memory. */
 void kvant_transforms_age(kvant_tensor *tensor, size_t n)
 {
-    for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++) {
+    for (uint32_t v = 0; v <= KVANT_CANDIDATE && keeps_expanded(tensor); v++) {
         kvant_key_transform *key_transform = tensor->transforms[v].key_transform;
         if (key_transform && key_transform->expanded && key_transform->idle > MOST_IDLE)
             expand(tensor, key_transform, NULL);

@@ -4,6 +4,8 @@
 #include "transforms.h"
 #include "key_transform.h"
 
+#include <kvant/tensor_hooks.h>
+
 #include <string.h>
 
 #include "../base/abi.h"
@@ -551,6 +553,16 @@ kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, 
                                                                       : KVANT_ERR_ARGUMENT;
 }
 
+static size_t learned_bytes(const kvant_tensor *tensor)
+{
+    return kvant_key_transform_bytes(tensor) + kvant_shifts_bytes(tensor);
+}
+
+size_t kvant_tensor_learning_bytes(const kvant_tensor *tensor)
+{
+    return tensor ? learned_bytes(tensor) + kvant_transforms_bytes(tensor) : 0;
+}
+
 kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info)
 {
     KVANT_RETURN_IF(!tensor, KVANT_ERR_ARGUMENT);
@@ -562,8 +574,7 @@ kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info
                                .bytes = tensor->bytes,
                                .sealed_bytes = tensor->block_bytes,
                                .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads,
-                               .learned_bytes =
-                                   kvant_key_transform_bytes(tensor) + kvant_shifts_bytes(tensor),
+                               .learned_bytes = learned_bytes(tensor),
                                .learned_most = kvant_key_transform_most(tensor),
                                .working_bytes = kvant_transforms_bytes(tensor),
                                .working_most = kvant_transforms_most(tensor) };

@@ -175,6 +175,10 @@ struct kvant_tensor {
     uint8_t *sealed, *open; /* the caller's memory */
     kvant_block *blocks;
     kvant_open_page *open_pages;
+    /* Slots of an open page that count as sealed and whose codes kvant_open_encode_due makes. They
+     * are 0 unless a write of one row is under way. */
+    uint64_t due_slots;
+    int32_t due_page;
     uint64_t *clocks; /* per sequence: how many rows were written */
     uint64_t *begun;  /* per sequence: the clock from which the newest rows count back */
     uint8_t *sequence_transforms; /* per sequence: the transform of its last block */
@@ -376,6 +380,15 @@ void kvant_open_mark_dirty(kvant_tensor *tensor, const kvant_run *run);
  * With `all`, seals every open block. */
 void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all,
                          uint32_t n_threads);
+
+/* For a write of one row into `block`: lists what kvant_open_seal_due would seal. If that is at most
+ * one open page, of another block that stays open, returns true, and its rows count as sealed.
+ * Their codes must be made by kvant_open_encode_due, for each kv head, on any threads, before the
+ * write ends. Nobody reads these codes while the block is open. kvant_open_finish_due makes the codes
+ * that are still missing, all at once. */
+bool kvant_open_take_due(kvant_tensor *tensor, uint32_t block);
+void kvant_open_encode_due(kvant_tensor *tensor, uint32_t kv_head);
+void kvant_open_finish_due(kvant_tensor *tensor);
 
 /* Seals the blocks from which the plan took pages. */
 void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,

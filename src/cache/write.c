@@ -267,6 +267,18 @@ static bool any_left(const kvant_write_job *jobs, size_t n_jobs)
     return false;
 }
 
+/* Whether the write is one row for a block that has an open page and keeps its transform. Placing
+ * such a row changes no other block. */
+static bool goes_on(const kvant_write_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    if (job->n != 1 || tensor->device)
+        return false;
+    const kvant_run r = kvant_write_run(job, 0);
+    const kvant_block *block = &tensor->blocks[r.block];
+    return block->open_page >= 0 && block->transform_id == kvant_write_transform(job, &r);
+}
+
 /* Seals old rows. With an exact part it seals before the write, so that queries of the same step
  * see the rows of this write as fp16. Otherwise it seals after each part of the write. */
 static void seal_between(kvant_write_job *jobs, size_t n_jobs, bool begins)
@@ -282,6 +294,9 @@ static void seal_between(kvant_write_job *jobs, size_t n_jobs, bool begins)
             kvant_open_end(tensor, placed, jobs[i].n_placed);
         const bool now = tensor->step_rows ? begins || jobs[i].n > tensor->step_rows : !begins;
         if (!now || kvant_transforms_pending(tensor))
+            continue;
+        if (begins && goes_on(&jobs[i]) &&
+            kvant_open_take_due(tensor, kvant_write_run(&jobs[i], 0).block))
             continue;
         if (tensor->step_rows || tensor->always_open)
             due[n_due++] = tensor;

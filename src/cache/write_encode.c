@@ -132,15 +132,6 @@ static uint32_t neighbours(const kvant_write_job *job, size_t i, size_t end)
     return n;
 }
 
-/* Prefetches the page that rows enter once they are quantised and that attention reads. A trellis
- * search takes longer than memory does. */
-KVANT_INLINE void fetch_sealed(const kvant_tensor *tensor, uint32_t block, uint32_t head)
-{
-    const uint8_t *page = kvant_sealed_page(tensor, block, head);
-    for (size_t i = 0; i < tensor->codecs[head]->info.page_bytes; i += 64)
-        KVANT_PREFETCH(page + i);
-}
-
 static void encode_rows(const kvant_write_job *job, const kvant_run *r, uint32_t head)
 {
     kvant_tensor *tensor = job->tensor;
@@ -152,8 +143,8 @@ static void encode_rows(const kvant_write_job *job, const kvant_run *r, uint32_t
     float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM];
     const kvant_transform *transform =
         kvant_tensor_head_transform(tensor, block->transform_id, head);
-    if (block->open_page < 0 && kvant_codec_encodes_slowly(codec))
-        fetch_sealed(tensor, r->block, head);
+    if (block->open_page < 0)
+        kvant_codec_fetch(codec, kvant_sealed_page(tensor, r->block, head));
     for (size_t i = r->first; i < r->first + r->n;) {
         uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
         kvant_codec_transform_rows(transform, job->kernels, &affine,
@@ -169,21 +160,44 @@ static void encode_rows(const kvant_write_job *job, const kvant_run *r, uint32_t
     }
 }
 
+/* Rows that were due for sealing come first, because that takes longest. */
+static size_t due_heads_of(const kvant_write_job *job)
+{
+    return job->tensor->due_slots ? job->tensor->n_kv_heads : 0;
+}
+
 static size_t heads_of(const kvant_write_job *job)
 {
     return job->tensor->device ? 0 : (size_t)job->tensor->n_kv_heads * job->classes;
 }
 
 /* Encodes a work item (job, kv head, class) of the jobs of a write. */
-static void encode_head(void *jobs, size_t unit, uint32_t worker)
+static void encode_head(const kvant_write_job *job, size_t unit)
 {
-    const kvant_write_job *job = jobs;
-    (void)worker;
-    for (; unit >= heads_of(job); job++)
-        unit -= heads_of(job);
     for (uint32_t i = 0; i < job->n_runs; i++)
         if (job->runs[i].block % job->classes == unit % job->classes)
             encode_rows(job, &job->runs[i], (uint32_t)(unit / job->classes));
+}
+
+typedef struct encode_work {
+    const kvant_write_job *jobs;
+    size_t n_jobs;
+} encode_work;
+
+static void encode_item(void *context, size_t item, uint32_t worker)
+{
+    const encode_work *work = context;
+    const kvant_write_job *job = work->jobs, *end = job + work->n_jobs;
+    (void)worker;
+    for (; job < end && item >= due_heads_of(job); job++)
+        item -= due_heads_of(job);
+    if (job < end) {
+        kvant_open_encode_due(job->tensor, (uint32_t)item);
+        return;
+    }
+    for (job = work->jobs; item >= heads_of(job); job++)
+        item -= heads_of(job);
+    encode_head(job, item);
 }
 
 static bool worth_threads(const kvant_write_job *job, size_t rows)
@@ -192,20 +206,24 @@ static bool worth_threads(const kvant_write_job *job, size_t rows)
            (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
 }
 
-/* Encodes the runs of all jobs. */
+/* Encodes the runs of all jobs, and the rows that were due for sealing. */
 void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs)
 {
-    size_t n_sub_heads = 0;
+    encode_work work = { jobs, n_jobs };
+    size_t n_items = 0;
     bool threads = false;
     for (kvant_write_job *job = jobs; job < jobs + n_jobs; job++) {
         const kvant_batch batch = { job->slots, job->rows, job->stride, job->runs, job->n_runs };
         if (job->tensor->device && job->n_runs)
             job->tensor->device->encode(job->tensor, &batch);
         job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
-        n_sub_heads += heads_of(job);
-        threads |= worth_threads(job, job->n_placed);
+        n_items += due_heads_of(job) + heads_of(job);
+        threads |=
+            worth_threads(job, job->n_placed) || (due_heads_of(job) && kvant_parallel_is_lent());
     }
-    kvant_parallel_for(n_sub_heads, threads ? jobs->n_threads : 1, encode_head, jobs);
+    kvant_parallel_for(n_items, threads ? jobs->n_threads : 1, encode_item, &work);
+    for (size_t i = 0; i < n_jobs; i++)
+        jobs[i].tensor->due_slots = 0;
 }
 
 static bool has_run_for(const kvant_write_job *job, uint32_t block)

@@ -7,6 +7,7 @@
  * allocates. */
 #pragma once
 
+#include "../base/attributes.h"
 #include "codec_internal.h"
 
 /* Whether n rows (row i at rows + i * stride) can be encoded. KVANT_ERR_NONFINITE when a row holds
@@ -37,6 +38,14 @@ bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernel
 /* Whether encoding one row takes so long that it pays to wake other threads for it, which takes
  * them microseconds. */
 bool kvant_codec_encodes_slowly(const kvant_codec *codec);
+
+/* Prefetches a sealed page that a row is about to enter, if the search for the row's codes takes
+ * longer than memory does. Inline: see KVANT_PREFETCH. */
+KVANT_INLINE void kvant_codec_fetch(const kvant_codec *codec, const uint8_t *page)
+{
+    for (size_t i = 0; i < codec->info.page_bytes && kvant_codec_encodes_slowly(codec); i += 64)
+        KVANT_PREFETCH(page + i);
+}
 
 /* y = R W ((x - c) / s) for n rows. y: n x head_dim, contiguous; it does not overlap rows. */
 void kvant_codec_transform_rows(const kvant_transform *transform, const kvant_kernels *kernels,

@@ -49,6 +49,45 @@ static void pool_runs_every_index_once(void **state)
     assert_loops_run();
 }
 
+#define PARTS 5
+
+/* The first PARTS bodies write a number each. All further bodies wait for these numbers and add
+ * them. */
+typedef struct sums {
+    size_t parts[PARTS], of[N];
+    atomic_uint ready;
+} sums;
+
+static void write_or_add(void *context, size_t index, uint32_t worker)
+{
+    sums *s = context;
+    if (index < PARTS) {
+        sched_yield(); /* bodies that wait begin before this one ends */
+        s->parts[index] = index + 1;
+        kvant_parallel_count(&s->ready);
+        return;
+    }
+    kvant_parallel_await(&s->ready, PARTS);
+    for (size_t i = 0; i < PARTS; i++)
+        s->of[index] += s->parts[i];
+}
+
+static void assert_sums(void)
+{
+    for (uint32_t n_threads = 1; n_threads <= 4; n_threads++) {
+        sums s = { .ready = 0 };
+        kvant_parallel_for(N, n_threads, write_or_add, &s);
+        for (size_t i = PARTS; i < N; i++)
+            assert_int_equal(s.of[i], PARTS * (PARTS + 1) / 2);
+    }
+}
+
+static void bodies_wait_for_earlier_bodies(void **state)
+{
+    for (int i = 0; i < 20; i++)
+        assert_sums();
+}
+
 /* The request that a loop makes of an executor. */
 typedef struct request {
     kvant_executor_work work;
@@ -98,9 +137,10 @@ static void executors_run_every_index_once(void **state)
         kvant_executor executor = { runs[i], &r };
         kvant_use_executor(&executor);
         assert_loops_run();
-        kvant_use_executor(NULL);
         /* loops of 2 to 4 threads, with 2, 3, 4, 40 and 400 indices */
         assert_int_equal(r.calls, 3 * 5);
+        assert_sums();
+        kvant_use_executor(NULL);
     }
 }
 
@@ -284,6 +324,7 @@ int main(void)
         /* runs first, because it starts the workers */
         cmocka_unit_test(handlers_never_run_on_workers),
         cmocka_unit_test(pool_runs_every_index_once),
+        cmocka_unit_test(bodies_wait_for_earlier_bodies),
         cmocka_unit_test(executors_run_every_index_once),
         cmocka_unit_test(executors_are_the_threads_own),
         cmocka_unit_test(loops_within_loops_stay_off_the_executor),
