@@ -277,25 +277,21 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
 
-/* Without memory, or with an error, appends make the weights themselves. */
+/* After an error appends make the weights themselves. */
 static void make_weights(kvp_gpu_cells *cells)
 {
     const uint32_t transform =
         kvp_gpu_has_transforms(cells) ? cells->cache->buckets.runs[0].transform : 0;
-    kvant_cuda_expand_args args = { .size = sizeof(args),
-                                    .codec = cells->codec,
-                                    .n_kv_heads = cells->n_kv_heads,
-                                    .compact = kvp_gpu_matrix_of(cells, transform).compact };
+    const kvant_cuda_expand_args args = { .size = sizeof(args),
+                                          .codec = cells->codec,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .compact = kvp_gpu_matrix_of(cells, transform).compact,
+                                          .key_transform = cells->weights.at };
 
-    if (args.compact == NULL || args.compact == cells->weights_of)
+    if (args.compact == NULL || args.compact == cells->weights_of || args.key_transform == NULL)
         return;
-    cells->weights_of = NULL;
-    if (!kvp_gpu_grow(cells->gpu, &cells->weights,
-                      kvp_gpu_width(cells) * cells->head_dim * sizeof(float), false))
-        return;
-    args.key_transform = cells->weights.at;
-    if (kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK)
-        cells->weights_of = args.compact;
+    cells->weights_of =
+        kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK ? args.compact : NULL;
 }
 
 void kvp_gpu_have_weights(kvp_gpu_cache *cache)
