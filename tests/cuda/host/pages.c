@@ -138,6 +138,14 @@ static bool center_keys(kvant_cuda_kernel_append_args *args)
     return host_center(&of);
 }
 
+static _Thread_local unsigned long n_expanding;
+
+/* How many appends of this thread made R W for themselves. */
+EXPORT(unsigned long, host_expanding, (void))
+{
+    return n_expanding;
+}
+
 kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
@@ -156,6 +164,7 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
     if (args->k_compact) {
         if (!args->k.codec || !args->k_matrix)
             return KVANT_ERR_ARGUMENT;
+        n_expanding++;
         host_reads(stream, args->k_compact);
         host_writes(stream, args->k_matrix);
         host_expand_matrix(args->k.codec, args->n_kv_heads, args->k_compact, false, args->k_matrix);
