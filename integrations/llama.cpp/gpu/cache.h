@@ -153,8 +153,8 @@ typedef struct kvp_gpu_cells {
     /* Bytes of the matrices of a position bucket. Learned matrices are compact
      * (kvant_cuda_compact). Calibrated matrices are weights and inverse weights. */
     size_t matrix_bytes;
-    /* The weights R W of learned matrices, of the transform whose keys a step writes, and the
-     * compact form that they were made from; NULL: none (kvp_gpu_have_weights) */
+    /* The weights R W of learned matrices, of a transform whose keys a step writes, and the compact
+     * form that they were made from; NULL: none (kvp_gpu_have_weights) */
     kvp_gpu_memory weights;
     const void *weights_of;
     kvp_gpu_memory numbers;                       /* matrices, centre, scale, query scale */
@@ -307,9 +307,9 @@ bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_have_weights` comes before a
- * graph. It makes the weights of all layers' keys for a step with one transform, so that its
- * appends need not make them. `kvp_gpu_use_weights` adds to an append the weights, or the compact
- * form from which the append makes them. */
+ * graph. It makes the weights of all layers' keys for one transform of the step, so that appends of
+ * this transform need not make them. `kvp_gpu_use_weights` adds to an append the weights, or the
+ * compact form from which the append makes them. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
 void kvp_gpu_have_weights(kvp_gpu_cache *cache);

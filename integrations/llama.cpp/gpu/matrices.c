@@ -277,32 +277,43 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
 
-/* Without memory, or with an error, appends make the weights themselves. */
+/* The compact form whose weights a step uses: of the kept ones if some run has them, else of the
+ * first run. NULL: no run has a compact form. */
+static const void *wanted_weights(const kvp_gpu_cells *cells)
+{
+    const kvp_gpu_run *runs = cells->cache->buckets.runs;
+    const bool one = !kvp_gpu_has_transforms(cells);
+    const void *wanted = NULL;
+
+    for (size_t i = 0; i < kvp_gpu_runs(cells); i++) {
+        const void *compact = kvp_gpu_matrix_of(cells, one ? 0 : runs[i].transform).compact;
+        if (wanted == NULL || (compact != NULL && compact == cells->weights_of))
+            wanted = compact;
+    }
+    return wanted;
+}
+
+/* Captured graphs use the former weights. After an error appends make the weights themselves. */
 static void make_weights(kvp_gpu_cells *cells)
 {
-    const uint32_t transform =
-        kvp_gpu_has_transforms(cells) ? cells->cache->buckets.runs[0].transform : 0;
-    kvant_cuda_expand_args args = { .size = sizeof(args),
-                                    .codec = cells->codec,
-                                    .n_kv_heads = cells->n_kv_heads,
-                                    .compact = kvp_gpu_matrix_of(cells, transform).compact };
+    const kvant_cuda_expand_args args = { .size = sizeof(args),
+                                          .codec = cells->codec,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .compact = wanted_weights(cells),
+                                          .key_transform = cells->weights.at };
 
-    if (args.compact == NULL || args.compact == cells->weights_of)
+    if (args.compact == NULL || args.compact == cells->weights_of || args.key_transform == NULL)
         return;
-    cells->weights_of = NULL;
-    if (!kvp_gpu_grow(cells->gpu, &cells->weights,
-                      kvp_gpu_width(cells) * cells->head_dim * sizeof(float), false))
-        return;
-    args.key_transform = cells->weights.at;
-    if (kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK)
-        cells->weights_of = args.compact;
+    cells->weights_of =
+        kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK ? args.compact : NULL;
+    atomic_fetch_add(&cells->gpu->epoch, 1);
 }
 
 void kvp_gpu_have_weights(kvp_gpu_cache *cache)
 {
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->learns_key_transform && kvp_gpu_runs(cells) == 1)
+        if (cells->learns_key_transform)
             make_weights(cells);
     }
 }

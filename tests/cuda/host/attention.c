@@ -482,9 +482,11 @@ kvant_status host_rotate_rows(const kvant_cuda_rotate_rows_args *a, kvant_cuda_s
     return KVANT_OK;
 }
 
-void host_rotate_queries(const kvant_cuda_kernel_query_args *args)
+void host_rotate_queries(const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream)
 {
     const size_t d = args->k_codec->params.head_dim, rows = (size_t)args->batch * args->n_heads;
+    for (size_t i = 0; i <= args->n_further; i++)
+        host_reads(stream, i == 0 ? args->inverse_key_transform : args->further[i - 1]);
     for (size_t i = 0; i < (1 + args->n_further) * rows; i++) {
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
         const size_t at =
@@ -514,6 +516,6 @@ kvant_status host_transform_queries(const kvant_cuda_kernel_query_args *args,
     ANSWER(transform_queries, args, stream);
     if (args->compact && args->compact >> args->n_further >> 1)
         return KVANT_ERR_ARGUMENT;
-    host_rotate_queries(args);
+    host_rotate_queries(args, stream);
     return KVANT_OK;
 }

@@ -1,5 +1,6 @@
 /* compact.c - the compact form of matrices, and matrices made from it, on the mock device (host.h).
  * Its form has the triangles as a cache keeps them, and it solves against them. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "../../../src/math/compact.h"
@@ -27,6 +28,7 @@ kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream
     if (!args->triangles || !args->compact || args->compact == args->triangles ||
         args->head_dim % 8)
         return KVANT_ERR_ARGUMENT;
+    host_writes(stream, args->compact);
     memcpy(args->compact, args->triangles,
            args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
     return KVANT_OK;
@@ -47,11 +49,27 @@ void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, cons
     }
 }
 
+static _Thread_local unsigned long n_weights;
+
+/* How often this thread made weights R W alone, without an append. */
+EXPORT(unsigned long, host_weights, (void))
+{
+    return n_weights;
+}
+
+/* With KVANT_TEST_NO_WEIGHTS, R W alone cannot be made. Appends make it for themselves. */
 kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
 {
+    const bool weights = args->key_transform && !args->inverse_key_transform && !args->center;
+    if (weights && getenv("KVANT_TEST_NO_WEIGHTS") != NULL)
+        return KVANT_ERR_CUDA;
     ANSWER(expand, args, stream);
     if (!args->codec || !args->compact || !args->n_kv_heads)
         return KVANT_ERR_ARGUMENT;
+    n_weights += weights;
+    host_reads(stream, args->compact);
+    host_writes(stream, args->key_transform);
+    host_writes(stream, args->inverse_key_transform);
     if (args->key_transform)
         host_expand_matrix(args->codec, args->n_kv_heads, args->compact, false,
                            args->key_transform);

@@ -171,8 +171,10 @@ EXPORT(int, cuMemFree_v2, (address memory))
 {
     pthread_mutex_lock(&spans_lock);
     for (int i = 0; i < MOST_SPANS; i++)
-        if (spans[i].at == (const char *)(uintptr_t)memory)
+        if (spans[i].at && spans[i].at == (const char *)(uintptr_t)memory) {
+            host_order_frees(spans[i].at, spans[i].bytes);
             spans[i].at = NULL;
+        }
     pthread_mutex_unlock(&spans_lock);
     free((void *)(uintptr_t)memory);
     return 0;

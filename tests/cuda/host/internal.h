@@ -65,6 +65,21 @@ bool host_is_foreign(kvant_cuda_stream stream);
 __attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream, host_work *run,
                                                         const void *data, size_t bytes);
 
+/* order.c: the order of work of streams, by their numbers in record.c; below 0: not known. The
+ * program ends at a read or write of matrices that is not ordered after earlier ones. */
+enum { HOST_STREAMS = 64 };
+typedef struct host_clock {
+    unsigned long of[HOST_STREAMS];
+} host_clock;
+int host_stream_number(kvant_cuda_stream handle);
+void host_order_launches(int stream);
+void host_order_records(int stream, host_clock *event);
+void host_order_waits(int stream, const host_clock *event);
+void host_order_finishes(int stream);
+void host_order_frees(const void *at, size_t bytes);
+void host_reads(kvant_cuda_stream stream, const void *at);
+void host_writes(kvant_cuda_stream stream, const void *at);
+
 #define ANSWER(name, args, stream)                                                                 \
     do {                                                                                           \
         if (host_answers("host_" #name, args, (args)->size, stream))                               \
@@ -92,7 +107,7 @@ void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, cons
 /* Subtracts block centres from rows; false if arguments are missing. */
 bool host_center(const kvant_cuda_center_rows_args *args);
 
-void host_rotate_queries(const kvant_cuda_kernel_query_args *args);
+void host_rotate_queries(const kvant_cuda_kernel_query_args *args, kvant_cuda_stream stream);
 
 /* The codec with the centroids of a kv head, if it has any. */
 kvant_codec host_of_head(const kvant_codec *codec, const float *centroids, uint32_t head);

@@ -138,6 +138,14 @@ static bool center_keys(kvant_cuda_kernel_append_args *args)
     return host_center(&of);
 }
 
+static _Thread_local unsigned long n_expanding;
+
+/* How many appends of this thread made R W for themselves. */
+EXPORT(unsigned long, host_expanding, (void))
+{
+    return n_expanding;
+}
+
 kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
@@ -156,17 +164,21 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
     if (args->k_compact) {
         if (!args->k.codec || !args->k_matrix)
             return KVANT_ERR_ARGUMENT;
+        n_expanding++;
+        host_reads(stream, args->k_compact);
+        host_writes(stream, args->k_matrix);
         host_expand_matrix(args->k.codec, args->n_kv_heads, args->k_compact, false, args->k_matrix);
         about.k.key_transform = args->k_matrix;
     }
     if (!center_keys(&about))
         return KVANT_ERR_ARGUMENT;
+    host_reads(stream, about.k.key_transform);
     append_role(&about, &about.k);
     append_role(&about, &about.v);
     if (host_is_wrong("append") && args->v.codec)
         host_page(&args->v.pages, 0, 1)[7] ^= 1;
     if (args->queries.q)
-        host_rotate_queries(&args->queries);
+        host_rotate_queries(&args->queries, stream);
     return KVANT_OK;
 }
 

@@ -16,7 +16,7 @@
 
 #include "internal.h"
 
-enum { MOST_STREAMS = 64, UNJOINED = 901, BAD = 1 };
+enum { UNJOINED = 901, BAD = 1 };
 
 typedef struct work {
     struct work *next;
@@ -51,11 +51,12 @@ typedef struct event {
     stream *of;
     graph *capture;
     unsigned long done;
+    host_clock clock;
 } event;
 
 /* Threads of the plug-in create, use and destroy streams of their own at the same time. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static stream *streams[MOST_STREAMS];
+static stream *streams[HOST_STREAMS];
 static unsigned long n_launches, n_updates;
 static size_t n_left;
 static _Thread_local unsigned long n_waits;
@@ -65,11 +66,22 @@ static stream *stream_of(const void *handle)
 {
     stream *found = NULL;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST_STREAMS && !found; i++)
+    for (int i = 0; i < HOST_STREAMS && !found; i++)
         if (handle && streams[i] == handle)
             found = streams[i];
     pthread_mutex_unlock(&lock);
     return found;
+}
+
+int host_stream_number(kvant_cuda_stream handle)
+{
+    int number = -1;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < HOST_STREAMS && handle && number < 0; i++)
+        if (streams[i] == handle)
+            number = i;
+    pthread_mutex_unlock(&lock);
+    return number;
 }
 
 bool host_captures(kvant_cuda_stream handle)
@@ -131,12 +143,12 @@ EXPORT(int, cuStreamCreate, (void **handle, unsigned flags))
     int place = 0;
     created->context = host_context();
     pthread_mutex_lock(&lock);
-    while (place < MOST_STREAMS && streams[place])
+    while (place < HOST_STREAMS && streams[place])
         place++;
-    if (place < MOST_STREAMS)
+    if (place < HOST_STREAMS)
         *handle = streams[place] = created;
     pthread_mutex_unlock(&lock);
-    if (place < MOST_STREAMS)
+    if (place < HOST_STREAMS)
         return flags != 1;
     free(created);
     return BAD;
@@ -145,7 +157,7 @@ EXPORT(int, cuStreamCreate, (void **handle, unsigned flags))
 EXPORT(int, cuStreamDestroy_v2, (void *handle))
 {
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST_STREAMS; i++)
+    for (int i = 0; i < HOST_STREAMS; i++)
         if (streams[i] == handle)
             streams[i] = NULL;
     pthread_mutex_unlock(&lock);
@@ -168,6 +180,7 @@ EXPORT(unsigned long, host_waits, (void))
 EXPORT(int, cuStreamSynchronize, (void *handle))
 {
     n_waits++;
+    host_order_finishes(host_stream_number(handle));
     return host_captures(handle) ? 900 : 0;
 }
 
@@ -182,6 +195,7 @@ EXPORT(int, cuStreamWaitEvent, (void *handle, const event *e, unsigned flags))
     }
     if (e->capture && s->origin && e->of)
         e->of->awaited = e->done;
+    host_order_waits(host_stream_number(handle), &e->clock);
     return 0;
 }
 
@@ -268,7 +282,7 @@ EXPORT(int, cuStreamEndCapture, (void *handle, void **result))
     }
     graph *g = *result = s->capture;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST_STREAMS; i++)
+    for (int i = 0; i < HOST_STREAMS; i++)
         if (streams[i] && streams[i]->capture == g) {
             error =
                 error || (streams[i] != s && streams[i]->awaited < streams[i]->done) ? UNJOINED : 0;
@@ -303,8 +317,10 @@ EXPORT(int, cuGraphLaunch, (graph * *executable, void *handle))
 {
     if (!handle || host_captures(handle) || host_is_foreign(handle) || !in_one_line(*executable))
         return BAD;
+    host_order_launches(host_stream_number(handle));
     for (work *w = (*executable)->first; w; w = w->next)
         w->run(w->data);
+    host_order_launches(-1);
     (*executable)->launched = true;
     n_left = (*executable)->n_edges + 1 - (*executable)->n;
     n_launches++;
@@ -342,6 +358,7 @@ EXPORT(int, cuEventRecord, (event * e, void *handle))
     e->of = stream_of(handle);
     e->capture = e->of ? e->of->capture : NULL;
     e->done = e->of ? e->of->done : 0;
+    host_order_records(host_stream_number(handle), &e->clock);
     return handle == NULL;
 }
 
