@@ -16,8 +16,8 @@
  * shares. */
 #define FEWEST_PAGES 4u
 /* The fewest work items. Items take equal time, so 9 items keep 8 threads busy for as long as 16
- * would. 24 even out over 2, 3, 4, 6, 8 and 12 threads, and over more threads than these better than
- * fewer items do. */
+ * would. 24 items even out over 2, 3, 4, 6, 8 and 12 threads. Other numbers of threads share 24
+ * items more evenly than fewer items, too. */
 #define FEW_UNITS 24u
 /* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
  * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the

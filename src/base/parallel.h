@@ -10,9 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Called once for every index below n, from up to n_threads threads. Calls begin in the order of the
- * indices. The argument worker is the thread's number, below n_threads, for example to choose its
- * scratch memory. */
+/* Called once for every index below n, from up to n_threads threads. Calls begin in the order of
+ * the indices. The argument worker is the thread's number, below n_threads, for example to choose
+ * its scratch memory. */
 typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker);
 
 /* Runs the body for all indices and returns when all are done. The caller is worker 0. Fewer
@@ -22,8 +22,8 @@ typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker
 void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
 
 /* Waits within a body until other bodies of the loop have counted to n. All that they wrote before
- * they counted can then be read. Only bodies with smaller indices may count, because larger ones may not have
- * begun. kvant_parallel_count counts by one. */
+ * they counted can then be read. Only bodies with smaller indices may count, because bodies with
+ * larger ones may not have begun. kvant_parallel_count counts by one. */
 void kvant_parallel_await(atomic_uint *count, unsigned n);
 void kvant_parallel_count(atomic_uint *count);
 

@@ -381,11 +381,11 @@ void kvant_open_mark_dirty(kvant_tensor *tensor, const kvant_run *run);
 void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool all,
                          uint32_t n_threads);
 
-/* For a write of one row into `block`: lists what kvant_open_seal_due would seal. If that is at most
- * one open page, of another block that stays open, returns true, and its rows count as sealed.
- * Their codes must be made by kvant_open_encode_due, for each kv head, on any threads, before the
- * write ends. Nobody reads these codes while the block is open. kvant_open_finish_due makes the codes
- * that are still missing, all at once. */
+/* For a write of one row into `block`: lists what kvant_open_seal_due would seal. If that is at
+ * most one open page, of another block that stays open, returns true, and its rows count as sealed.
+ * kvant_open_encode_due must then make their codes, for each kv head, on any threads, before the
+ * write ends. Nobody reads these codes while the block is open. kvant_open_finish_due makes the
+ * codes that are still missing, all at once. */
 bool kvant_open_take_due(kvant_tensor *tensor, uint32_t block);
 void kvant_open_encode_due(kvant_tensor *tensor, uint32_t kv_head);
 void kvant_open_finish_due(kvant_tensor *tensor);
