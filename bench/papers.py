@@ -118,8 +118,9 @@ def room_by_layer(model, folder, captured):
     """Med3x whose room follows its layers, as the paper's room does by itself, with HQMQ and with
     INT4. The room of a layer and role is a share of the outliers in the largest page of a captured
     text. The share is the same everywhere: as many tenths as keep the average room at most at the
-    usual 1 chunk in 16. The captured text must not be the scored one. The same codecs with the usual room are settings files, too, because
-    a cache with a settings file keeps kvant's exact part.
+    usual 1 chunk in 16. The captured text must not be the scored one. The same codecs with the
+    usual room are settings files, too, because a cache with a settings file keeps kvant's exact
+    part.
     """
     sys.path.insert(0, str(HERE.parent / "integrations" / "python"))
     from kvant.tuning import safetensors

@@ -495,10 +495,10 @@ KVANT_API size_t kvant_cuda_learn_bytes(const kvant_cuda_learn_args *args);
 KVANT_API size_t kvant_cuda_triangle_halves(uint32_t head_dim, uint32_t n_kv_heads);
 
 /* Learns the transforms of all spans. It only enqueues work on the stream. W is the identity where
- * fewer than KVANT_CUDA_LEARN_LEAST keys or queries count, and where the sums have no factor or the
- * rounded W no good inverse: the host does not see the numbers. With n_tokens 0 all directions of
- * queries count alike. The results have the same bits on every GPU. KVANT_ERR_ARGUMENT: a shape that
- * the plan does not give, an array that is missing, or a workspace that is too small. */
+ * fewer than KVANT_CUDA_LEARN_LEAST keys or queries count, and where the sums have no factor or
+ * the rounded W no good inverse: the host does not see the numbers. With n_tokens 0 all directions
+ * of queries count alike. The results have the same bits on every GPU. KVANT_ERR_ARGUMENT: a shape
+ * that the plan does not give, an array that is missing, or a workspace that is too small. */
 KVANT_API kvant_status kvant_cuda_learn(const kvant_cuda_learn_args *args,
                                         kvant_cuda_stream stream);
 

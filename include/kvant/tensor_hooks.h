@@ -83,9 +83,10 @@ KVANT_API kvant_status kvant_tensor_export_record(const kvant_tensor *tensor,
 
 /* Replaces n blocks by the blocks of a record. The record's i-th block has exactly the slots of
  * blocks[i]. Rows keep their codes, and are read and attended to as in the tensor that exported
- * them. Any bytes are safe to pass. KVANT_ERR_FORMAT (damaged, or of another scheme), KVANT_ERR_UNSUPPORTED,
- * KVANT_ERR_FULL (no room for transforms, shifts or fp16 pages), KVANT_ERR_ARGUMENT: the tensor is
- * then unchanged. KVANT_ERR_MEMORY, KVANT_ERR_CUDA: blocks may be empty. */
+ * them. Any bytes are safe to pass. KVANT_ERR_FORMAT (damaged, or of another scheme),
+ * KVANT_ERR_UNSUPPORTED, KVANT_ERR_FULL (no room for transforms, shifts or fp16 pages),
+ * KVANT_ERR_ARGUMENT: the tensor is then unchanged. KVANT_ERR_MEMORY, KVANT_ERR_CUDA: blocks may
+ * be empty. */
 KVANT_API kvant_status kvant_tensor_import_record(kvant_tensor *tensor,
                                                   const kvant_block_slots *blocks, uint32_t n,
                                                   const void *data, size_t bytes,

@@ -29,8 +29,8 @@ void kvp_buft_add(abi_buft *buft);
 /* Whether a buffer type is the device's or was added by kvp_buft_add. */
 bool kvp_is_ours(const abi_buft *buft);
 
-/* Ask the buffer type of another device: how many bytes a tensor takes; a number of bytes, padded to
- * its alignment; a new buffer, or NULL. */
+/* Ask the buffer type of another device: how many bytes a tensor takes; a number of bytes, padded
+ * to its alignment; a new buffer, or NULL. */
 size_t kvp_buft_tensor_bytes(abi_buft *buft, const abi_tensor *tensor);
 size_t kvp_buft_padded(abi_buft *buft, size_t bytes);
 abi_buffer *kvp_buft_new_buffer(abi_buft *buft, size_t bytes);

@@ -1,5 +1,5 @@
-/* host.h - the plug-in's functions on an operating system, in addition to src/base/os.h: its caller,
- * imported functions, reserved memory, files. host_posix.c has them for Linux and macOS,
+/* host.h - the plug-in's functions on an operating system, in addition to src/base/os.h: its
+ * caller, imported functions, reserved memory, files. host_posix.c has them for Linux and macOS,
  * host_windows.c for Windows. host_linux_imports.c has the functions on imports, and host_hints.c
  * the hints. No other file of the plug-in includes a header of a system or asks which system it is
  * (tests/docs/test_os.py). */

@@ -1,17 +1,18 @@
 /* compact.h - the compact form of the matrices W of a transform in a GPU's memory: where its
  * numbers lie. Kernels and the computer's code read it.
  *
- * Keys. It has the numbers of the triangles L = W^T (triangle.h), kv head after kv head, part after
- * part. A part of n channels begins with its steps and its diagonal in binary16. From the next
- * multiple of 16 bytes on it has its codes, plus 8, in groups of 32 rows of L. Group g holds rows
- * 32 g to 32 g + 31 and has 16 bytes for each of the columns 0 to 32 g + 31, with row 32 g in the
- * lowest bits. A code that does not exist is 8. R W of these numbers has the bits that the
+ * Keys. It has the numbers of the triangles L = W^T (triangle.h), kv head after kv head, part
+ * after part. A part of n channels begins with its steps and its diagonal in binary16. From the
+ * next multiple of 16 bytes on it has its codes, plus 8, in groups of 32 rows of L. Group g holds
+ * rows 32 g to 32 g + 31 and has 16 bytes for each of the columns 0 to 32 g + 31, with row 32 g in
+ * the lowest bits. A code that does not exist is 8. R W of these numbers has the bits that the
  * computer's R W has.
  *
- * Queries. Then it has the inverse L^-1 = W^-T of each triangle. The inverse of a part begins with a
- * unit for each of its rows, a power of two in binary32. Then come its numbers in binary16, divided
- * by the unit of their row, in groups of 8 columns. Group g has rows 8 g to n - 1, and the 8 numbers
- * of a row are next to each other. Numbers above the diagonal are 0. A thread has a row here. */
+ * Queries. Then it has the inverse L^-1 = W^-T of each triangle. The inverse of a part begins with
+ * a unit for each of its rows, a power of two in binary32. Then come its numbers in binary16,
+ * divided by the unit of their row, in groups of 8 columns. Group g has rows 8 g to n - 1, and the
+ * 8 numbers of a row are next to each other. Numbers above the diagonal are 0. A thread has a row
+ * here. */
 #pragma once
 
 #include <stddef.h>
