@@ -70,7 +70,7 @@ static int decode_text(text of, float *logits)
 /* The preset's cache of 512 tokens has 4 pages of 64 exact rows. Two are for the first and the
  * tokens, one because the newest begin within a block, and one for a step. The token that
  * takes the last page has the matrix. The preset has more bits than q4_0. */
-static void matrices_come_from_decoded_tokens(void **state)
+CASE(matrices_come_from_decoded_tokens)
 {
     enum { FULL = 192 };
     const size_t bytes = N_STEPS * harness_n_vocab() * sizeof(float);
@@ -159,7 +159,7 @@ static uint8_t *decoding_between_prompts(const char *spec, size_t *size)
     return saved;
 }
 
-static void rows_that_were_not_learnt_from_stay_themselves(void **state)
+CASE(rows_that_were_not_learnt_from_stay_themselves)
 {
     size_t size, stock_size;
     uint8_t *stock = decoding_between_prompts(NULL, &stock_size),
@@ -175,7 +175,7 @@ static void rows_that_were_not_learnt_from_stay_themselves(void **state)
 
 /* Thousands of tokens need a tiny model, which replaces the present one, so this test comes last.
  * The codec int-8 errs by less than 1 %. */
-static void learning_from_decoded_tokens_ends(void **state)
+CASE(learning_from_decoded_tokens_ends)
 {
     static const char spec[] = "int-8:transform=first,sink=4";
     size_t size, stock_size;
@@ -201,14 +201,4 @@ static void learning_from_decoded_tokens_ends(void **state)
     free(graphs);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_come_from_decoded_tokens),
-        cmocka_unit_test(rows_that_were_not_learnt_from_stay_themselves),
-        cmocka_unit_test(learning_from_decoded_tokens_ends),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

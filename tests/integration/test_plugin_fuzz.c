@@ -400,7 +400,7 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static void memory_operations_are_those_of_stock(void **state)
+CASE(memory_operations_are_those_of_stock)
 {
     const char *given = getenv("KVANT_FUZZ_SECONDS"), *from = getenv("KVANT_FUZZ_SEED");
     const double end = seconds() + (given != NULL ? atof(given) : 0);
@@ -410,9 +410,4 @@ static void memory_operations_are_those_of_stock(void **state)
         run_seed(seed++);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(memory_operations_are_those_of_stock) };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

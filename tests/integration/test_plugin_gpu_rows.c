@@ -51,7 +51,7 @@ static void prompts_together(const char *spec, float *logits)
 
 /* The first tokens of one prompt share a block with the last tokens of another prompt, which wrote
  * to it first. */
-static void blocks_that_prompts_share_are_whole(void **state)
+CASE(blocks_that_prompts_share_are_whole)
 {
     static const char *const specs[] = { "int-8:sink=8", "int-8:axis=channel" };
     float *stock = new_logits(), *ours = new_logits();
@@ -129,7 +129,7 @@ static uint8_t *each_in_its_own(const char *spec, size_t *size)
 /* A 4-bit trellis errs by .0050 of the variance (test_plugin_state.c), a root of .071. Later layers
  * see different rows, which adds at most as much again. A tenth of these rows is pending. If each
  * of them were in its neighbour's place, the difference would be .2. */
-static void rows_that_waited_are_where_they_belong(void **state)
+CASE(rows_that_waited_are_where_they_belong)
 {
     static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first",
                                          "trellis-4:transform=first", "int-4:axis=channel" };
@@ -219,7 +219,7 @@ static void check_refusal(const char *spec)
     free(clean);
 }
 
-static void rows_that_are_no_numbers_make_answers_that_are_none(void **state)
+CASE(rows_that_are_no_numbers_make_answers_that_are_none)
 {
     check_refusal("turboquant-4");
     check_refusal("");
@@ -239,7 +239,7 @@ static void assert_attended(bool masked, uint32_t n_streams, uint32_t n_tokens, 
 
 /* A mask that only hides later tokens is not read. A mask that hides another sequence is read. Each
  * case runs three times: in parts, captured, replayed. */
-static void masks_are_read_where_they_must_be(void **state)
+CASE(masks_are_read_where_they_must_be)
 {
     harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
     struct llama_context *context;
@@ -274,15 +274,4 @@ static void masks_are_read_where_they_must_be(void **state)
     llama_free(context);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_that_prompts_share_are_whole),
-        cmocka_unit_test(rows_that_waited_are_where_they_belong),
-        cmocka_unit_test(masks_are_read_where_they_must_be),
-        cmocka_unit_test(rows_that_are_no_numbers_make_answers_that_are_none),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -109,7 +109,7 @@ static void a_short_text(struct llama_context *context, float *logits)
         feed(context, i, 1, i, 0, logits + (size_t)i * harness_n_vocab());
 }
 
-static void answers_are_f16s_while_rows_fit(void **state)
+CASE(answers_are_f16s_while_rows_fit)
 {
     const story of = { a_short_text, 220, 1 };
 
@@ -124,7 +124,7 @@ static void a_long_text(struct llama_context *context, float *logits)
 }
 
 /* int-8 has room for 512 of 1024 cells. */
-static void rows_that_no_longer_fit_are_compressed(void **state)
+CASE(rows_that_no_longer_fit_are_compressed)
 {
     const story of = { a_long_text, N_TEXT, 1 };
     float *stock = hear(&of, NULL, "0"), *ours = hear(&of, "int-8", "auto");
@@ -150,7 +150,7 @@ static void a_second_text(struct llama_context *context, float *logits)
 }
 
 /* llama-server empties its slots only in this way. */
-static void a_new_conversation_is_exact_again(void **state)
+CASE(a_new_conversation_is_exact_again)
 {
     const story of = { a_second_text, 200, 1 };
 
@@ -172,7 +172,7 @@ static void a_neighbour(struct llama_context *context, float *logits)
 
 /* Allowed factor over the mean KLD of a cache with this codec from the start. Rows of other
  * sequences are compressed at most once more. */
-static void rows_of_others_are_not_lost(void **state)
+CASE(rows_of_others_are_not_lost)
 {
     const story of = { a_neighbour, 50, 2 };
     float *stock = hear(&of, NULL, "0");
@@ -201,7 +201,7 @@ static void a_shift(struct llama_context *context, float *logits)
     feed(context, 200, 40, 140, 0, logits);
 }
 
-static void shifts_are_f16s(void **state)
+CASE(shifts_are_f16s)
 {
     const story of = { a_shift, 40, 1 };
 
@@ -226,7 +226,7 @@ static void a_restored_text(struct llama_context *context, float *logits)
     feed(context, 200, 40, 200, 0, logits);
 }
 
-static void states_are_f16s(void **state)
+CASE(states_are_f16s)
 {
     const story save = { a_saved_text, 40, 1 }, restore = { a_restored_text, 40, 1 };
     float *stock, *logits;
@@ -243,7 +243,7 @@ static void states_are_f16s(void **state)
 }
 
 /* Restored rows that do not fit, and a state of compressed rows. */
-static void longer_states_are_compressed(void **state)
+CASE(longer_states_are_compressed)
 {
     struct llama_context *context = new_context("int-8", "auto", 1);
     float *stock = room_for(40), *ours = room_for(40);
@@ -290,7 +290,7 @@ static void feed_nans(struct llama_context *context, int n, llama_seq_id seq)
 
 /* No centre can be learned from the first rows, because some of them belong to a sequence of
  * NaNs. */
-static void rows_are_kept_where_nothing_can_be_learnt(void **state)
+CASE(rows_are_kept_where_nothing_can_be_learnt)
 {
     struct llama_context *context;
 
@@ -315,7 +315,7 @@ static int try_to_decode(struct llama_context *context, int first, int n)
 }
 
 /* Without memory, rows stay in place, and a second try compresses them. */
-static void rows_are_kept_without_memory(void **state)
+CASE(rows_are_kept_without_memory)
 {
     struct llama_context *context;
     float *stock = room_for(100), *ours = room_for(100);
@@ -343,7 +343,7 @@ static void rows_are_kept_without_memory(void **state)
 }
 
 /* KVANT_EXACT: 256 tokens are in place, and no more. */
-static void as_many_as_the_user_allows(void **state)
+CASE(as_many_as_the_user_allows)
 {
     float *stock = room_for(400), *ours = room_for(400);
     struct llama_context *contexts[2] = { new_context(NULL, "0", 1),
@@ -416,7 +416,7 @@ static void assert_as_good(const char *preset, const float *stock, const float *
     }
 }
 
-static void presets_compress_what_no_longer_fits(void **state)
+CASE(presets_compress_what_no_longer_fits)
 {
     static const char *const presets[] = { "quality", "balanced" };
     float *stock = read_in_rounds(NULL, "0", 1);
@@ -431,22 +431,4 @@ static void presets_compress_what_no_longer_fits(void **state)
     free(stock);
 }
 
-int main(int argc, char **argv)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_are_f16s_while_rows_fit),
-        cmocka_unit_test(rows_that_no_longer_fit_are_compressed),
-        cmocka_unit_test(a_new_conversation_is_exact_again),
-        cmocka_unit_test(rows_of_others_are_not_lost),
-        cmocka_unit_test(shifts_are_f16s),
-        cmocka_unit_test(states_are_f16s),
-        cmocka_unit_test(longer_states_are_compressed),
-        cmocka_unit_test(presets_compress_what_no_longer_fits),
-        cmocka_unit_test(rows_are_kept_where_nothing_can_be_learnt),
-        cmocka_unit_test(rows_are_kept_without_memory),
-        cmocka_unit_test(as_many_as_the_user_allows),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

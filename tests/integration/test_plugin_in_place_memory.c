@@ -9,7 +9,7 @@
 /* Contexts */
 
 /* Steps of two contexts alternate: one has layers in both forms, the second begins. */
-static void contexts_have_forms_of_their_own(void **state)
+CASE(contexts_have_forms_of_their_own)
 {
     struct llama_context *stock = new_context(NULL, "0", 1), *first, *second;
     float *of_first = room_for(60), *of_second = room_for(60), *expected = room_for(60);
@@ -48,7 +48,7 @@ static unsigned long counter(const char *name)
 }
 
 /* llama.cpp does not wait for the graph before it clears a cache. */
-static void graphs_are_waited_for(void **state)
+CASE(graphs_are_waited_for)
 {
     struct llama_context *context;
     unsigned long before;
@@ -66,7 +66,7 @@ static void graphs_are_waited_for(void **state)
 /* The first step with pages may make other contexts capture their graphs once more, which takes two
  * steps, because only then does the GPU have memory for slots. The layers that go do not affect
  * other contexts' graphs. */
-static void other_contexts_keep_their_graphs(void **state)
+CASE(other_contexts_keep_their_graphs)
 {
     struct llama_context *first, *other;
     const int n = ROOM + 4 - PROMPT;
@@ -115,7 +115,7 @@ static size_t bytes_on_gpus(void)
 }
 
 /* A hand-over stores a tensor's rows from a copy, 512 rows at a time as fp32. */
-static void memory_is_given_back(void **state)
+CASE(memory_is_given_back)
 {
     const size_t least = 512 * 128 * sizeof(float);
 
@@ -136,7 +136,7 @@ static void memory_is_given_back(void **state)
 
 /* Queries of prompts are kept in GPU memory until the first key transforms are learned. A cleared
  * cache learns again. */
-static void queries_are_given_back(void **state)
+CASE(queries_are_given_back)
 {
     struct llama_context *context;
 
@@ -161,7 +161,7 @@ static void queries_are_given_back(void **state)
 
 /* While rows fit, the memory is not needed. The first token that does not fit is refused, and one
  * more try with memory is enough. */
-static void layers_wait_for_memory(void **state)
+CASE(layers_wait_for_memory)
 {
     struct llama_context *context;
     float *stock = hear(a_text, 100, NULL, "0", 1), *ours = room_for(100);
@@ -215,7 +215,7 @@ static bool fail_at(int allocation, const float *stock, const float *compressed)
     return failed;
 }
 
-static void all_allocations_may_fail(void **state)
+CASE(all_allocations_may_fail)
 {
     float *stock = hear(a_text, 100, NULL, "0", 1);
     float *compressed = hear(a_text, 100, "trellis-4", "0", 1);
@@ -284,7 +284,7 @@ static bool fail_in_batch(int allocation, const float *stock)
     return failed;
 }
 
-static void all_allocations_of_a_batch_may_fail(void **state)
+CASE(all_allocations_of_a_batch_may_fail)
 {
     float *stock = hear(a_batch, N_BATCH, NULL, "0", 1);
     int n = 0;
@@ -298,19 +298,4 @@ static void all_allocations_of_a_batch_may_fail(void **state)
     free(stock);
 }
 
-int main(int argc, char **argv)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contexts_have_forms_of_their_own),
-        cmocka_unit_test(other_contexts_keep_their_graphs),
-        cmocka_unit_test(graphs_are_waited_for),
-        cmocka_unit_test(memory_is_given_back),
-        cmocka_unit_test(queries_are_given_back),
-        cmocka_unit_test(layers_wait_for_memory),
-        cmocka_unit_test(all_allocations_may_fail),
-        cmocka_unit_test(all_allocations_of_a_batch_may_fail),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

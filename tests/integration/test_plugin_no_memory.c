@@ -156,7 +156,7 @@ static const char *exact(void)
 
 /* Fails a sample of the allocations of a life. Rows of a repeated step may be encoded twice, which
  * at most doubles the divergence; 1e-5 is as small as rounding. */
-static void each_allocation_may_fail(void **state)
+CASE(each_allocation_may_fail)
 {
     enum { MOST = 1000000, N_TRIES = 60 };
     life stock = live(NULL, "0", 0), plain = live("", "0", 0), whole = live("", exact(), MOST);
@@ -192,9 +192,4 @@ static int start(void **state)
     return status == 0 && plugin_end > 0 ? 0 : -1;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(each_allocation_may_fail) };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

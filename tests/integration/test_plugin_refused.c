@@ -167,7 +167,7 @@ static void check_restored(const char *spec, bool unified, const struct damage *
     free(saved);
 }
 
-static void restored_bad_rows_are_nan(void **state)
+CASE(restored_bad_rows_are_nan)
 {
     static const char *const learning[] = { "", "trellis-4:center=first,norm=first",
                                             "trellis-4:transform=first" };
@@ -210,7 +210,7 @@ static void attend_again(struct llama_context *context, uint8_t *saved, size_t s
 }
 
 /* Keys and values of all layers have a bad row. A second restore is a second event. */
-static void refusals_are_said_in_a_line(void **state)
+CASE(refusals_are_said_in_a_line)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
     struct llama_context *context = harness_context(&options);
@@ -347,7 +347,7 @@ static void check_batch(const char *spec, const char *plain, bool unified, float
     free(fine);
 }
 
-static void a_bad_row_is_its_own_sequences(void **state)
+CASE(a_bad_row_is_its_own_sequences)
 {
     static const char plain[] = "trellis-4";
 
@@ -414,7 +414,7 @@ static void check_few_everywhere(void)
 }
 
 /* The second model has two caches, one of them with a window. */
-static void whoever_saw_a_bad_row_stays_nan(void **state)
+CASE(whoever_saw_a_bad_row_stays_nan)
 {
     check_few_everywhere();
     if (getenv("KVANT_TINY_MODELS") == NULL)
@@ -447,7 +447,7 @@ static void check_accel_batch(const char *type, bool unified, float x)
     free(fine);
 }
 
-static void a_bad_row_is_its_own_sequences_with_accel(void **state)
+CASE(a_bad_row_is_its_own_sequences_with_accel)
 {
     static const char *const types[] = { "f32", "f16", "bf16", "q8_0", "q4_0", "iq4_nl" };
 
@@ -458,15 +458,4 @@ static void a_bad_row_is_its_own_sequences_with_accel(void **state)
             check_accel_batch(types[i], kind != 1, kind == 2 ? INFINITY : NAN);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_bad_rows_are_nan),
-        cmocka_unit_test(refusals_are_said_in_a_line),
-        cmocka_unit_test(a_bad_row_is_its_own_sequences),
-        cmocka_unit_test(a_bad_row_is_its_own_sequences_with_accel),
-        cmocka_unit_test(whoever_saw_a_bad_row_stays_nan),
-    };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

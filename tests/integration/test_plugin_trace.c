@@ -34,7 +34,7 @@ static const char *new_lines(void)
     return found;
 }
 
-static void one_conversation(void **state)
+CASE(one_conversation)
 {
     struct llama_context *context =
         harness_context(&(harness_options){ .spec = "turboquant-4", .n_ctx = N_CTX });
@@ -65,7 +65,7 @@ static void one_conversation(void **state)
 }
 
 /* The second stream becomes a copy of the first. A graph of two streams has two lines. */
-static void two_streams(void **state)
+CASE(two_streams)
 {
     struct llama_context *context = harness_context(
         &(harness_options){ .spec = "turboquant-4", .n_ctx = 2 * N_CTX, .n_seq = 2 });
@@ -108,10 +108,4 @@ static int stop(void **state)
     return harness_stop(state);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(one_conversation),
-                                        cmocka_unit_test(two_streams) };
-
-    return cmocka_run_group_tests(tests, start, stop);
-}
+RUN_CASES(start, stop)

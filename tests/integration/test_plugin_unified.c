@@ -83,7 +83,7 @@ static void check(const harness_options *usual, const int n_beside[][2], int n_c
     llama_free(context);
 }
 
-static void compressed_cache(void **state)
+CASE(compressed_cache)
 {
     static const int beside[][2] = { { 0, 0 }, { 37, 11 }, { 64, 0 } };
 
@@ -91,7 +91,7 @@ static void compressed_cache(void **state)
     check(&(harness_options){ .spec = "trellis-4:center=first,norm=first" }, beside, 3);
 }
 
-static void accelerated_cache(void **state)
+CASE(accelerated_cache)
 {
     static const int beside[][2] = { { 64, 0 }, { 128, 0 } };
 
@@ -108,10 +108,4 @@ static int start(void **state)
     return status;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(compressed_cache),
-                                        cmocka_unit_test(accelerated_cache) };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)
