@@ -31,7 +31,7 @@ static size_t n_defined_cases;
 
 /* Called once for each case, before main(). Linkers of some systems call it in another order than
  * that of the file. */
-static inline void add_case(const char *name, CMUnitTestFunction run, int line)
+static inline void add_case(struct CMUnitTest added, int line)
 {
     static int lines[MOST_CASES];
     size_t at = n_defined_cases++;
@@ -42,18 +42,20 @@ static inline void add_case(const char *name, CMUnitTestFunction run, int line)
         defined_cases[at] = defined_cases[at - 1];
         lines[at] = lines[at - 1];
     }
-    defined_cases[at] = (struct CMUnitTest){ .name = name, .test_func = run };
+    defined_cases[at] = added;
     lines[at] = line;
 }
 
-/* Begins the definition of a case. */
-#define CASE(case_name)                                                                            \
+/* Begins the definition of a case, which runs between the functions start and stop (NULL: none). */
+#define CASE_BETWEEN(case_name, start, stop)                                                       \
     static void case_name(void **state);                                                           \
     __attribute__((constructor)) static void add_##case_name(void)                                 \
     {                                                                                              \
-        add_case(#case_name, case_name, __LINE__);                                                 \
+        add_case((struct CMUnitTest){ #case_name, case_name, start, stop, NULL }, __LINE__);       \
     }                                                                                              \
     static void case_name(void **state)
+
+#define CASE(case_name) CASE_BETWEEN(case_name, NULL, NULL)
 
 static inline void choose_cases(int argc, char **argv)
 {

@@ -25,7 +25,7 @@ def sources():
 
 
 def has_case(source, pattern):
-    cases = re.findall(r"^CASE\((\w+)\)|\bvoid (\w+)\(void \*\*", source, re.M)
+    cases = re.findall(r"^CASE\w*\((\w+)|\bvoid (\w+)\(void \*\*", source, re.M)
     names = [name for pair in cases for name in pair if name]
     return any(fnmatch.fnmatch(name, pattern.removeprefix("-")) for name in names)
 
