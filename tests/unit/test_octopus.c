@@ -380,27 +380,16 @@ CASE(hopeless_rows)
     kvant_codec_free(&codec);
 }
 
-static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected,
-                         const char *hint)
-{
-    kvant_codec *codec;
-    char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     expected);
-    if (!strstr(err, hint))
-        fail_msg("%s: the message '%s' does not say '%s'", spec, err, hint);
-}
-
 CASE(options)
 {
-    expect_error("octopus-6", 128, KVANT_ERR_SPEC, "1 to 5 bits");
-    expect_error("octopus-4", 5, KVANT_ERR_UNSUPPORTED, "head_dim 6");
-    expect_error("octopus-4:split=5", 128, KVANT_ERR_SPEC, "split=5.3");
-    expect_error("octopus-4:split=9.0", 128, KVANT_ERR_SPEC, "up to 8 and 7");
-    expect_error("octopus-4:split=5.2", 128, KVANT_ERR_SPEC, "as in split=5.3");
-    expect_error("octopus-2:split=0.4", 128, KVANT_ERR_SPEC, "1 to 8 bits");
-    expect_error("octopus-4:round=4x4", 128, KVANT_ERR_SPEC, "full, scalar, 2x2, 3x3");
-    expect_error("octopus-4:qjl,scale=unbiased", 128, KVANT_ERR_SPEC, "exclude each other");
+    expect_bad_spec("octopus-6", 128, KVANT_ERR_SPEC, "1 to 5 bits");
+    expect_bad_spec("octopus-4", 5, KVANT_ERR_UNSUPPORTED, "head_dim 6");
+    expect_bad_spec("octopus-4:split=5", 128, KVANT_ERR_SPEC, "split=5.3");
+    expect_bad_spec("octopus-4:split=9.0", 128, KVANT_ERR_SPEC, "up to 8 and 7");
+    expect_bad_spec("octopus-4:split=5.2", 128, KVANT_ERR_SPEC, "as in split=5.3");
+    expect_bad_spec("octopus-2:split=0.4", 128, KVANT_ERR_SPEC, "1 to 8 bits");
+    expect_bad_spec("octopus-4:round=4x4", 128, KVANT_ERR_SPEC, "full, scalar, 2x2, 3x3");
+    expect_bad_spec("octopus-4:qjl,scale=unbiased", 128, KVANT_ERR_SPEC, "exclude each other");
     kvant_codec *codec = make_codec("octopus-4", 128, KVANT_ROLE_V);
     kvant_codec_info info = info_of(codec);
     assert_true(info.bits == 13 && info.nominal_bits == 4);

@@ -268,18 +268,11 @@ CASE(specs)
 {
     static const char *const wrong[] = { "trellis", "trellis-1", "trellis-5", "trellis-4:qjl",
                                          "trellis-2.5" };
-    for (size_t i = 0; i < COUNT(wrong); i++) {
-        kvant_codec *codec;
-        assert_int_equal(kvant_codec_create(wrong[i], 64, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0),
-                         KVANT_ERR_SPEC);
-    }
-    kvant_codec *codec;
-    char err[256];
-    assert_int_equal(kvant_codec_create("trellis-4:states=256", 64, KVANT_ROLE_K, TEST_SEED, &codec,
-                                        err, sizeof err),
-                     KVANT_ERR_SPEC);
-    assert_non_null(strstr(err, "trellis has no option 'states': leave it out"));
-    codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
+    for (size_t i = 0; i < COUNT(wrong); i++)
+        expect_bad_spec(wrong[i], 64, KVANT_ERR_SPEC, "");
+    expect_bad_spec("trellis-4:states=256", 64, KVANT_ERR_SPEC,
+                    "trellis has no option 'states': leave it out");
+    kvant_codec *codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec,
                         "trellis-3:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);

@@ -226,30 +226,19 @@ CASE(head_dims_of_models)
         }
 }
 
-static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected,
-                         const char *part)
-{
-    kvant_codec *codec;
-    char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     expected);
-    if (!strstr(err, part))
-        fail_msg("%s: '%s' does not say '%s'", spec, err, part);
-}
-
 CASE(errors_name_the_valid_values)
 {
-    expect_error("turboquant", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
-    expect_error("turboquant-9", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
-    expect_error("turboquant-2.4", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
+    expect_bad_spec("turboquant", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
+    expect_bad_spec("turboquant-9", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
+    expect_bad_spec("turboquant-2.4", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
 #if KVANT_PAPERS
-    expect_error("turboquant-2.5:qjl", 64, KVANT_ERR_SPEC, "no option 'qjl'");
-    expect_error("turboquant-3:qjl,scale=unbiased", 64, KVANT_ERR_SPEC, "exclude each other");
-    expect_error("turboquant-3:sketch=gaussian", 64, KVANT_ERR_SPEC, "needs qjl");
-    expect_error("turboquant-3:qjl,sketch=dense", 64, KVANT_ERR_SPEC, "hadamard, gaussian");
-    expect_error("turboquant-2.5", 12, KVANT_ERR_UNSUPPORTED, "16 or more");
+    expect_bad_spec("turboquant-2.5:qjl", 64, KVANT_ERR_SPEC, "no option 'qjl'");
+    expect_bad_spec("turboquant-3:qjl,scale=unbiased", 64, KVANT_ERR_SPEC, "exclude each other");
+    expect_bad_spec("turboquant-3:sketch=gaussian", 64, KVANT_ERR_SPEC, "needs qjl");
+    expect_bad_spec("turboquant-3:qjl,sketch=dense", 64, KVANT_ERR_SPEC, "hadamard, gaussian");
+    expect_bad_spec("turboquant-2.5", 12, KVANT_ERR_UNSUPPORTED, "16 or more");
 #else
-    expect_error("turboquant-2.5", 64, KVANT_ERR_UNSUPPORTED, "KVANT_PAPERS=OFF");
+    expect_bad_spec("turboquant-2.5", 64, KVANT_ERR_UNSUPPORTED, "KVANT_PAPERS=OFF");
 #endif
 }
 
