@@ -12,14 +12,6 @@ static int start(void **state)
     return harness_start(state);
 }
 
-static float *new_logits(void)
-{
-    float *logits = malloc(N_STEPS * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 /* Whether keys of the last attention had a matrix. */
 static bool has_matrix(void)
 {
@@ -80,7 +72,8 @@ CASE(matrices_come_from_decoded_tokens)
     if (!harness_has_mock() || getenv("KVANT_CALIBRATION") != NULL)
         skip();
     harness_need_floats();
-    stock = new_logits(), parts = new_logits(), graphs = new_logits();
+    stock = harness_new_logits(N_STEPS), parts = harness_new_logits(N_STEPS),
+    graphs = harness_new_logits(N_STEPS);
     setenv("KVANT_PRESET", "small", 1);
     decode_text((text){ NULL, NULL, "1", 8, 300, 0, false }, stock);
     decode_text((text){ NULL, "q4_0", "1", 8, 300, 0, false }, graphs);
@@ -185,7 +178,8 @@ CASE(learning_from_decoded_tokens_ends)
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* the calibration belongs to another model */
     harness_load_tiny("llama");
-    stock = new_logits(), parts = new_logits(), graphs = new_logits();
+    stock = harness_new_logits(N_STEPS), parts = harness_new_logits(N_STEPS),
+    graphs = harness_new_logits(N_STEPS);
     rows = long_decoding(NULL, "1", stock, &stock_size);
     free(long_decoding(spec, "0", parts, &size));
     ours = long_decoding(spec, "1", graphs, &size);

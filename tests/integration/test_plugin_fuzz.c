@@ -110,14 +110,9 @@ static void compare_row(struct run *run, int32_t i)
 
 static void add(struct run *run, int seq, int pos, bool output)
 {
-    struct llama_batch *b = &run->batch;
-    const int i = b->n_tokens++;
+    const llama_token token = (llama_token)below(run, (uint32_t)harness_n_vocab() - 4) + 3;
 
-    b->token[i] = (llama_token)below(run, (uint32_t)harness_n_vocab() - 4) + 3;
-    b->pos[i] = pos;
-    b->n_seq_id[i] = 1;
-    b->seq_id[i][0] = seq;
-    b->logits[i] = output;
+    harness_add(&run->batch, token, pos, seq, output);
 }
 
 /* Finds the last position of every sequence, which must be the same in all contexts. */

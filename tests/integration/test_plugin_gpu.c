@@ -80,7 +80,7 @@ static void check_replay(const char *spec)
     unsigned long before, captured, updates;
 
     for (int i = 0; i < 4; i++)
-        logits[i] = new_logits();
+        logits[i] = harness_new_logits(N_STEPS);
     captured = counter("mock_recorded");
     run_twice(spec, "0", logits[0], logits[1]);
     assert_int_equal(counter("mock_recorded"), captured);
@@ -148,7 +148,8 @@ CASE(drafts_are_taken_back)
     float *stock, *ours, *rival;
 
     harness_need_floats();
-    stock = new_logits(), ours = new_logits(), rival = new_logits();
+    stock = harness_new_logits(N_STEPS), ours = harness_new_logits(N_STEPS),
+    rival = harness_new_logits(N_STEPS);
     drafted_steps(&(harness_options){ .n_ctx = 512 }, stock);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         double a, b;
@@ -167,7 +168,7 @@ CASE(drafts_are_taken_back)
 static double divergence(const harness_options *options, const float *stock)
 {
     struct llama_context *context = harness_context(options);
-    float *logits = new_logits();
+    float *logits = harness_new_logits(N_STEPS);
     double kld;
 
     steps(context, logits);
@@ -198,7 +199,7 @@ CASE(errors_are_those_of_the_bits)
 
     harness_need_floats();
     context = harness_context(&(harness_options){ .n_ctx = 512 });
-    stock = new_logits();
+    stock = harness_new_logits(N_STEPS);
     steps(context, stock);
     llama_free(context);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -225,7 +226,7 @@ CASE(centres_are_learnt_from_enough_tokens)
                                          "int-5:axis=channel,center=first,norm=first" };
     static const int batches[] = { N_PROMPT, 1, 40 };
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
-    float *stock = new_logits(), *ours = new_logits();
+    float *stock = harness_new_logits(N_STEPS), *ours = harness_new_logits(N_STEPS);
 
     steps(context, stock);
     llama_free(context);
@@ -277,7 +278,8 @@ CASE(matrices_come_late)
     double factors, matrices;
 
     harness_need_floats();
-    stock = new_logits(), parts = new_logits(), graphs = new_logits();
+    stock = harness_new_logits(N_STEPS), parts = harness_new_logits(N_STEPS),
+    graphs = harness_new_logits(N_STEPS);
     for (int batch = 20; batch <= N_PROMPT - 30; batch *= 6) {
         late_steps(NULL, "1", batch, stock);
         late_steps("turboquant-3:center=first,norm=first", "1", batch, graphs);
@@ -298,7 +300,7 @@ CASE(matrices_come_late)
 /* The first matrix is for the rows that have it, for however many positions the cache has room. */
 CASE(room_makes_no_difference)
 {
-    float *const logits[2] = { new_logits(), new_logits() };
+    float *const logits[2] = { harness_new_logits(N_STEPS), harness_new_logits(N_STEPS) };
 
     for (int i = 0; i < 2; i++) {
         struct llama_context *context = harness_context(
@@ -315,7 +317,7 @@ CASE(room_makes_no_difference)
 CASE(recent_tokens_stay_as_they_are)
 {
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
-    float *stock = new_logits();
+    float *stock = harness_new_logits(N_STEPS);
     double all, most;
 
     steps(context, stock);
@@ -373,7 +375,8 @@ static uint8_t *far_steps(const char *spec, const char *type, int far, int hidde
 static void far_rows_are_as_good(int far, uint32_t matrices)
 {
     static const char spec[] = "int-8:transform=first";
-    float *const stock = new_logits(), *const ours = new_logits(), *const graphs = new_logits();
+    float *const stock = harness_new_logits(N_STEPS), *const ours = harness_new_logits(N_STEPS),
+                 *const graphs = harness_new_logits(N_STEPS);
     size_t size, stock_size;
     double rival, kld;
 

@@ -74,18 +74,11 @@ static void prompt_at(struct llama_context *context, int pos, float *logits)
  * are. */
 static const harness_options sinks = { .spec = "int-4:sink=64", .n_ctx = 256 };
 
-static float *new_logits(void)
-{
-    float *logits = malloc(harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 CASE(inputs_are_found_under_any_name)
 {
     const size_t bytes = harness_n_vocab() * sizeof(float);
-    float *named = new_logits(), *renamed = new_logits(), *late = new_logits();
+    float *named = harness_new_logits(1), *renamed = harness_new_logits(1),
+          *late = harness_new_logits(1);
     struct llama_context *context = harness_context(&sinks);
 
     prompt_at(context, 0, named);
@@ -129,8 +122,8 @@ CASE(contexts_have_positions_of_their_own)
 
     for (int i = 0; i < 2; i++) {
         client *c = &clients[i];
-        c->expected = new_logits();
-        c->logits = new_logits();
+        c->expected = harness_new_logits(1);
+        c->logits = harness_new_logits(1);
         c->context = harness_context(&sinks);
         prompt_at(c->context, c->pos, c->expected);
     }
@@ -166,7 +159,7 @@ static size_t bytes_after(int step)
 {
     struct llama_context *context;
     const size_t before = gpu_bytes();
-    float *logits = new_logits();
+    float *logits = harness_new_logits(1);
     size_t bytes;
 
     context = harness_context(&(harness_options){ .spec = "", .n_ctx = 256 });

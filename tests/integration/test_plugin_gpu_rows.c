@@ -9,16 +9,9 @@ static void step_together(struct llama_context *context, int n, llama_pos pos)
 {
     struct llama_batch batch = llama_batch_init(n, 0, 1);
 
-    batch.n_tokens = n;
-    for (int i = 0; i < n; i++) {
-        batch.token[i] = tokens[(pos + 7 * i) % N_PROMPT];
-        batch.pos[i] = pos;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i;
-        batch.logits[i] = 1;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < n; i++)
+        harness_add(&batch, tokens[(pos + 7 * i) % N_PROMPT], pos, i, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 enum { N_TOGETHER = 4, N_EACH = 40 };
@@ -33,16 +26,10 @@ static void prompts_together(const char *spec, float *logits)
     struct llama_batch batch = llama_batch_init(N_TOGETHER * N_EACH, 0, 1);
     const size_t n = harness_n_vocab();
 
-    batch.n_tokens = N_TOGETHER * N_EACH;
-    for (int i = 0; i < N_TOGETHER * N_EACH; i++) {
-        batch.token[i] = tokens[(i % N_EACH + 7 * (i / N_EACH)) % N_PROMPT];
-        batch.pos[i] = i % N_EACH;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i / N_EACH;
-        batch.logits[i] = 0;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < N_TOGETHER * N_EACH; i++)
+        harness_add(&batch, tokens[(i % N_EACH + 7 * (i / N_EACH)) % N_PROMPT], i % N_EACH,
+                    i / N_EACH, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     step_together(context, N_TOGETHER, N_EACH);
     for (int i = 0; i < N_TOGETHER; i++)
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, i), n * sizeof(*logits));
@@ -54,7 +41,7 @@ static void prompts_together(const char *spec, float *logits)
 CASE(blocks_that_prompts_share_are_whole)
 {
     static const char *const specs[] = { "int-8:sink=8", "int-8:axis=channel" };
-    float *stock = new_logits(), *ours = new_logits();
+    float *stock = harness_new_logits(N_STEPS), *ours = harness_new_logits(N_STEPS);
 
     prompts_together(NULL, stock);
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
@@ -156,20 +143,12 @@ static int decode_numbers(struct llama_context *context, float x, llama_pos pos,
 {
     const int n = llama_model_n_embd(llama_get_model(context));
     struct llama_batch batch = llama_batch_init(n_tokens, n, 1);
-    int status;
 
-    batch.n_tokens = n_tokens;
     for (int i = 0; i < n * n_tokens; i++)
         batch.embd[i] = x;
-    for (int i = 0; i < n_tokens; i++) {
-        batch.pos[i] = pos + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = 1;
-    }
-    status = llama_decode(context, batch);
-    llama_batch_free(batch);
-    return status;
+    for (int i = 0; i < n_tokens; i++)
+        harness_add(&batch, 0, pos + i, 0, true);
+    return harness_decode_batch(context, batch);
 }
 
 static int decode_number(struct llama_context *context, float x, llama_pos pos)

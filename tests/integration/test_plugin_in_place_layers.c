@@ -5,11 +5,6 @@
 #include "in_place_layers.h"
 #include "mock_control.h"
 
-static bool is_same(const float *a, const float *b, int n)
-{
-    return memcmp(a, b, (size_t)n * harness_n_vocab() * sizeof(*a)) == 0;
-}
-
 /* Lines of the plug-in */
 
 static harness_lines lines;
@@ -401,15 +396,10 @@ static void feed_nan(struct llama_context *context, llama_pos pos)
     const int width = llama_model_n_embd(harness_model());
     struct llama_batch batch = llama_batch_init(1, width, 1);
 
-    batch.n_tokens = 1;
     for (int i = 0; i < width; i++)
         batch.embd[i] = NAN;
-    batch.pos[0] = pos;
-    batch.n_seq_id[0] = 1;
-    batch.seq_id[0][0] = 1;
-    batch.logits[0] = 0;
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    harness_add(&batch, 0, pos, 1, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 static void a_broken_sequence(struct llama_context *context, float *logits)

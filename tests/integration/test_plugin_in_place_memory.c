@@ -12,7 +12,8 @@
 CASE(contexts_have_forms_of_their_own)
 {
     struct llama_context *stock = new_context(NULL, "0", 1), *first, *second;
-    float *of_first = room_for(60), *of_second = room_for(60), *expected = room_for(60);
+    float *of_first = harness_new_logits(60), *of_second = harness_new_logits(60),
+          *expected = harness_new_logits(60);
     float *compressed = hear(a_prompt, 60, "int-8", "0", 1);
 
     first = new_context("int-8", EXACT, 1);
@@ -164,7 +165,7 @@ CASE(queries_are_given_back)
 CASE(layers_wait_for_memory)
 {
     struct llama_context *context;
-    float *stock = hear(a_text, 100, NULL, "0", 1), *ours = room_for(100);
+    float *stock = hear(a_text, 100, NULL, "0", 1), *ours = harness_new_logits(100);
     float *compressed = hear(a_text, 100, "int-8", "0", 1);
     const int full = ROOM - PROMPT;
     const size_t behind = (size_t)full * harness_n_vocab();
@@ -194,7 +195,7 @@ CASE(layers_wait_for_memory)
 static bool fail_at(int allocation, const float *stock, const float *compressed)
 {
     struct llama_context *context = new_context("", EXACT, 1);
-    float *ours = room_for(40);
+    float *ours = harness_new_logits(40);
     const int from = ROOM - 6;
     char number[16];
     bool failed;
@@ -247,19 +248,12 @@ static bool try_batch(struct llama_context *context, float *logits)
     struct llama_batch batch = llama_batch_init(N_BATCH, 0, 1);
     bool ok;
 
-    batch.n_tokens = N_BATCH;
-    for (int i = 0; i < N_BATCH; i++) {
-        batch.token[i] = tokens[N_BEFORE + i];
-        batch.pos[i] = N_BEFORE + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = 1;
-    }
-    ok = llama_decode(context, batch) == 0;
+    for (int i = 0; i < N_BATCH; i++)
+        harness_add(&batch, tokens[N_BEFORE + i], N_BEFORE + i, 0, true);
+    ok = harness_decode_batch(context, batch) == 0;
     if (ok)
         memcpy(logits, llama_get_logits(context),
                (size_t)N_BATCH * harness_n_vocab() * sizeof(*logits));
-    llama_batch_free(batch);
     return ok;
 }
 
@@ -268,7 +262,7 @@ static bool try_batch(struct llama_context *context, float *logits)
 static bool fail_in_batch(int allocation, const float *stock)
 {
     struct llama_context *context = new_context("", EXACT, 1);
-    float *ours = room_for(N_BATCH);
+    float *ours = harness_new_logits(N_BATCH);
     char number[16];
     bool failed;
 

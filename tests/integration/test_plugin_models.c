@@ -194,17 +194,6 @@ CASE(latents)
         check_all("latents");
 }
 
-static void add_token(struct llama_batch *batch, llama_pos pos, llama_seq_id seq)
-{
-    const int i = batch->n_tokens++;
-
-    batch->token[i] = made_up((int)pos);
-    batch->pos[i] = pos;
-    batch->n_seq_id[i] = 1;
-    batch->seq_id[i][0] = seq;
-    batch->logits[i] = true;
-}
-
 /* Two tokens of one sequence and one token of each of two other sequences, together or one after
  * another. Only the new rows may round differently, to fp16. A cell too many or too few would cause
  * an error of the size of the logits. */
@@ -223,7 +212,7 @@ static float *mixed_logits(bool together)
     decode(context, 60, 0, 1);
     decode(context, 90, 0, 2);
     for (int i = 0; i < 4; i++) {
-        add_token(&batch, next[i].pos, next[i].seq);
+        harness_add(&batch, made_up(next[i].pos), next[i].pos, next[i].seq, true);
         if (together && i < 3)
             continue;
         assert_int_equal(llama_decode(context, batch), 0);

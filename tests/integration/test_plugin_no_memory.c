@@ -83,17 +83,10 @@ static bool try_to_decode(life *l, int n)
     struct llama_batch batch = llama_batch_init(n, 0, 1);
     int status;
 
-    batch.n_tokens = n;
-    for (int i = 0; i < n; i++) {
-        batch.token[i] = tokens[l->text + i];
-        batch.pos[i] = l->pos + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = i + 1 == n;
-    }
-    status = llama_decode(l->context, batch);
+    for (int i = 0; i < n; i++)
+        harness_add(&batch, tokens[l->text + i], l->pos + i, 0, i + 1 == n);
+    status = harness_decode_batch(l->context, batch);
     llama_synchronize(l->context);
-    llama_batch_free(batch);
     return status == 0;
 }
 

@@ -21,14 +21,6 @@ static int start(void **state)
     return status;
 }
 
-static float *new_logits(void)
-{
-    float *logits = malloc(N_ALONE * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 /* circle: 0, or after how many tokens the text begins again. */
 static struct llama_context *begin(const char *spec, const char *type, int circle)
 {
@@ -176,7 +168,8 @@ CASE(layers_seal_while_cuda_computes)
 CASE(matrices_come_from_prompts)
 {
     const size_t bytes = N_ALONE * harness_n_vocab() * sizeof(float);
-    float *stock = new_logits(), *ours = new_logits(), *again = new_logits();
+    float *stock = harness_new_logits(N_ALONE), *ours = harness_new_logits(N_ALONE),
+          *again = harness_new_logits(N_ALONE);
     double with, rival;
 
     harness_need_floats();

@@ -28,17 +28,9 @@ static const float *next_logits(struct llama_context *context, llama_token token
                                 llama_seq_id seq)
 {
     struct llama_batch batch = llama_batch_init(1, 0, 1);
-    int status;
 
-    batch.n_tokens = 1;
-    batch.token[0] = token;
-    batch.pos[0] = pos;
-    batch.n_seq_id[0] = 1;
-    batch.seq_id[0][0] = seq;
-    batch.logits[0] = 1;
-    status = llama_decode(context, batch);
-    llama_batch_free(batch);
-    return status == 0 ? llama_get_logits_ith(context, 0) : NULL;
+    harness_add(&batch, token, pos, seq, true);
+    return harness_decode_batch(context, batch) == 0 ? llama_get_logits_ith(context, 0) : NULL;
 }
 
 static bool all_nan(const float *logits)
@@ -260,13 +252,9 @@ static int decode_rows(struct llama_context *context, enum client client, float 
         if (i % 2 != 0 && at >= N_EACH / 2 && client == LEAVES)
             continue;
         of_second += i % 2;
-        batch.pos[batch.n_tokens] = at;
-        batch.n_seq_id[batch.n_tokens] = 1;
-        batch.seq_id[batch.n_tokens][0] = i % 2;
-        batch.logits[batch.n_tokens++] = 1;
+        harness_add(&batch, 0, at, i % 2, true);
     }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     return of_second;
 }
 
@@ -369,17 +357,11 @@ static void decode_few(struct llama_context *context)
     struct llama_batch batch = llama_batch_init(N_FEW, width, 1);
     uint64_t random = 1;
 
-    batch.n_tokens = N_FEW;
     for (int i = 0; i < N_FEW * width; i++)
         batch.embd[i] = i == width ? NAN : harness_random(&random);
-    for (int i = 0; i < N_FEW; i++) {
-        batch.pos[i] = i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 1;
-        batch.logits[i] = 1;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < N_FEW; i++)
+        harness_add(&batch, 0, i, 1, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 /* Tokens that saw the bad row in their own batch have rows of later layers that depend on its cell,

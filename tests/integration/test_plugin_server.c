@@ -291,14 +291,6 @@ static void look_at_steps(twins *t, float *logits, float *f16)
     }
 }
 
-static float *new_logits(void)
-{
-    float *logits = malloc(N_LOOKED * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 /* Logits of the last steps, and f16's, in a context that gets a prompt of 200 tokens and one of n,
  * loses a message and is restored. */
 static void looked_at(const harness_options *options, int n, float *logits, float *f16)
@@ -325,7 +317,8 @@ CASE(a_callback_changes_no_answer)
     static const int second[] = { 100, 300 };
     const bool seals = harness_on_gpu() && strcmp(exact(), "0") == 0;
     const size_t bytes = N_LOOKED * harness_n_vocab() * sizeof(float);
-    float *plain = new_logits(), *split = new_logits(), *f16 = new_logits(), *q4 = new_logits();
+    float *plain = harness_new_logits(N_LOOKED), *split = harness_new_logits(N_LOOKED),
+          *f16 = harness_new_logits(N_LOOKED), *q4 = harness_new_logits(N_LOOKED);
 
     for (int i = 0; i < 2; i++) {
         harness_options options = { .spec = "", .n_ctx = 1024 };

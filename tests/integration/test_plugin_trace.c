@@ -74,18 +74,11 @@ CASE(two_streams)
     new_lines();
     harness_decode(context, tokens, 5, 0, 0, false);
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
-    batch.n_tokens = 2;
-    for (int32_t i = 0; i < 2; i++) {
-        batch.token[i] = tokens[i];
-        batch.pos[i] = 5;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i;
-        batch.logits[i] = true;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
+    for (int32_t i = 0; i < 2; i++)
+        harness_add(&batch, tokens[i], 5, i, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     assert_string_equal(new_lines(), "o 2 512 - - -\ns 0 256 0+5 0+5 0+5\np 1 0 - - -\n"
                                      "s 0 256 5+1 5+1 0+6\ns 1 256 5+1 5+1 0+6\n");
-    llama_batch_free(batch);
     llama_free(context);
 }
 
