@@ -245,9 +245,7 @@ static bool upload_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *change
         numbers[n + at++] = (int32_t)(changes->open[i].page * n_kv_heads);
     }
     return kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(numbers), false) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, numbers,
-                                    2 * n * sizeof(*numbers), stream),
-                     "copying");
+           kvp_cu_write(cache->moved.at, numbers, 2 * n * sizeof(*numbers), stream);
 }
 
 /* Decodes sealed rows into exact pages. */
