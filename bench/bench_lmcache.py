@@ -10,7 +10,6 @@ its thread's clock, which counts seconds of a core and does not depend on other 
 a GPU: "host" goes from pinned memory to pinned memory as LMCache's server does; "device" leaves
 rows and pages on the GPU, without records and checksums, as in LMCache's published figures."""
 
-import argparse
 import csv
 import functools
 import itertools
@@ -167,9 +166,7 @@ def measured(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.options_of(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[1], help="threads; on a GPU objects at once"

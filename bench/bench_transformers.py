@@ -11,7 +11,6 @@ cache_bytes: memory of the device for a full cache. decode_bytes: the same while
 buffers and graphs. Both leave out memory that a process takes only once (kernels): a short context
 is decoded first. plain:PRESET is a KvantCache without kvant.transformers.graphs."""
 
-import argparse
 import csv
 import gc
 import pathlib
@@ -25,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integratio
 import model_shape  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from record import options_of  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache  # noqa: E402
 
 import kvant  # noqa: E402
@@ -38,9 +38,7 @@ PART = 8192  # tokens of random rows that are made at once
 
 
 def arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     model_shape.add_options(parser)
     for name, default in dict(tokens=64, rounds=3).items():
         parser.add_argument("--" + name, type=int, default=default)

@@ -8,7 +8,6 @@ Pages of all layers and kv heads follow one another. `halves` is the entropy of 
 to 4 bits, which bounds a coder that knows how frequent each is. `lzma` is a real coder that also
 finds repetitions. Values are parts of the size. Needs NumPy and kvant."""
 
-import argparse
 import csv
 import lzma
 import pathlib
@@ -16,7 +15,7 @@ import pathlib
 import kvant
 import numpy as np
 
-from record import commit, machine
+from record import commit, machine, options_of
 from steering import tensors
 
 SPECS = "int-4", "int-8", "turboquant-4", "trellis-4", "trellis-3", "trellis-2"
@@ -40,9 +39,7 @@ def halves(data):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--capture", required=True, type=pathlib.Path)
     parser.add_argument(

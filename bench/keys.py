@@ -12,7 +12,6 @@ keys as the model makes them. `centred` are keys minus their mean, times W. `rot
 keys after the rotation of turboquant. W is the calibration's; transform=first computes the same
 matrix from the prompt."""
 
-import argparse
 import csv
 import pathlib
 import sys
@@ -24,6 +23,7 @@ sys.path.insert(0, str(ROOT / "integrations" / "python"))
 
 import kvant  # noqa: E402
 from kvant.tuning import safetensors  # noqa: E402
+from record import options_of  # noqa: E402
 
 SKIPPED, POINTS = 64, 240  # the first tokens stay fp16; more points would cover each other
 STEPS = ("plain", "centred", "rotated")
@@ -45,9 +45,7 @@ def steps(keys, entry):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     for name in ("model", "capture", "calibration", "commit"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("layer", "head"):

@@ -12,7 +12,6 @@ in PyTorch, with attention in float32. The most important lines are computed fir
 once; lines that the files have are skipped. --limit ends the run in time. KVANT_LIBRARY and
 KVANT_CUDA_LIBRARY name the libraries."""
 
-import argparse
 import csv
 import functools
 import gc
@@ -35,6 +34,7 @@ import kvant  # noqa: E402
 import papers  # noqa: E402
 from kvant.codec import needs_calibration  # noqa: E402
 from kvant.transformers import KvantCache  # noqa: E402
+from record import options_of  # noqa: E402
 
 BATCH = 512  # tokens of a pass
 WHO = "machine pytorch transformers commit command model cache k v settings calibrated".split()
@@ -449,9 +449,7 @@ def attempt(run, table, make, reference, name, options, **place):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("model", type=pathlib.Path, help="a .gguf with its .npz next to it")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="CSV of KLD by position")
     parser.add_argument("--needles", type=pathlib.Path, help="CSV of needles")

@@ -16,7 +16,6 @@ slope     of the error by <y, x>: -0.1 means that large products come out a tent
 bias      mean error of the products in the largest thousandth, in units of their mean
 The files' figures are means over seeds; _se is the standard error between seeds."""
 
-import argparse
 import pathlib
 import sys
 
@@ -103,9 +102,7 @@ def rows_of(name, most, about):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.options_of(__doc__)
     parser.add_argument("--append", type=pathlib.Path, help="CSV that rows are appended to")
     parser.add_argument("--rows", type=int, default=10**9, help="the first so many of a set")
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(data.NAMES)}, gauss")

@@ -7,14 +7,13 @@ only.
 Rows are 128 channels of normal numbers, 4096 rows in all. D is the squared error over the squares
 of the counted numbers. --keys: HQMQ's Figure 7, of keys in a file of `kvant capture`."""
 
-import argparse
 import csv
 import datetime
 import functools
 import pathlib
 
 import numpy as np
-from record import commit, first_line, machine
+from record import commit, first_line, machine, options_of
 
 from kvant.codec import Codec
 from kvant.tuning import safetensors
@@ -172,9 +171,7 @@ FINDINGS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("-o", "--output", help="CSV to write, too")
     parser.add_argument(
         "--keys",

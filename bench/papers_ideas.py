@@ -18,7 +18,6 @@ true bits: the logarithm of its KL is interpolated between whole bits. The writt
 The laboratory is generous to ideas for which `trellis` has no codec. Tiers of a few channels have
 the error of a whole row, and 1, 5 and 6 bits have the error of `turboquant` times RATIO."""
 
-import argparse
 import functools
 import itertools
 import pathlib
@@ -278,9 +277,7 @@ def rows_of(model, path, calibration, about):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.options_of(__doc__)
     parser.add_argument("--append", type=pathlib.Path, help="CSV that rows are appended to")
     parser.add_argument("models", nargs="+", metavar="NAME=CAPTURE[,CALIBRATION]")
     given = parser.parse_args()

@@ -14,7 +14,6 @@ On a GPU a product of few rows takes less time than a call, so measure all heads
 
     bench/papers_products.py --device cuda --kv-heads 1 --gqa 32 --tokens 1048576 --append ..."""
 
-import argparse
 import pathlib
 import statistics
 import sys
@@ -66,9 +65,7 @@ def timed(measure, clock):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.options_of(__doc__)
     parser.add_argument("--append", type=pathlib.Path, help="CSV that rows are appended to")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--head-dim", type=int, default=128)

@@ -53,6 +53,13 @@ def model_name(path):
     return re.split(r"\.(?:Q\d|F16)", path.name)[0].removesuffix("-Instruct")
 
 
+def options_of(words):
+    """A parser of arguments, whose help begins with these words as they are."""
+    return argparse.ArgumentParser(
+        description=words, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def short(argument):
     """Paths of this machine say nothing elsewhere: files keep their names only."""
     return os.path.basename(argument) if "/" in argument else argument
@@ -109,9 +116,7 @@ def append(path, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a column for all rows"

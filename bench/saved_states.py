@@ -9,7 +9,6 @@ beginning is the prompt. `save_ms` and `restore_ms` are the server's own times, 
 CPU time of all its threads, which says more on a machine that others use. `bytes` is the length of
 the file. --cache-ram counts the same size without the tokens."""
 
-import argparse
 import json
 import os
 import pathlib
@@ -17,6 +16,7 @@ import statistics
 import tempfile
 
 from llama_server import Server
+from record import options_of
 
 # name, options of kvant exec (None: llama.cpp's own cache), options of the server, KVANT_STATES
 CACHES = [
@@ -78,9 +78,7 @@ def measure(cache, options, folder, log):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     for name in ("kvant", "server", "model", "text"):
         parser.add_argument(name)
     parser.add_argument("--tokens", type=int, default=1000)

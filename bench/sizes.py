@@ -10,13 +10,13 @@ transforms_bytes has the transforms that a preset learns from the prompt. The pl
 shows llama.cpp's users the sum of both. Contexts are multiples of 256, because llama.cpp has cells
 in steps of 256."""
 
-import argparse
 import csv
 import os
 import sys
 import tempfile
 
 import fit
+from record import options_of
 
 # Layers, kv heads, head_dim.
 SHAPES = {
@@ -80,9 +80,7 @@ def lines(kvant, models=tuple(SHAPES), finer=True):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--kvant", default=fit.BENCH.parent / "build" / "bin" / "kvant")
     options = parser.parse_args()

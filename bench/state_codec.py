@@ -11,7 +11,6 @@ even contexts; bits are counted on the odd ones. Coefficients get bits by revers
 weak ones get none. The mean squared error is that of `--bits` per number with a transform per head.
 `keys` are as RoPE leaves them, `plain keys` are rotated back by RoPE. Needs NumPy."""
 
-import argparse
 import csv
 import pathlib
 import sys
@@ -19,7 +18,7 @@ import time
 
 import numpy as np
 
-from record import context
+from record import context, options_of
 from steering import tensors
 
 GROUPS = {"head": 0, "layer": 1, "4 layers": 4, "all layers": 10**6}
@@ -91,9 +90,7 @@ def measure(layers, context, all_bits):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--capture", type=pathlib.Path, required=True)
     parser.add_argument("--context", type=int, required=True)

@@ -13,7 +13,6 @@ says so. It is judged by the mean KL divergence of the attention probabilities o
 'W', the calibrated matrix before a rotation, as the geometric mean over heads. Needs NumPy.
 """
 
-import argparse
 import csv
 import json
 import pathlib
@@ -21,7 +20,7 @@ import struct
 
 import numpy as np
 
-from record import commit, machine
+from record import commit, machine, options_of
 
 RANDOM = np.random.default_rng(5)
 QUERY_FLOOR, LOSS_FLOOR = 3e-4, 1e-2  # as src/codec/feedback.c has them
@@ -226,9 +225,7 @@ def measure(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     parser.add_argument("--model", required=True, help="name for the table")
     parser.add_argument("--calibration", required=True, type=pathlib.Path)
     parser.add_argument("--capture", required=True, type=pathlib.Path)

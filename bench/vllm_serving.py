@@ -20,7 +20,6 @@ measurements:
              tps_request: output tokens over the time after the first token. ttft_ms and tpot_ms are
              means of all requests."""
 
-import argparse
 import asyncio
 import json
 import os
@@ -32,6 +31,7 @@ import time
 
 import bench_vllm
 import model_shape
+from record import options_of
 
 COLUMNS = (
     "device vllm commit command model cache gib tokens_that_fit kind concurrency input output "
@@ -44,9 +44,7 @@ WARM = 2048  # tokens of the first prompts, from which presets learn their trans
 
 
 def arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     model_shape.add_options(parser)
     parser.set_defaults(model="qwen3")
     parser.add_argument(

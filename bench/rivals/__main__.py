@@ -9,7 +9,6 @@ it measures speed instead, for bench/results/rivals_speed.csv.
     python3 bench/rivals --list
 """
 
-import argparse
 import os
 import pathlib
 import subprocess
@@ -20,7 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from programs import ROOT, BuildError  # noqa: E402
 from quality import Run  # noqa: E402
-from record import model_name  # noqa: E402
+from record import model_name, options_of  # noqa: E402
 from speed import SpeedError, measure  # noqa: E402
 from systems import SYSTEMS, needs_gpu  # noqa: E402
 
@@ -32,9 +31,7 @@ def fetch(*what):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(__doc__)
     cpus = os.cpu_count() or 1
     parser.add_argument("-f", "--text", type=pathlib.Path, help="text to score")
     parser.add_argument(

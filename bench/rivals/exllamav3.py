@@ -9,7 +9,6 @@ the same captures and for the same queries. exllamav3 stores one fp16 scale for 
         SmolLM2-135M=S.safetensors:1e5,i S.[2-4].f16
 """
 
-import argparse
 import pathlib
 import re
 import sys
@@ -78,9 +77,7 @@ def judge(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.options_of(__doc__)
     parser.add_argument("what", choices=("rows", "judge"))
     parser.add_argument("--layers", type=ideas.layers_of, required=True)
     parser.add_argument("--append", type=pathlib.Path)

@@ -24,7 +24,6 @@ bits leave out what a head stores once, such as W; `once` has these bits. Ideas:
                     (RateQuant)
 """
 
-import argparse
 import pathlib
 import sys
 
@@ -448,9 +447,7 @@ def layers_of(text):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = record.options_of(__doc__)
     parser.add_argument("--append", type=pathlib.Path, help="CSV that lines are appended to")
     parser.add_argument("--layers", type=layers_of, help="as in 4-6,14-16 (default: all)")
     parser.add_argument("--ideas", default=" ".join([*IDEAS, "predicted", "by-head"]))

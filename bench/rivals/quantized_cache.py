@@ -11,7 +11,6 @@ would read no compressed row. Scales, zero points and exact tokens count 2 bytes
 models run with 16-bit floats, while this runs with float32. All caches read a call before the next
 call comes, so that logits of one call are in memory."""
 
-import argparse
 import pathlib
 import sys
 
@@ -19,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from record import append, context, model_name  # noqa: E402
+from record import append, context, model_name, options_of  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 
 CALL = 512
@@ -104,9 +103,7 @@ def load(options):
 
 def parser_of(words, output):
     """A parser with the options that load() needs, and with a file of bench/results."""
-    parser = argparse.ArgumentParser(
-        description=words, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options_of(words)
     results = pathlib.Path(__file__).resolve().parents[1] / "results"
     parser.add_argument("-m", "--model", type=pathlib.Path, required=True)
     parser.add_argument("-f", "--text", type=pathlib.Path, required=True)

@@ -39,41 +39,11 @@ static bool lookup_all(void *library, kvp_ggml *api)
         void *slot;
         bool required;
     } symbols[] = {
-        { "ggml_backend_buffer_init", &api->buffer_init, true },
-        { "ggml_backend_buft_is_host", &api->buft_is_host, true },
-        { "ggml_backend_cpu_buffer_type", &api->cpu_buffer_type, true },
-        { "ggml_graph_n_nodes", &api->graph_n_nodes, true },
-        { "ggml_graph_node", &api->graph_node, true },
-        { "ggml_nbytes", &api->nbytes, true },
-        { "ggml_fp16_to_fp32_row", &api->fp16_to_fp32_row, true },
-        { "ggml_fp32_to_fp16_row", &api->fp32_to_fp16_row, true },
-        { "ggml_op_name", &api->op_name, true },
-        { "ggml_tensor_overhead", &api->tensor_overhead, true },
-        { "ggml_init", &api->init, true },
-        { "ggml_free", &api->free, true },
-        { "ggml_new_tensor_1d", &api->new_tensor_1d, true },
-        { "ggml_new_tensor_3d", &api->new_tensor_3d, true },
-        { "ggml_view_3d", &api->view_3d, true },
-        { "ggml_set_name", &api->set_name, true },
-        { "ggml_set_rows", &api->set_rows, true },
-        { "ggml_rope_ext_inplace", &api->rope_ext_inplace, true },
-        { "ggml_custom_4d", &api->custom_4d, true },
-        { "ggml_new_graph", &api->new_graph, true },
-        { "ggml_graph_overhead", &api->graph_overhead, true },
-        { "ggml_build_forward_expand", &api->build_forward_expand, true },
-        { "ggml_backend_graph_compute", &api->graph_compute, true },
-        { "ggml_backend_free", &api->backend_free, true },
-        { "ggml_backend_buffer_free", &api->buffer_free, true },
-        { "ggml_backend_buffer_get_size", &api->buffer_size, true },
-        { "ggml_backend_dev_by_type", &api->dev_by_type, false },
-        { "ggml_backend_dev_count", &api->dev_count, false },
-        { "ggml_backend_dev_get", &api->dev_get, false },
-        { "ggml_backend_dev_init", &api->dev_init, false },
-        { "ggml_backend_dev_backend_reg", &api->dev_backend_reg, false },
-        { "ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false },
-        { "ggml_backend_reg_by_name", &api->reg_by_name, false },
-        { "ggml_backend_load", &api->backend_load, false },
-        { "ggml_graph_next_uid", &api->graph_next_uid, false },
+#define REQUIRED(member, name, result, parameters) { #name, &api->member, true },
+#define OPTIONAL(member, name, result, parameters) { #name, &api->member, false },
+        KVP_GGML_FUNCTIONS(REQUIRED) KVP_GGML_FURTHER(OPTIONAL)
+#undef REQUIRED
+#undef OPTIONAL
     };
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {

@@ -15,6 +15,64 @@
 
 #include "abi.h"
 
+/* X(member, exported name, result, parameters). Functions from `init` on serve the context shift,
+ * which borrows the process's own CPU back end (ops_rope.c), and loops on its threads
+ * (host_threads.c). */
+#define KVP_GGML_FUNCTIONS(X)                                                                      \
+    X(buffer_init, ggml_backend_buffer_init, abi_buffer *,                                         \
+      (abi_buft * buft, abi_buffer_iface iface, void *context, size_t size))                       \
+    X(buft_is_host, ggml_backend_buft_is_host, bool, (abi_buft * buft))                            \
+    X(cpu_buffer_type, ggml_backend_cpu_buffer_type, abi_buft *, (void))                           \
+    X(graph_n_nodes, ggml_graph_n_nodes, int, (abi_graph * graph))                                 \
+    X(graph_node, ggml_graph_node, abi_tensor *, (abi_graph * graph, int i))                       \
+    X(nbytes, ggml_nbytes, size_t, (const abi_tensor *tensor))                                     \
+    X(fp16_to_fp32_row, ggml_fp16_to_fp32_row, void, (const uint16_t *x, float *y, int64_t n))     \
+    X(fp32_to_fp16_row, ggml_fp32_to_fp16_row, void, (const float *x, uint16_t *y, int64_t n))     \
+    X(op_name, ggml_op_name, const char *, (int32_t op))                                           \
+    X(tensor_overhead, ggml_tensor_overhead, size_t, (void))                                       \
+    X(init, ggml_init, abi_context *, (abi_init_params params))                                    \
+    X(free, ggml_free, void, (abi_context * context))                                              \
+    X(new_tensor_1d, ggml_new_tensor_1d, abi_tensor *,                                             \
+      (abi_context * context, int32_t type, int64_t ne0))                                          \
+    X(new_tensor_3d, ggml_new_tensor_3d, abi_tensor *,                                             \
+      (abi_context * context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2))                \
+    X(view_3d, ggml_view_3d, abi_tensor *,                                                         \
+      (abi_context * context, abi_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1,   \
+       size_t nb2, size_t offset))                                                                 \
+    X(set_name, ggml_set_name, abi_tensor *, (abi_tensor * tensor, const char *name))              \
+    X(set_rows, ggml_set_rows, abi_tensor *,                                                       \
+      (abi_context * context, abi_tensor * a, abi_tensor * b, abi_tensor * c))                     \
+    X(rope_ext_inplace, ggml_rope_ext_inplace, abi_tensor *,                                       \
+      (abi_context * context, abi_tensor * a, abi_tensor * b, abi_tensor * c, int n_dims,          \
+       int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,              \
+       float attn_factor, float beta_fast, float beta_slow))                                       \
+    X(custom_4d, ggml_custom_4d, abi_tensor *,                                                     \
+      (abi_context * context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,    \
+       abi_tensor * *args, int n_args, abi_custom_op op, int n_tasks, void *user))                 \
+    X(new_graph, ggml_new_graph, abi_graph *, (abi_context * context))                             \
+    X(graph_overhead, ggml_graph_overhead, size_t, (void))                                         \
+    X(build_forward_expand, ggml_build_forward_expand, void,                                       \
+      (abi_graph * graph, abi_tensor * tensor))                                                    \
+    X(graph_compute, ggml_backend_graph_compute, int32_t,                                          \
+      (abi_backend * backend, abi_graph * graph))                                                  \
+    X(backend_free, ggml_backend_free, void, (abi_backend * backend))                              \
+    X(buffer_free, ggml_backend_buffer_free, void, (abi_buffer * buffer))                          \
+    X(buffer_size, ggml_backend_buffer_get_size, size_t, (abi_buffer * buffer))
+
+/* These live in the registry library, and the last one in the base library; NULL when the process
+ * does not export them. */
+#define KVP_GGML_FURTHER(X)                                                                        \
+    X(dev_by_type, ggml_backend_dev_by_type, abi_device *, (int32_t type))                         \
+    X(dev_count, ggml_backend_dev_count, size_t, (void))                                           \
+    X(dev_get, ggml_backend_dev_get, abi_device *, (size_t index))                                 \
+    X(dev_init, ggml_backend_dev_init, abi_backend *, (abi_device * device, const char *params))   \
+    X(dev_backend_reg, ggml_backend_dev_backend_reg, abi_reg *, (abi_device * device))             \
+    X(reg_get_proc_address, ggml_backend_reg_get_proc_address, void *,                             \
+      (abi_reg * reg, const char *name))                                                           \
+    X(reg_by_name, ggml_backend_reg_by_name, abi_reg *, (const char *name))                        \
+    X(backend_load, ggml_backend_load, abi_reg *, (const char *path))                              \
+    X(graph_next_uid, ggml_graph_next_uid, uint64_t, (void))
+
 typedef struct kvp_ggml {
     int api; /* the generation of the interface: 2 or 3 */
     const char *version;
@@ -22,53 +80,10 @@ typedef struct kvp_ggml {
     bool gpus;  /* a GPU's back end may ask for more room than a node's output needs */
     int n_rows; /* rows that ggml_tables.c compared */
 
-    abi_buffer *(*buffer_init)(abi_buft *buft, abi_buffer_iface iface, void *context, size_t size);
-    bool (*buft_is_host)(abi_buft *buft);
-    abi_buft *(*cpu_buffer_type)(void);
-    int (*graph_n_nodes)(abi_graph *graph);
-    abi_tensor *(*graph_node)(abi_graph *graph, int i);
-    size_t (*nbytes)(const abi_tensor *tensor);
-    void (*fp16_to_fp32_row)(const uint16_t *x, float *y, int64_t n);
-    void (*fp32_to_fp16_row)(const float *x, uint16_t *y, int64_t n);
-    const char *(*op_name)(int32_t op);
-    size_t (*tensor_overhead)(void);
-
-    /* For the context shift, which borrows the process's own CPU back end (ops_rope.c), and for
-     * loops on its threads (host_threads.c). */
-    abi_context *(*init)(abi_init_params params);
-    void (*free)(abi_context *context);
-    abi_tensor *(*new_tensor_1d)(abi_context *context, int32_t type, int64_t ne0);
-    abi_tensor *(*new_tensor_3d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1,
-                                 int64_t ne2);
-    abi_tensor *(*view_3d)(abi_context *context, abi_tensor *a, int64_t ne0, int64_t ne1,
-                           int64_t ne2, size_t nb1, size_t nb2, size_t offset);
-    abi_tensor *(*set_name)(abi_tensor *tensor, const char *name);
-    abi_tensor *(*set_rows)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c);
-    abi_tensor *(*rope_ext_inplace)(abi_context *context, abi_tensor *a, abi_tensor *b,
-                                    abi_tensor *c, int n_dims, int mode, int n_ctx_orig,
-                                    float freq_base, float freq_scale, float ext_factor,
-                                    float attn_factor, float beta_fast, float beta_slow);
-    abi_tensor *(*custom_4d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1,
-                             int64_t ne2, int64_t ne3, abi_tensor **args, int n_args,
-                             abi_custom_op op, int n_tasks, void *user);
-    abi_graph *(*new_graph)(abi_context *context);
-    size_t (*graph_overhead)(void);
-    void (*build_forward_expand)(abi_graph *graph, abi_tensor *tensor);
-    int32_t (*graph_compute)(abi_backend *backend, abi_graph *graph);
-    void (*backend_free)(abi_backend *backend);
-    void (*buffer_free)(abi_buffer *buffer);
-    size_t (*buffer_size)(abi_buffer *buffer);
-
-    /* These live in the registry library; NULL when the process does not export them. */
-    abi_device *(*dev_by_type)(int32_t type);
-    size_t (*dev_count)(void);
-    abi_device *(*dev_get)(size_t index);
-    abi_backend *(*dev_init)(abi_device *device, const char *params);
-    abi_reg *(*dev_backend_reg)(abi_device *device);
-    void *(*reg_get_proc_address)(abi_reg *reg, const char *name);
-    abi_reg *(*reg_by_name)(const char *name);
-    abi_reg *(*backend_load)(const char *path);
-    uint64_t (*graph_next_uid)(void); /* from the base library */
+#define KVP_GGML_MEMBER(member, name, result, parameters) result(*member) parameters;
+    KVP_GGML_FUNCTIONS(KVP_GGML_MEMBER)
+    KVP_GGML_FURTHER(KVP_GGML_MEMBER)
+#undef KVP_GGML_MEMBER
 
     /* Operation numbers of this ggml. */
     struct {

@@ -412,7 +412,7 @@ kvant_status kvp_state_store(const kvp_state_restored *r, const kvp_record_copy 
 
 /* The blocks do not fit here as they are: their cells' slots lie otherwise, or there is no room for
  * their transforms. Decodes them and stores their rows, which quantises them once more. */
-kvant_status kvp_state_decode(kvp_state_restored *r)
+static kvant_status decode(kvp_state_restored *r)
 {
     kvp_record_copy c;
     kvant_status status = kvp_record_copy_create(
@@ -448,8 +448,7 @@ static kvant_status restore_rows(kvp_state_restored *r)
     if (status == KVANT_OK)
         for (size_t i = 0; i < r->l.n_cells; i++)
             kvp_invalid_set(&r->kv->invalid, (size_t)r->cells[i], 1, false);
-    return status == KVANT_ERR_FULL || status == KVANT_ERR_UNSUPPORTED ? kvp_state_decode(r)
-                                                                       : status;
+    return status == KVANT_ERR_FULL || status == KVANT_ERR_UNSUPPORTED ? decode(r) : status;
 }
 
 /* Restores n cells from the head, the lists and the record of a run. */

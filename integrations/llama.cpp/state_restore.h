@@ -32,10 +32,9 @@ bool kvp_state_find_fixed(const kvp_state_restored *r, uint32_t *at);
 
 /* state.c. `kvp_state_import` puts the record's blocks in place of the blocks of a tensor that the
  * layout names. `kvp_state_store` decodes the rows of a copy of the record and stores them like any
- * rows. `kvp_state_decode` does both. */
+ * rows. */
 kvant_status kvp_state_import(const kvp_state_restored *r, kvant_tensor *tensor);
 kvant_status kvp_state_store(const kvp_state_restored *r, const kvp_record_copy *c);
-kvant_status kvp_state_decode(kvp_state_restored *r);
 
 /* state_remote.c. Restores the run in the memory of another device. */
 kvant_status kvp_state_restore_remote(kvp_state_restored *r);

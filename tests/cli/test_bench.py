@@ -24,8 +24,8 @@ class BenchAttention(unittest.TestCase):
             *"--stock none -k int-4 -k trellis-4 -v bdr-4 -q 1,16 -d 40,64".split(),
             "--levels",
             "c,auto",
+            code=OK,
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("GB/s", done.stderr)
         rows = json.loads(done.stdout)
         self.assertEqual(len(rows), 2 * 2 * 2 * 2)
@@ -53,8 +53,7 @@ class BenchAttention(unittest.TestCase):
             done = run(*self.SMALL, *bad)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), bad)
             self.assertIn(said, done.stderr)
-        done = run("bench", "attention", "-v", "int-4")
-        self.assertEqual(done.returncode, USAGE)
+        done = run("bench", "attention", "-v", "int-4", code=USAGE)
         self.assertIn("no -k before it", done.stderr)
 
     def test_codecs_are_checked_first(self):
@@ -72,8 +71,9 @@ class BenchAttention(unittest.TestCase):
 
     @unittest.skipUnless(LIB and SRC, "no llama.cpp runtime")
     def test_ggml_runs_beside_it(self):
-        done = run(*self.SMALL, "-k", "int-4", "--stock", "q8_0", "-q", "1,128", KVANT_RUNTIME=LIB)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(
+            *self.SMALL, "-k", "int-4", "--stock", "q8_0", "-q", "1,128", KVANT_RUNTIME=LIB, code=OK
+        )
         rows = json.loads(done.stdout)
         self.assertEqual([row["k"] for row in rows], ["f16", "q8_0", "int-4"] * 2)
         for f16, *others in (rows[:3], rows[3:]):

@@ -10,7 +10,6 @@ import unittest
 import settings
 from testing import PLUGIN, SRC, run, temporary_folder
 
-
 OK, RUNTIME, USAGE = 0, 1, 2
 COMMANDS = ["codecs", "plugin-path", "exec", "bench"]
 LLAMA_COMMANDS = ["run", "eval", "needle", "report", "inspect", "capture", "tune"]
@@ -18,8 +17,7 @@ LLAMA_COMMANDS = ["run", "eval", "needle", "report", "inspect", "capture", "tune
 
 class Help(unittest.TestCase):
     def test_no_command_is_a_usage_error_and_says_how(self):
-        done = run()
-        self.assertEqual(done.returncode, USAGE)
+        done = run(code=USAGE)
         self.assertEqual(done.stdout, "")
         self.assertIn("usage: kvant", done.stderr)
 
@@ -56,8 +54,7 @@ class Help(unittest.TestCase):
             self.assertNotIn("turboquant-4 ", text.partition("example")[2], command)
 
     def test_unknown_command_suggests_the_closest(self):
-        done = run("codcs")
-        self.assertEqual(done.returncode, USAGE)
+        done = run("codcs", code=USAGE)
         self.assertIn("unknown command 'codcs'", done.stderr)
         self.assertIn("did you mean 'codecs'?", done.stderr)
 
@@ -78,19 +75,16 @@ class Help(unittest.TestCase):
                 self.assertIn(f"run: {said}\n", done.stderr)
 
     def test_no_suggestion_for_something_else(self):
-        done = run("xyzzy")
-        self.assertEqual(done.returncode, USAGE)
+        done = run("xyzzy", code=USAGE)
         self.assertNotIn("did you mean", done.stderr)
 
     def test_unknown_option_suggests_the_closest(self):
-        done = run("codecs", "--jsno")
-        self.assertEqual(done.returncode, USAGE)
+        done = run("codecs", "--jsno", code=USAGE)
         self.assertIn("did you mean --json?", done.stderr)
 
     def test_missing_value_and_surplus_word(self):
         self.assertEqual(run("codecs", "--head-dim").returncode, USAGE)
-        done = run("codecs", "turboquant-4")
-        self.assertEqual(done.returncode, USAGE)
+        done = run("codecs", "turboquant-4", code=USAGE)
         self.assertIn("unexpected word 'turboquant-4'", done.stderr)
 
 
@@ -202,8 +196,7 @@ class Codecs(unittest.TestCase):
 class PluginPath(unittest.TestCase):
     @unittest.skipUnless(PLUGIN, "the plug-in is not built")
     def test_prints_an_absolute_path(self):
-        done = run("plugin-path", KVANT_PLUGIN="")
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("plugin-path", KVANT_PLUGIN="", code=OK)
         path = pathlib.Path(done.stdout.strip())
         self.assertTrue(path.is_absolute() and path.samefile(PLUGIN))
 
@@ -358,8 +351,7 @@ class LlamaErrors(unittest.TestCase):
         )
 
     def test_without_the_plugin_the_reason_is_clear(self):
-        done = run("exec", "-k", "int-8", "env", KVANT_PLUGIN="/nowhere.so")
-        self.assertEqual(done.returncode, RUNTIME)
+        done = run("exec", "-k", "int-8", "env", KVANT_PLUGIN="/nowhere.so", code=RUNTIME)
         self.assertIn("KVANT_PLUGIN=/nowhere.so", done.stderr)
 
 

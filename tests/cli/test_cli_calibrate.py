@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 import settings
-from testing import LIB, N_LAYERS, PAPERS, SMALL, TEXT, command, run, temporary_folder
+from testing import LIB, N_LAYERS, ON_SMALL, PAPERS, SMALL, TEXT, command, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # SmolLM2-135M-Instruct: query heads, kv heads, head_dim.
@@ -60,21 +60,8 @@ class Calibrate(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = temporary_folder(cls.addClassCleanup)
         cls.path = cls.folder / "model.kvcal"
-        cls.arguments = [
-            "calibrate",
-            "-m",
-            SMALL,
-            "-f",
-            TEXT,
-            "-n",
-            TOKENS,
-            "-c",
-            128,
-            "--clusters",
-            CLUSTERS,
-        ]
-        cls.done = run(*cls.arguments, "-o", cls.path, "--json")
-        assert cls.done.returncode == OK, cls.done.stderr
+        cls.arguments = ["calibrate", *ON_SMALL, "-n", TOKENS, "-c", 128, "--clusters", CLUSTERS]
+        cls.done = run(*cls.arguments, "-o", cls.path, "--json", code=OK)
         cls.data = cls.path.read_bytes()
 
     def test_summary(self):
@@ -99,12 +86,9 @@ class Calibrate(unittest.TestCase):
 
     def sites(self, *arguments):
         path = self.folder / "other.kvcal"
-        done = run(
+        run(
             "calibrate",
-            "-m",
-            SMALL,
-            "-f",
-            TEXT,
+            *ON_SMALL,
             "-c",
             128,
             "--clusters",
@@ -112,8 +96,8 @@ class Calibrate(unittest.TestCase):
             *arguments,
             "-o",
             path,
+            code=OK,
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
         return parse(path.read_bytes())
 
     def test_positions(self):
@@ -267,10 +251,10 @@ class Calibrate(unittest.TestCase):
         specs = list(bits)
         configs = [word for spec in specs for word in ("-k", spec, "-v", "int-4")]
         done = run(
-            *["eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1, "--json"],
+            *["eval", *ON_SMALL, "-c", 128, "--chunks", 1, "--json"],
             *["--calibration", self.path, *configs],
+            code=OK,
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
         rows = {row["k"]: row for row in json.loads(done.stdout) if row["cache"] == "kvant"}
         self.assertEqual(list(rows), specs)
         self.assertEqual([row["bits"] for row in rows.values()], list(bits.values()))
@@ -286,37 +270,32 @@ class Calibrate(unittest.TestCase):
         matrices = N_LAYERS * N_KV_HEADS * 2 * HEAD_DIM**2 * 4
         vectors = N_LAYERS * N_KV_HEADS * 2 * HEAD_DIM * 4
         cache = ["--calibration", self.path, "-k", "turboquant-4:transform=file", "-v", "int-4"]
-        done = run("inspect", "-m", SMALL, *cache, "-c", 256, "--json")
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("inspect", "-m", SMALL, *cache, "-c", 256, "--json", code=OK)
         for row in json.loads(done.stdout):  # a calibration is loaded from the beginning
             self.assertGreaterEqual(row["transform_bytes"], matrices)
             self.assertLessEqual(row["transform_bytes"], matrices + vectors)
-        done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 256, "--chunks", 1, "--json", *cache)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("eval", *ON_SMALL, "-c", 256, "--chunks", 1, "--json", *cache, code=OK)
         measured = json.loads(done.stdout)[1]
         numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
         self.assertGreaterEqual(measured["kv_bytes"], numbers * measured["bits"] / 8 + matrices)
 
     def test_missing_and_wrong_calibrations_are_named(self):
-        arguments = ["eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1]
+        arguments = ["eval", *ON_SMALL, "-c", 128, "--chunks", 1]
         for spec in (
             "int-4:center=file",
             "turboquant-4:transform=file",
             *(("hessian-4", "kmeans-4:c=4") if PAPERS else ()),
         ):
-            done = run(*arguments, "-k", spec)
-            self.assertEqual(done.returncode, USAGE, done.stderr)
+            done = run(*arguments, "-k", spec, code=USAGE)
             self.assertIn("kvant calibrate", done.stderr)
             self.assertIn("--calibration", done.stderr)
         if PAPERS:
-            done = run(*arguments, "-k", "kmeans-4", "--calibration", self.path)
-            self.assertEqual(done.returncode, USAGE)
+            done = run(*arguments, "-k", "kmeans-4", "--calibration", self.path, code=USAGE)
             self.assertIn("--clusters 256", done.stderr)
         broken = self.folder.parent / f"{self.path.parent.name}-broken"
         broken.write_bytes(self.data[:-1])
         try:
-            done = run(*arguments, "-k", "int-4:center=file", "--calibration", broken)
-            self.assertEqual(done.returncode, USAGE)
+            done = run(*arguments, "-k", "int-4:center=file", "--calibration", broken, code=USAGE)
             self.assertIn("cut short", done.stderr)
         finally:
             broken.unlink()
@@ -345,15 +324,14 @@ class Calibrate(unittest.TestCase):
             self.assertIn(str(part), self.interrupt([*arguments, broken]))
             self.assertEqual([p.name for p in broken.parent.iterdir() if p != broken], [part.name])
             broken.write_bytes(self.data)
-            done = run(*arguments, broken)
-            self.assertEqual(done.returncode, OK, done.stderr)
+            done = run(*arguments, broken, code=OK)
             self.assertIn("of 3968 tokens", done.stderr)
             self.assertFalse(part.exists())
             self.assertEqual(run(*arguments, whole).returncode, OK)
             self.assertEqual(broken.read_bytes(), whole.read_bytes())
 
     def test_mistakes_are_named(self):
-        base = ["calibrate", "-m", SMALL, "-f", TEXT, "-o", self.path]
+        base = ["calibrate", *ON_SMALL, "-o", self.path]
         for arguments, code, words in [
             (["calibrate", "-f", TEXT, "-o", self.path], USAGE, "no model"),
             (["calibrate", "-m", SMALL, "-o", self.path], USAGE, "no text"),
@@ -362,12 +340,12 @@ class Calibrate(unittest.TestCase):
             ([*base, "--clusters", "64", "--sample", "32"], USAGE, "--sample"),
             ([*base, "-n", "64", "--clusters", "256"], RUNTIME, "256 are needed"),
             (
-                ["calibrate", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"],
+                ["calibrate", *ON_SMALL, "-o", "/nonexistent/file"],
                 RUNTIME,
                 "/nonexistent",
             ),
             (
-                ["calibrate", "-m", SMALL, "-f", TEXT, "-o", self.path.parent],
+                ["calibrate", *ON_SMALL, "-o", self.path.parent],
                 RUNTIME,
                 f"calibrate: {self.path.parent} is a folder",
             ),
@@ -378,8 +356,7 @@ class Calibrate(unittest.TestCase):
             ),
         ]:
             with self.subTest(arguments=arguments):
-                done = run(*arguments)
-                self.assertEqual(done.returncode, code, done.stderr)
+                done = run(*arguments, code=code)
                 self.assertIn(words, done.stderr)
         self.assertEqual(self.path.read_bytes(), self.data)
 

@@ -13,7 +13,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, parse
-from testing import LIB, N_LAYERS, SMALL, TEXT, command, run, temporary_folder
+from testing import LIB, N_LAYERS, ON_SMALL, SMALL, TEXT, command, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TOKENS, CTX, STEP = 112, 64, 8  # one context and three quarters
@@ -45,11 +45,9 @@ class Capture(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = temporary_folder(cls.addClassCleanup)
         cls.path = cls.folder / "model.safetensors"
-        cls.base = ["capture", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
-        done = run(
-            *cls.base, "-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json"
-        )
-        assert done.returncode == OK, done.stderr
+        cls.base = ["capture", *ON_SMALL, "-n", TOKENS, "-c", CTX]
+        words = ["-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json"]
+        done = run(*cls.base, *words, code=OK)
         cls.row = json.loads(done.stdout)[0]
         cls.data = cls.path.read_bytes()
         cls.metadata, cls.tensors = read(cls.data)
@@ -81,11 +79,9 @@ class Capture(unittest.TestCase):
         calibration, every = (
             self.path.with_name(name) for name in ("c.kvcal", "every.safetensors")
         )
-        arguments = ["-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
-        done = run("calibrate", *arguments, "-o", calibration, "--clusters", "none")
-        self.assertEqual(done.returncode, OK, done.stderr)
-        done = run("capture", *arguments, "-o", every, "--layers", "2")
-        self.assertEqual(done.returncode, OK, done.stderr)
+        arguments = [*ON_SMALL, "-n", TOKENS, "-c", CTX]
+        run("calibrate", *arguments, "-o", calibration, "--clusters", "none", code=OK)
+        run("capture", *arguments, "-o", every, "--layers", "2", code=OK)
         _, tensors = read(every.read_bytes())
         self.assertEqual(tensors["layers.2.k"], self.tensors["layers.2.k"])
         sites = parse(calibration.read_bytes())
@@ -111,8 +107,7 @@ class Capture(unittest.TestCase):
 
     def test_queries_are_of_the_tokens_they_should_be(self):
         every = self.path.with_name("q.safetensors")
-        done = run(*self.base, "-o", every, "--layers", LAST)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        run(*self.base, "-o", every, "--layers", LAST, code=OK)
         _, tensors = read(every.read_bytes())
         n_queries = self.tensors[f"layers.{LAST}.q"][0][1]
         all_queries = tensors[f"layers.{LAST}.q"][1]
@@ -137,7 +132,7 @@ class Capture(unittest.TestCase):
         ]:
             file = self.path.with_name(name)
             file.with_suffix(".txt").write_text(text)
-            done = run(
+            run(
                 "capture",
                 "-m",
                 SMALL,
@@ -150,8 +145,8 @@ class Capture(unittest.TestCase):
                 "-n",
                 64 if more else 32,
                 *more,
+                code=OK,
             )
-            self.assertEqual(done.returncode, OK, done.stderr)
             captured.append(read(file.read_bytes())[1]["layers.1.k"])
         (shape, whole), *parts = captured
         self.assertEqual(shape, [N_KV_HEADS, 64, HEAD_DIM])
@@ -200,29 +195,16 @@ class Capture(unittest.TestCase):
             text = pathlib.Path(name) / "text"
             text.write_text("a " * tokens)
             path = pathlib.Path(name) / "out"
-            done = run("capture", "-m", SMALL, "-f", text, "-o", path, "-n", tokens, "-c", 64)
-            self.assertEqual(done.returncode, RUNTIME, done.stderr)
+            done = run(
+                "capture", "-m", SMALL, "-f", text, "-o", path, "-n", tokens, "-c", 64, code=RUNTIME
+            )
             self.assertIn("MiB left", done.stderr)
             self.assertEqual(list(pathlib.Path(name).iterdir()), [text])
 
     def test_an_interrupted_run_leaves_nothing(self):
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / "out.safetensors"
-            arguments = [
-                "capture",
-                "-m",
-                SMALL,
-                "-f",
-                TEXT,
-                "-n",
-                5000,
-                "-c",
-                512,
-                "-o",
-                path,
-                "--runtime",
-                LIB,
-            ]
+            arguments = ["capture", *ON_SMALL, "-n", 5000, "-c", 512, "-o", path, "--runtime", LIB]
             process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE)
             for _ in range(600):
                 if list(path.parent.iterdir()):
@@ -237,11 +219,11 @@ class Capture(unittest.TestCase):
         broken = self.path.with_name("broken.gguf")
         with open(SMALL, "rb") as model:
             broken.write_bytes(model.read(1 << 20))
-        base = ["capture", "-m", SMALL, "-f", TEXT, "-o", self.path]
+        base = ["capture", *ON_SMALL, "-o", self.path]
         for arguments, code, words in [
             (["capture", "-f", TEXT, "-o", self.path], USAGE, "no model"),
             (["capture", "-m", SMALL, "-o", self.path], USAGE, "no text"),
-            (["capture", "-m", SMALL, "-f", TEXT], USAGE, "no output"),
+            (["capture", *ON_SMALL], USAGE, "no output"),
             ([*base[:-1], self.path.parent], RUNTIME, "is a folder"),
             ([*base, "--layers", "3-1"], USAGE, "--layers"),
             ([*base, "--layers", "x"], USAGE, "--layers"),
@@ -257,14 +239,13 @@ class Capture(unittest.TestCase):
                 "cannot load the model",
             ),
             (
-                ["capture", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"],
+                ["capture", *ON_SMALL, "-o", "/nonexistent/file"],
                 RUNTIME,
                 "/nonexistent",
             ),
         ]:
             with self.subTest(arguments=arguments):
-                done = run(*arguments)
-                self.assertEqual(done.returncode, code, done.stderr)
+                done = run(*arguments, code=code)
                 self.assertIn(words, done.stderr)
         self.assertEqual(self.path.read_bytes(), self.data)
 

@@ -67,8 +67,7 @@ class Case(unittest.TestCase):
 
     def exec(self, *words, options=(), **environment):
         """The program's arguments, and exec's messages."""
-        done = run("exec", *options, "--", *words, **environment)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("exec", *options, "--", *words, **environment, code=OK)
         return done.stdout.splitlines(), done.stderr
 
 

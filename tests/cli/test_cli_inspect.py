@@ -6,7 +6,7 @@ import re
 import tempfile
 import unittest
 
-from testing import N_LAYERS as SMALL_LAYERS, SMALL, TEXT, rows_of, run
+from testing import N_LAYERS as SMALL_LAYERS, ON_SMALL, SMALL, rows_of, run
 
 OK, RUNTIME, USAGE = 0, 1, 2
 TINY = pathlib.Path(os.environ.get("KVANT_TINY_MODELS", "tiny"))  # tests/integration/tiny_models.py
@@ -37,11 +37,7 @@ def learning_room():
 
 class Inspect(unittest.TestCase):
     def test_rows(self):
-        rows = rows_of(
-            run(
-                "inspect", "-m", SMALL, "-f", TEXT, *"--stock q4_0 -k int-4 -v int-2 --json".split()
-            )
-        )
+        rows = rows_of(run("inspect", *ON_SMALL, *"--stock q4_0 -k int-4 -v int-2 --json".split()))
         self.assertEqual(
             [(row["cache"], row["k"], row["v"]) for row in rows],
             [("llama.cpp", "q4_0", "q4_0"), ("kvant", "int-4", "int-2")],
@@ -138,8 +134,7 @@ class Inspect(unittest.TestCase):
                 self.assertEqual(row[key], 0)
 
     def columns(self, *words):
-        done = run("inspect", "-m", SMALL, *words)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("inspect", "-m", SMALL, *words, code=OK)
         _, *lines = done.stdout.splitlines()
         return [re.split("  +", line.strip()) for line in lines]
 

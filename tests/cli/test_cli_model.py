@@ -11,7 +11,8 @@ import tempfile
 import unittest
 
 import settings
-from testing import KVANT, LIB, MODEL, N_LAYERS as SMALL_LAYERS, PLUGIN, SMALL, TEXT, rows_of, run
+from testing import KVANT, LIB, MODEL, N_LAYERS as SMALL_LAYERS, ON_SMALL, PLUGIN, SMALL, TEXT
+from testing import rows_of, run
 
 OK, RUNTIME, INTERRUPTED = 0, 1, 130
 # SmolLM2-135M-Instruct: layers, kv heads, head_dim.
@@ -19,7 +20,7 @@ N_LAYERS, N_KV_HEADS, HEAD_DIM = 30, 3, 64
 
 
 class Eval(unittest.TestCase):
-    small = ("eval", "-m", SMALL, "-f", TEXT)
+    small = ("eval", *ON_SMALL)
 
     @classmethod
     def setUpClass(cls):
@@ -248,9 +249,7 @@ class Settings(unittest.TestCase):
         self.path = pathlib.Path(self.folder.name) / "model.kvant"
 
     def eval(self, *options):
-        return run(
-            "eval", "-m", SMALL, "-f", TEXT, "-c", "128", "--chunks", "1", "--json", *options
-        )
+        return run("eval", *ON_SMALL, "-c", "128", "--chunks", "1", "--json", *options)
 
     def test_a_settings_file_is_a_configuration(self):
         last = SMALL_LAYERS - 1
@@ -308,8 +307,7 @@ class Settings(unittest.TestCase):
     def test_the_default_is_balanced(self):
         rows = rows_of(self.eval())
         self.assertEqual([row["preset"] for row in rows], [None, "balanced"])
-        done = run("run", "-m", MODEL, "-p", "What is the capital of France?", "-n", "16")
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("run", "-m", MODEL, "-p", "What is the capital of France?", "-n", "16", code=OK)
         self.assertIn("Paris", done.stdout)
         self.assertRegex(done.stderr, r"(?m)^balanced: prompt ")
 
@@ -360,10 +358,8 @@ class Run(unittest.TestCase):
         self.assertIn(said, four.stderr)
 
     def test_answer_on_stdout_statistics_on_stderr(self):
-        done = run(
-            "run", "-m", MODEL, "-k", "int-8", "-p", "What is the capital of France?", "-n", "16"
-        )
-        self.assertEqual(done.returncode, OK, done.stderr)
+        words = ["-k", "int-8", "-p", "What is the capital of France?", "-n", "16"]
+        done = run("run", "-m", MODEL, *words, code=OK)
         self.assertIn("Paris", done.stdout)
         cells = 256  # the fewest cells that llama.cpp allocates
         numbers = cells * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM
@@ -374,8 +370,7 @@ class Run(unittest.TestCase):
         )
 
     def test_a_preset_without_a_calibration(self):
-        done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2")
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2", code=OK)
         # With 256 cells and few layers, matrices and fp16 pages take more memory than the codes.
         bits = float(re.search(r"(?m)^small: .* ([\d.]+) bits per number", done.stderr)[1])
         self.assertGreater(bits, 2 * 3.25)
@@ -390,10 +385,7 @@ class Run(unittest.TestCase):
         """
         done = run(
             "eval",
-            "-m",
-            SMALL,
-            "-f",
-            TEXT,
+            *ON_SMALL,
             *"-c 1024 --chunks 1 --preset quality --json".split(),
             KVANT_QUIET="0",
         )
@@ -439,8 +431,8 @@ class Run(unittest.TestCase):
             MODEL,
             *"-k f16 -f - --raw -n 3".split(),
             stdin="One, two, three, four,",
+            code=OK,
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("five", done.stdout)
 
     def test_a_seed_repeats(self):
@@ -484,8 +476,8 @@ class Exec(unittest.TestCase):
             "The capital of France is",
             *"-n 8 --temp 0 -c 512".split(),
             KVANT_VERBOSE="1",
+            code=OK,
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("Paris", done.stdout)
         self.assertIn("cache_k_l0: int-8", done.stderr)
 

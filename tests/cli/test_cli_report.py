@@ -10,7 +10,7 @@ import subprocess
 import unittest
 
 import settings
-from testing import N_LAYERS, PLUGIN, SMALL, TEXT, command, run, temporary_folder
+from testing import N_LAYERS, ON_SMALL, PLUGIN, SMALL, TEXT, command, run, temporary_folder
 
 RUNTIME, INTERRUPTED = 1, 130
 
@@ -21,10 +21,7 @@ class Report(unittest.TestCase):
         self.page = self.folder / "report.html"
         self.arguments = [
             "report",
-            "-m",
-            SMALL,
-            "-f",
-            TEXT,
+            *ON_SMALL,
             "-o",
             self.page,
             *"--quick -c 64 --stock q4_0".split(),
@@ -112,8 +109,7 @@ class Report(unittest.TestCase):
         other = self.folder / "other.txt"
         other.write_text("Another text. " * 100)
         before = (self.folder / "report.json").read_text()
-        done = run(*self.arguments, "-f", other)
-        self.assertEqual(done.returncode, RUNTIME)
+        done = run(*self.arguments, "-f", other, code=RUNTIME)
         self.assertIn("has results of another text_fingerprint", done.stderr)
         self.assertEqual((self.folder / "report.json").read_text(), before)
 
@@ -141,8 +137,7 @@ class Report(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), done.stderr)
                 self.assertIn(words, done.stderr)
         (self.folder / "report.json").write_text("{}")
-        done = run(*self.arguments)
-        self.assertEqual(done.returncode, RUNTIME)
+        done = run(*self.arguments, code=RUNTIME)
         self.assertIn("is not a result of kvant report", done.stderr)
         self.assertEqual((self.folder / "report.json").read_text(), "{}")
 

@@ -13,7 +13,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_KV_HEADS
-from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run, temporary_folder
+from testing import LIB, N_LAYERS, ON_SMALL, SMALL, TEXT, command, program, run, temporary_folder
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # One context is measured, to save time. tests/tuning/test_probes.py tests which contexts of several
@@ -46,26 +46,12 @@ class Tune(unittest.TestCase):
         cls.folder = temporary_folder(cls.addClassCleanup)
         cls.path = cls.folder / "model.kvant"
         cls.state = cls.path.with_name("state")
-        cls.base = [
-            "tune",
-            "-m",
-            SMALL,
-            "-f",
-            TEXT,
-            "-c",
-            CTX,
-            "--probe-ctx",
-            PROBE,
-            "--chunks",
-            2,
-            *TRY,
-        ]
+        cls.base = ["tune", *ON_SMALL, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
         cls.base += ["--probe-chunks", PROBE_CHUNKS]
         words = [*cls.base, "--bits", 3 + EXACT, "-o", cls.path, "--resume", cls.state]
         cls.interrupted = cls.interrupt(words)
         cls.left = sorted(p.name for p in cls.path.parent.iterdir())
-        cls.done = run(*words, "--json", timeout=600)
-        assert cls.done.returncode == OK, cls.done.stderr
+        cls.done = run(*words, "--json", timeout=600, code=OK)
         rows = json.loads(cls.done.stdout)
         cls.settings = [row for row in rows if row["setting"] is not None]
         cls.sites = [row for row in rows if row["setting"] is None]
@@ -164,32 +150,18 @@ class Tune(unittest.TestCase):
         self.assertTrue(
             any("|" in site["spec"] for site in self.sites), "no kv head has a codec of its own"
         )
-        shown = run("codecs", "--config", self.path, "--json")
-        self.assertEqual(shown.returncode, OK, shown.stderr)
+        shown = run("codecs", "--config", self.path, "--json", code=OK)
         for row in json.loads(shown.stdout):
             self.assertEqual(of_heads(row["k"]), said[row["layer"], "K"])
             self.assertEqual(of_heads(row["v"]), said[row["layer"], "V"])
         done = run(
-            "eval",
-            "-m",
-            SMALL,
-            "-f",
-            TEXT,
-            "-c",
-            128,
-            "--chunks",
-            1,
-            "--config",
-            self.path,
-            "--json",
+            "eval", *ON_SMALL, "-c", 128, "--chunks", 1, "--config", self.path, "--json", code=OK
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
         row = next(row for row in json.loads(done.stdout) if row["cache"] == "kvant")
         self.assertAlmostEqual(row["bits"], self.settings[0]["bits"] - EXACT, places=6)
 
     def test_the_bytes_are_those_that_kvant_inspect_tells(self):
-        done = run("inspect", "-m", SMALL, "-c", CTX, "--config", self.path, "--json")
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("inspect", "-m", SMALL, "-c", CTX, "--config", self.path, "--json", code=OK)
         (row,) = (row for row in json.loads(done.stdout) if row["filled"] == 100)
         self.assertEqual(row["kv_bytes"], self.settings[0]["kv_bytes"])
         self.assertEqual(row["cache_bits"], self.settings[0]["bits"])
@@ -197,8 +169,7 @@ class Tune(unittest.TestCase):
     def test_measurements_serve_another_budget(self):
         path = self.path.with_name("other.kvant")
         n_bytes = (3.5 + EXACT) / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX
-        done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state, code=OK)
         self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} chunks", done.stderr)
         # errors are on disk, so nothing is captured
         self.assertNotIn("reading the text", done.stderr)
@@ -227,8 +198,7 @@ class Tune(unittest.TestCase):
 
     def test_a_budget_that_is_too_small(self):
         path = self.path.with_name("none.kvant")
-        done = run(*self.base, "--bits", 1, "-o", path, "--resume", self.state)
-        self.assertEqual(done.returncode, RUNTIME)
+        done = run(*self.base, "--bits", 1, "-o", path, "--resume", self.state, code=RUNTIME)
         self.assertIn(f"{2.25 + EXACT:.2f} bits", done.stderr)
         self.assertFalse(path.exists())
 
@@ -242,8 +212,7 @@ class Mistakes(unittest.TestCase):
         model.symlink_to(SMALL)
         arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4]
         arguments += ["--probe-ctx", 640, "--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
-        done = run(*arguments)
-        self.assertEqual(done.returncode, USAGE, done.stderr)
+        done = run(*arguments, code=USAGE)
         self.assertIn("--try-k int-4:center=file", done.stderr)
         beside = model.with_name("model.kvcal")
         done = run(
@@ -260,10 +229,9 @@ class Mistakes(unittest.TestCase):
             "none",
             "-o",
             beside,
+            code=OK,
         )
-        self.assertEqual(done.returncode, OK, done.stderr)
-        done = run(*arguments)
-        self.assertEqual(done.returncode, USAGE, done.stderr)
+        done = run(*arguments, code=USAGE)
         self.assertIn(f"using the calibration {beside}", done.stderr)
         self.assertIn("--try-v nonsense-4", done.stderr)
 
@@ -278,16 +246,7 @@ class Mistakes(unittest.TestCase):
             ):
                 self.skipTest("NumPy lies where every Python finds it")
             done = run(
-                "tune",
-                "-m",
-                SMALL,
-                "-f",
-                TEXT,
-                "--bits",
-                4,
-                "-o",
-                f"{folder}/x",
-                KVANT_PYTHON=str(python),
+                "tune", *ON_SMALL, "--bits", 4, "-o", f"{folder}/x", KVANT_PYTHON=str(python)
             )
         self.assertEqual(done.returncode, RUNTIME, done.stderr)
         self.assertIn("python3-numpy", done.stderr)
@@ -301,7 +260,7 @@ class Mistakes(unittest.TestCase):
         short.write_text("Too short.")
         full = str(path.with_name("full"))
         os.symlink("/dev/full", full)
-        base = ["tune", "-m", SMALL, "-f", TEXT, "-o", path.with_name("x.kvant"), "--bits", "4"]
+        base = ["tune", *ON_SMALL, "-o", path.with_name("x.kvant"), "--bits", "4"]
         for arguments, code, words in [
             (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
             (["tune", "-m", SMALL, "--bits", "4"], USAGE, "no text"),
@@ -333,8 +292,7 @@ class Mistakes(unittest.TestCase):
             ),
         ]:
             with self.subTest(arguments=arguments):
-                done = run(*arguments)
-                self.assertEqual(done.returncode, code, done.stderr)
+                done = run(*arguments, code=code)
                 self.assertIn(words, done.stderr)
         self.assertEqual(list(path.parent.glob("x.kvant*")), [])
 

@@ -8,7 +8,7 @@ import statistics
 import unittest
 
 from test_cli_capture import OK, RUNTIME, read
-from testing import SMALL, TEXT, run, temporary_folder
+from testing import ON_SMALL, run, temporary_folder
 
 CTX = 64
 ROWS = CTX - 1 - CTX // 2
@@ -19,10 +19,9 @@ class Values(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = temporary_folder(cls.addClassCleanup)
         cls.path = cls.folder / "values"
-        cls.base = ["eval", "-m", SMALL, "-f", TEXT, "-c", CTX, "-k", "turboquant-2", "--json"]
+        cls.base = ["eval", *ON_SMALL, "-c", CTX, "-k", "turboquant-2", "--json"]
         cls.base += ["--resume", cls.path.with_name("state")]
-        done = run(*cls.base, "--spread", 2, "--chunks", 3, "--values", cls.path)
-        assert done.returncode == OK, done.stderr
+        done = run(*cls.base, "--spread", 2, "--chunks", 3, "--values", cls.path, code=OK)
         cls.rows = json.loads(done.stdout)
         cls.metadata, cls.tensors = read(cls.path.read_bytes())
 
@@ -42,8 +41,9 @@ class Values(unittest.TestCase):
         before.
         """
         other = self.path.with_name("other")
-        done = run(*self.base, "--spread", 2, "--skip", 1, "--chunks", 2, "--values", other)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(
+            *self.base, "--spread", 2, "--skip", 1, "--chunks", 2, "--values", other, code=OK
+        )
         self.assertIn("4 of 4 chunks and configurations are done", done.stderr)
         _, tensors = read(other.read_bytes())
         for name, (shape, values) in tensors.items():
@@ -53,13 +53,12 @@ class Values(unittest.TestCase):
         """Three chunks from the text's beginning on: the first and the second belong to the first
         part, the third is new.
         """
-        done = run(*self.base, "--chunks", 3)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(*self.base, "--chunks", 3, code=OK)
         self.assertIn("4 of 6 chunks and configurations are done", done.stderr)
 
     def test_a_file_that_cannot_be_written(self):
-        done = run(*self.base, "--spread", 2, "--chunks", 3, "--values", "/nonexistent/values")
-        self.assertEqual(done.returncode, RUNTIME)
+        words = ["--spread", 2, "--chunks", 3, "--values", "/nonexistent/values"]
+        done = run(*self.base, *words, code=RUNTIME)
         self.assertIn("/nonexistent/values", done.stderr)
         self.assertEqual(json.loads(done.stdout), self.rows)
 

@@ -11,7 +11,6 @@ import unittest.mock
 import settings
 from testing import PLUGIN, program, run, temporary_folder
 
-
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 
 
@@ -22,13 +21,11 @@ class Exec(unittest.TestCase):
         self.server = program(self.folder, "llama-server", 'printf "%s\\n" "$@"')
 
     def environment(self, *arguments, **environment):
-        done = run("exec", *arguments, "--", "env", **environment)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("exec", *arguments, "--", "env", **environment, code=OK)
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
     def arguments(self, *given, **environment):
-        done = run("exec", "-k", "turboquant-4", "--", self.server, *given, **environment)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("exec", "-k", "turboquant-4", "--", self.server, *given, **environment, code=OK)
         return done.stdout.splitlines(), done.stderr
 
     def test_environment(self):
@@ -172,8 +169,7 @@ class Exec(unittest.TestCase):
         model = self.folder / "model.gguf"
         model.write_text("weights")
         (self.folder / "model.kvcal").write_text("no calibration")
-        done = run("exec", self.server, "-m", model)
-        self.assertEqual(done.returncode, OK)
+        done = run("exec", self.server, "-m", model, code=OK)
         self.assertIn("model.kvcal is not used: this is not a calibration file", done.stderr)
         done = run("exec", "-k", "int-8", self.server, "-m", model)
         self.assertEqual((done.returncode, done.stderr), (OK, ""))
@@ -305,8 +301,7 @@ class Exec(unittest.TestCase):
         self.assertEqual(run("exec", "sh", "-c", "exit 42").returncode, 42)
 
     def test_missing_program(self):
-        done = run("exec", "no-such-llama-server")
-        self.assertEqual(done.returncode, NOT_FOUND)
+        done = run("exec", "no-such-llama-server", code=NOT_FOUND)
         self.assertIn("no-such-llama-server", done.stderr)
         self.assertIn("hint:", done.stderr)
 

@@ -23,8 +23,7 @@ class Door(unittest.TestCase):
     def told(self, *arguments, **environment):
         """The words and the environment with which an interpreter would be started."""
         python = program(self.folder, "python", f'exec "{sys.executable}" -c "{self.TELL}" "$@"')
-        done = run(*arguments, KVANT_PYTHON=str(python), **environment)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(*arguments, KVANT_PYTHON=str(python), **environment, code=OK)
         return json.loads(done.stdout)
 
     TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"

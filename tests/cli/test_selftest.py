@@ -66,12 +66,12 @@ class Cpus(unittest.TestCase):
         self.assertNotIn("/", text)
 
     def test_mistakes(self):
-        done = run("selftest", "-c", "int-9")
-        self.assertEqual(done.returncode, USAGE)
+        done = run("selftest", "-c", "int-9", code=USAGE)
         self.assertIn("--codec int-9", done.stderr)
         self.assertEqual(run("selftest", "word").returncode, USAGE)
-        done = run("selftest", "-c", "int-4", "--no-speeds", "--report", "/nowhere/report.json")
-        self.assertEqual(done.returncode, WRONG)
+        done = run(
+            "selftest", "-c", "int-4", "--no-speeds", "--report", "/nowhere/report.json", code=WRONG
+        )
         self.assertEqual(done.stdout, "")
         self.assertIn("selftest: --report: cannot write to the folder /nowhere", done.stderr)
 

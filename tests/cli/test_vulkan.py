@@ -81,8 +81,9 @@ class Vulkan(unittest.TestCase):
 
     def exec(self, program, *words, options=(), **more):
         given = {**variables(), **more}
-        done = run("exec", *options, "--", RUNTIME / program, *words, timeout=1500, **given)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(
+            "exec", *options, "--", RUNTIME / program, *words, timeout=1500, **given, code=OK
+        )
         return done
 
     def bench(self, name, *words):
@@ -182,8 +183,7 @@ class Vulkan(unittest.TestCase):
         """
         words = f'"{RUNTIME}/llama-completion" -no-cnv -n 1 --temp 0 -c 512 -v -p x -m'
         given = variables()
-        done = run("exec", "--", "sh", "-c", f"{words} '{MODEL}'", timeout=1500, **given)
-        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("exec", "--", "sh", "-c", f"{words} '{MODEL}'", timeout=1500, **given, code=OK)
         self.assertIn("LLAMA_ARG_OVERRIDE_TENSOR=none=CPU LLAMA_ARG_N_GPU_LAYERS=99", done.stderr)
         self.assertIn(" 30 of 30 layers", done.stderr)
         filled = {name for name, size in sizes(done.stderr, "KV").items() if size}

@@ -15,6 +15,7 @@ SMALL = os.environ.get("KVANT_SMALL_MODEL", MODEL)
 N_LAYERS = int(os.environ.get("KVANT_SMALL_LAYERS", "30"))
 N_VOCABULARY = int(os.environ.get("KVANT_SMALL_TOKENS", "49152"))
 TEXT = os.environ.get("KVANT_TEXT", "")
+ON_SMALL = ("-m", SMALL, "-f", TEXT)  # arguments of commands that run a model on a text
 LIB = os.environ.get("KVANT_LIB", "")
 SRC = os.environ.get("KVANT_SRC", "")
 PAPERS = os.environ.get("KVANT_PAPERS", "1") == "1"  # whether this build has the papers' families
@@ -33,9 +34,17 @@ def command(*arguments):
     return [KVANT, *words, *(["-t", "1"] if one_thread else [])]
 
 
-def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None, **environment):
-    """Runs kvant and returns the finished process. The caller's own kvant settings must not affect
-    the test.
+def run(
+    *arguments,
+    code=None,
+    stdin=None,
+    stdout=subprocess.PIPE,
+    timeout=300,
+    errors=None,
+    **environment,
+):
+    """Runs kvant and returns the finished process, whose exit code must be the given one. The
+    caller's own kvant settings must not affect the test.
     """
     env = {
         name: value
@@ -45,7 +54,7 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None
     if PLUGIN:
         env["KVANT_PLUGIN"] = PLUGIN
     env.update(environment)
-    return subprocess.run(
+    done = subprocess.run(
         command(*arguments),
         input=stdin,
         stdout=stdout,
@@ -55,6 +64,8 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None
         env=env,
         timeout=timeout,
     )
+    assert code in (None, done.returncode), (done.returncode, done.stderr)
+    return done
 
 
 def rows_of(done):

@@ -22,6 +22,13 @@
  * gives random tests other numbers. */
 bool begin_tests(int argc, char **argv);
 
+/* A program that runs the cases of its file on a GPU (cases.h). */
+#define RUN_CASES_ON_GPU(start, stop)                                                              \
+    int main(int argc, char **argv)                                                                \
+    {                                                                                              \
+        return begin_tests(argc, argv) ? run_cases(start, stop) : 77;                              \
+    }
+
 /* Whether KVANT_TEST_SMALL is set: then tests run only a part of their problems, for tools that
  * slow kernels down by a factor of a hundred. */
 bool small_tests(void);

@@ -198,7 +198,71 @@ static void run_append(const append_case *c)
     cache_close(&cache);
 }
 
-static void test_same_bytes(void **unused)
+static void append_roles(const test_cache *cache, void *const rows[2], const void *slots,
+                         uint32_t n_tokens, bool keys, bool values)
+{
+    kvant_cuda_append_args args = { .size = sizeof args,
+                                    .type = KVANT_CUDA_F32,
+                                    .n_tokens = n_tokens,
+                                    .n_kv_heads = HEADS,
+                                    .slots = slots };
+    if (keys)
+        args.k = cache_rows(cache, KVANT_ROLE_K, rows[0]);
+    if (values)
+        args.v = cache_rows(cache, KVANT_ROLE_V, rows[1]);
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+}
+
+/* One launch takes a codebook of more than 4 bits and one of at most 4 bits. It writes the same
+ * bytes as a launch for each of them. */
+static void check_two_codebooks(const char *k, const char *v, uint32_t d, uint32_t n_tokens)
+{
+    test_cache cache, apart;
+    void *rows[2];
+    int64_t slots[BLOCKS * 64];
+    cache_open(&cache, k, v, d, HEADS, BLOCKS, 0);
+    cache_open(&apart, k, v, d, HEADS, BLOCKS, 0);
+    for (uint32_t i = 0; i < n_tokens; i++)
+        slots[i] = (int64_t)i + 37;
+    for (int r = 0; r < 2; r++) {
+        float *made = malloc((size_t)n_tokens * HEADS * d * sizeof *made);
+        for (uint32_t i = 0; i < n_tokens * HEADS; i++)
+            fill_row(made + (size_t)i * d, d, (uint32_t)(random_bits() % 24));
+        rows[r] = device_copy(made, (size_t)n_tokens * HEADS * d * sizeof *made);
+        free(made);
+    }
+    void *gpu_slots = device_copy(slots, n_tokens * sizeof *slots);
+    append_roles(&cache, rows, gpu_slots, n_tokens, true, true);
+    append_roles(&apart, rows, gpu_slots, n_tokens, true, false);
+    append_roles(&apart, rows, gpu_slots, n_tokens, false, true);
+    check_cuda(cudaDeviceSynchronize());
+    const size_t bytes = cache.block_bytes * cache.n_blocks;
+    uint8_t *got = malloc(bytes), *want = malloc(bytes);
+    device_read(got, cache.gpu_pool, bytes);
+    device_read(want, apart.gpu_pool, bytes);
+    assert_memory_equal(got, want, bytes);
+    free(got);
+    free(want);
+    cudaFree(rows[0]);
+    cudaFree(rows[1]);
+    cudaFree(gpu_slots);
+    cache_close(&cache);
+    cache_close(&apart);
+}
+
+CASE(test_two_codebooks)
+{
+    static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 7, 64, 130 };
+    for (size_t i = 0; i < (small_tests() ? 1 : 4); i++)
+        for (size_t n = 0; n < 3; n++) {
+            check_two_codebooks("turboquant-6:rotate=hadamard", "turboquant-4:rotate=hadamard",
+                                dims[i], counts[n]);
+            check_two_codebooks("turboquant-3:rotate=none",
+                                "turboquant-7:rotate=hadamard,scale=norm", dims[i], counts[n]);
+        }
+}
+
+CASE(test_same_bytes)
 {
     static const char *const specs[] = { "int-4",
                                          "int-4:sym",
@@ -260,7 +324,7 @@ static void test_same_bytes(void **unused)
 
 /* Many rows: a warp searches four rows at once. A thread block has 32 rows or, with all heads,
  * several pages. */
-static void test_many_rows(void **unused)
+CASE(test_many_rows)
 {
     static const char *const specs[] = { "trellis-4:rotate=hadamard", "trellis-3:rotate=none",
                                          "trellis-2:rotate=hadamard,scale=norm" };
@@ -271,72 +335,8 @@ static void test_many_rows(void **unused)
                                        order % 2, s == 1, order < 2 ? MOST_HEADS : 8 });
 }
 
-static void append_roles(const test_cache *cache, void *const rows[2], const void *slots,
-                         uint32_t n_tokens, bool keys, bool values)
-{
-    kvant_cuda_append_args args = { .size = sizeof args,
-                                    .type = KVANT_CUDA_F32,
-                                    .n_tokens = n_tokens,
-                                    .n_kv_heads = HEADS,
-                                    .slots = slots };
-    if (keys)
-        args.k = cache_rows(cache, KVANT_ROLE_K, rows[0]);
-    if (values)
-        args.v = cache_rows(cache, KVANT_ROLE_V, rows[1]);
-    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
-}
-
-/* One launch takes a codebook of more than 4 bits and one of at most 4 bits. It writes the same
- * bytes as a launch for each of them. */
-static void check_two_codebooks(const char *k, const char *v, uint32_t d, uint32_t n_tokens)
-{
-    test_cache cache, apart;
-    void *rows[2];
-    int64_t slots[BLOCKS * 64];
-    cache_open(&cache, k, v, d, HEADS, BLOCKS, 0);
-    cache_open(&apart, k, v, d, HEADS, BLOCKS, 0);
-    for (uint32_t i = 0; i < n_tokens; i++)
-        slots[i] = (int64_t)i + 37;
-    for (int r = 0; r < 2; r++) {
-        float *made = malloc((size_t)n_tokens * HEADS * d * sizeof *made);
-        for (uint32_t i = 0; i < n_tokens * HEADS; i++)
-            fill_row(made + (size_t)i * d, d, (uint32_t)(random_bits() % 24));
-        rows[r] = device_copy(made, (size_t)n_tokens * HEADS * d * sizeof *made);
-        free(made);
-    }
-    void *gpu_slots = device_copy(slots, n_tokens * sizeof *slots);
-    append_roles(&cache, rows, gpu_slots, n_tokens, true, true);
-    append_roles(&apart, rows, gpu_slots, n_tokens, true, false);
-    append_roles(&apart, rows, gpu_slots, n_tokens, false, true);
-    check_cuda(cudaDeviceSynchronize());
-    const size_t bytes = cache.block_bytes * cache.n_blocks;
-    uint8_t *got = malloc(bytes), *want = malloc(bytes);
-    device_read(got, cache.gpu_pool, bytes);
-    device_read(want, apart.gpu_pool, bytes);
-    assert_memory_equal(got, want, bytes);
-    free(got);
-    free(want);
-    cudaFree(rows[0]);
-    cudaFree(rows[1]);
-    cudaFree(gpu_slots);
-    cache_close(&cache);
-    cache_close(&apart);
-}
-
-static void test_two_codebooks(void **unused)
-{
-    static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 7, 64, 130 };
-    for (size_t i = 0; i < (small_tests() ? 1 : 4); i++)
-        for (size_t n = 0; n < 3; n++) {
-            check_two_codebooks("turboquant-6:rotate=hadamard", "turboquant-4:rotate=hadamard",
-                                dims[i], counts[n]);
-            check_two_codebooks("turboquant-3:rotate=none",
-                                "turboquant-7:rotate=hadamard,scale=norm", dims[i], counts[n]);
-        }
-}
-
 /* Kernels of any head_dim and of any groups (src/cuda/any). */
-static void test_any(void **unused)
+CASE(test_any)
 {
     static const struct {
         const char *spec;
@@ -383,7 +383,7 @@ static void test_any(void **unused)
 }
 
 /* The general form (src/cuda/any/general.h). */
-static void test_families(void **unused)
+CASE(test_families)
 {
     static const char *const specs[] = {
         "f32",
@@ -411,7 +411,7 @@ static void test_families(void **unused)
 
 /* Bytes around a written token do not change: pages of 0xa5 keep every bit that does not belong to
  * the token. */
-static void test_keeps_neighbours(void **unused)
+CASE(test_keeps_neighbours)
 {
     static const char *const specs[] = {
         "int-4",        "int-8",
@@ -446,7 +446,7 @@ static void test_keeps_neighbours(void **unused)
     }
 }
 
-static void test_refused_rows(void **unused)
+CASE(test_refused_rows)
 {
     static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4",
                                          "trellis-4" };
@@ -488,15 +488,4 @@ static void test_refused_rows(void **unused)
         }
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_codebooks), cmocka_unit_test(test_same_bytes),
-        cmocka_unit_test(test_many_rows),     cmocka_unit_test(test_any),
-        cmocka_unit_test(test_families),      cmocka_unit_test(test_keeps_neighbours),
-        cmocka_unit_test(test_refused_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

@@ -99,7 +99,7 @@ static void check_rows(const rows_case *c, const char *what)
 }
 
 /* Centres are subtracted from rows, then added to the result in place. */
-static void test_rows(void **unused)
+CASE(test_rows)
 {
     static const uint32_t tokens[] = { 1, TOKENS };
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
@@ -121,7 +121,7 @@ static void test_rows(void **unused)
         }
 }
 
-static void test_refused_rows(void **unused)
+CASE(test_refused_rows)
 {
     rows_case c = { .shape = &shapes[0], .type = KVANT_CUDA_F32, .n_tokens = 1 };
     open_rows(&c, 1);
@@ -269,57 +269,6 @@ static void check_stored(const stored_case *s)
     close_rows(&c);
 }
 
-static void test_stored_rows(void **unused)
-{
-    static const char *const specs[] = { "turboquant-4:transform=file", "turboquant-4",
-                                         "trellis-4:transform=file" };
-    static const uint32_t tokens[] = { 1, 8, TOKENS };
-    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (int i = 0; i < 12; i++)
-            check_stored(&(stored_case){ .spec = specs[s],
-                                         .open = i % 2 == 1,
-                                         .values = i % 4 < 2,
-                                         .n_tokens = tokens[i / 4] });
-}
-
-/* Centres need keys as floats, slots, and room for their own launches. */
-static void test_refused_stored_rows(void **unused)
-{
-    const block_centers_shape shape = { 64, KV, 64, false };
-    rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = 1 };
-    stored_codec codec = stored_codec_new("turboquant-4", 64, KVANT_ROLE_K);
-
-    open_rows(&c, 1);
-    uint8_t *pool = device_new(MOST_PAGE * KV * BLOCKS, 0);
-    const kvant_cuda_kernel_append_args good = { .size = sizeof good,
-                                                 .type = KVANT_CUDA_F32,
-                                                 .n_tokens = 1,
-                                                 .n_kv_heads = KV,
-                                                 .slots = c.args.slots,
-                                                 .k = { .codec = codec.sealed,
-                                                        .pages = { pool, MOST_PAGE * KV,
-                                                                   MOST_PAGE },
-                                                        .rows = c.args.rows,
-                                                        .token_stride = c.args.token_stride,
-                                                        .head_stride = 64 },
-                                                 .k_block_centers = c.args.block_centers,
-                                                 .center_slots = c.args.slots,
-                                                 .centered = c.args.out };
-    assert_int_equal(kvant_cuda_kernel_append(&good, NULL), KVANT_OK);
-    kvant_cuda_kernel_append_args args = good;
-    args.type = KVANT_CUDA_F16;
-    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = good, args.center_slots = NULL;
-    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = good, args.centered = NULL;
-    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
-    args = good, args.k_block_centers.phases = NULL;
-    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
-    stored_codec_free(&codec);
-    cudaFree(pool);
-    close_rows(&c);
-}
-
 /* ---- pages ---- */
 
 typedef struct pages_case {
@@ -410,7 +359,7 @@ static void run_pages(const pages_case *c)
     free(numbers);
 }
 
-static void test_pages(void **unused)
+CASE(test_pages)
 {
     static const int32_t lengths[] = { 700, 0, 64, 65, 4096, -1, 1 };
     static const uint32_t tokens[] = { 1, 5, 33 }, groups[] = { 1, 4, 7 };
@@ -428,7 +377,58 @@ static void test_pages(void **unused)
         }
 }
 
-static void test_ragged_pages(void **unused)
+CASE(test_stored_rows)
+{
+    static const char *const specs[] = { "turboquant-4:transform=file", "turboquant-4",
+                                         "trellis-4:transform=file" };
+    static const uint32_t tokens[] = { 1, 8, TOKENS };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (int i = 0; i < 12; i++)
+            check_stored(&(stored_case){ .spec = specs[s],
+                                         .open = i % 2 == 1,
+                                         .values = i % 4 < 2,
+                                         .n_tokens = tokens[i / 4] });
+}
+
+/* Centres need keys as floats, slots, and room for their own launches. */
+CASE(test_refused_stored_rows)
+{
+    const block_centers_shape shape = { 64, KV, 64, false };
+    rows_case c = { .shape = &shape, .type = KVANT_CUDA_F32, .n_tokens = 1 };
+    stored_codec codec = stored_codec_new("turboquant-4", 64, KVANT_ROLE_K);
+
+    open_rows(&c, 1);
+    uint8_t *pool = device_new(MOST_PAGE * KV * BLOCKS, 0);
+    const kvant_cuda_kernel_append_args good = { .size = sizeof good,
+                                                 .type = KVANT_CUDA_F32,
+                                                 .n_tokens = 1,
+                                                 .n_kv_heads = KV,
+                                                 .slots = c.args.slots,
+                                                 .k = { .codec = codec.sealed,
+                                                        .pages = { pool, MOST_PAGE * KV,
+                                                                   MOST_PAGE },
+                                                        .rows = c.args.rows,
+                                                        .token_stride = c.args.token_stride,
+                                                        .head_stride = 64 },
+                                                 .k_block_centers = c.args.block_centers,
+                                                 .center_slots = c.args.slots,
+                                                 .centered = c.args.out };
+    assert_int_equal(kvant_cuda_kernel_append(&good, NULL), KVANT_OK);
+    kvant_cuda_kernel_append_args args = good;
+    args.type = KVANT_CUDA_F16;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.center_slots = NULL;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.centered = NULL;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.k_block_centers.phases = NULL;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_ERR_ARGUMENT);
+    stored_codec_free(&codec);
+    cudaFree(pool);
+    close_rows(&c);
+}
+
+CASE(test_ragged_pages)
 {
     static const int32_t lengths[] = { 700, 30, 64, 300 },
                          starts[][5] = { { 0, 1, 1, 5, 8 }, { 0, 40, 41, 41, 72 } };
@@ -447,7 +447,7 @@ static void test_ragged_pages(void **unused)
 }
 
 /* As many query rows as in a prefill. */
-static void test_many_rows(void **unused)
+CASE(test_many_rows)
 {
     static const int32_t lengths[] = { 1500 };
     for (uint32_t i = 0; i < 3; i++) {
@@ -465,7 +465,7 @@ static void test_many_rows(void **unused)
     }
 }
 
-static void test_refused_pages(void **unused)
+CASE(test_refused_pages)
 {
     uint32_t there[2] = { 0, 1 };
     const kvant_cuda_page_offsets_args good = { .size = sizeof good,
@@ -493,19 +493,4 @@ static void test_refused_pages(void **unused)
     assert_int_equal(kvant_cuda_page_offsets(&args, NULL), KVANT_ERR_ARGUMENT);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_refused_rows),
-        cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_stored_rows),
-        cmocka_unit_test(test_refused_stored_rows),
-        cmocka_unit_test(test_ragged_pages),
-        cmocka_unit_test(test_many_rows),
-        cmocka_unit_test(test_refused_pages),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

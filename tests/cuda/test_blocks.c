@@ -212,7 +212,7 @@ static void check(const problem *p)
     arrays_free(&a);
 }
 
-static void attention_is_the_cpus(void **unused)
+CASE(attention_is_the_cpus)
 {
     static const kvant_block_type types[] = { KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0 };
     static const uint32_t dims[] = { 64, 128, 256 };
@@ -285,7 +285,7 @@ static void check_damage(const problem *p, int which, uint16_t scale)
     arrays_free(&a);
 }
 
-static void hidden_rows_have_no_influence(void **unused)
+CASE(hidden_rows_have_no_influence)
 {
     static const kvant_block_type types[] = { KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0 };
     static const uint32_t dims[] = { 64, 128, 256 };
@@ -302,7 +302,7 @@ static void hidden_rows_have_no_influence(void **unused)
             }
 }
 
-static void others_are_not_taken(void **unused)
+CASE(others_are_not_taken)
 {
     const problem p = { KVANT_BLOCK_Q8_0, 128, 64, 1, 1, 8, 2, false, false, 0, 0 };
     arrays a = arrays_new(&p);
@@ -320,12 +320,4 @@ static void others_are_not_taken(void **unused)
     arrays_free(&a);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(attention_is_the_cpus),
-                                        cmocka_unit_test(hidden_rows_have_no_influence),
-                                        cmocka_unit_test(others_are_not_taken) };
-    if (!begin_tests(argc, argv))
-        return 77;
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

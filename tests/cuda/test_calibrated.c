@@ -131,7 +131,7 @@ static void check_pages(const char *spec, uint32_t d, kvant_role role,
     free(rows);
 }
 
-static void bytes_are_those_of_the_cpu(void **unused)
+CASE(bytes_are_those_of_the_cpu)
 {
     static const uint32_t dims[] = { 64, 96, 128, 256, 80, 192 };
     static const struct {
@@ -168,7 +168,7 @@ static void bytes_are_those_of_the_cpu(void **unused)
 
 /* Rows with NaNs, or with numbers beyond fp16 after the transform, leave no trace. Their neighbours
  * are written. */
-static void refused_rows_leave_no_trace(void **unused)
+CASE(refused_rows_leave_no_trace)
 {
     static const uint32_t counts[] = { 8, 40, 90 }; /* few tokens, several and many */
     kvant_calibration *calibration = calibrate_fixed(128);
@@ -202,13 +202,4 @@ static void refused_rows_leave_no_trace(void **unused)
     kvant_calibration_free(&calibration);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_those_of_the_cpu),
-        cmocka_unit_test(refused_rows_leave_no_trace),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

@@ -273,7 +273,7 @@ static void check_attention(const problem *p, bool full)
     free(values);
 }
 
-static void attention_through_weights(void **unused)
+CASE(attention_through_weights)
 {
     static const uint32_t dims[] = { 64, 96, 128, 256, 80, 192 };
     static const struct {
@@ -306,12 +306,4 @@ static void attention_through_weights(void **unused)
         }
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_through_weights),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

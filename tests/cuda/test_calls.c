@@ -3,9 +3,46 @@
  * size. Wrong arguments are refused. test_problems.c tests the options of problems. */
 #include "problem_cases.h"
 
+/* Every codec is unpacked once for all rows; three sequences share scratch memory for two. */
+CASE(test_scratch)
+{
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "int-4", "int-3" },
+                  { "turboquant-4:rotate=hadamard", "turboquant-2:rotate=hadamard" },
+                  { "kivi-2", "innerq-base" },
+                  { "bdr-7", "turboquant-8:rotate=hadamard" },
+                  { "octopus-4:rotate=hadamard", "octopus-3:rotate=hadamard" },
+                  { "hqmq-s96r4", "hqmq-s192r6" },
+                  { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
+                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard" } };
+    static const uint32_t dims[] = { 128, 96, 256, 64 };
+    static const int32_t some[] = { 300, 20, 129 };
+    for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = small_tests() ? s % 2 : 0; i < (small_tests() ? s % 2 + 1 : 2); i++) {
+            const attention_case c = { specs[s].k,
+                                       specs[s].v,
+                                       dims[(s + 2 * i) % 4],
+                                       1,
+                                       16,
+                                       3,
+                                       KVANT_CUDA_F32,
+                                       some,
+                                       i == 1,
+                                       0.5f,
+                                       i ? 3 : 0 };
+            const attention_problem p = { .query_tokens = 25,
+                                          .causal = s % 3 != 0,
+                                          .window = s % 4 == 3 ? 90 : 0,
+                                          .mask = s % 4 == 2,
+                                          .scratch = true };
+            run_problem(&c, &p);
+        }
+}
+
 /* The append and attention that an engine captures once and replays for each token. Slots, lengths,
  * rows and queries change in place between replays. */
-static void test_captured(void **unused)
+CASE(test_captured)
 {
     enum { TOKENS = 130, D = 128, KV = 2, Q = 8 };
     static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard",
@@ -91,43 +128,6 @@ static void test_captured(void **unused)
         cudaFree(gpu_slot);
         fixture_close(&f);
     }
-}
-
-/* Every codec is unpacked once for all rows; three sequences share scratch memory for two. */
-static void test_scratch(void **unused)
-{
-    static const struct {
-        const char *k, *v;
-    } specs[] = { { "int-4", "int-3" },
-                  { "turboquant-4:rotate=hadamard", "turboquant-2:rotate=hadamard" },
-                  { "kivi-2", "innerq-base" },
-                  { "bdr-7", "turboquant-8:rotate=hadamard" },
-                  { "octopus-4:rotate=hadamard", "octopus-3:rotate=hadamard" },
-                  { "hqmq-s96r4", "hqmq-s192r6" },
-                  { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
-                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard" } };
-    static const uint32_t dims[] = { 128, 96, 256, 64 };
-    static const int32_t some[] = { 300, 20, 129 };
-    for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (uint32_t i = small_tests() ? s % 2 : 0; i < (small_tests() ? s % 2 + 1 : 2); i++) {
-            const attention_case c = { specs[s].k,
-                                       specs[s].v,
-                                       dims[(s + 2 * i) % 4],
-                                       1,
-                                       16,
-                                       3,
-                                       KVANT_CUDA_F32,
-                                       some,
-                                       i == 1,
-                                       0.5f,
-                                       i ? 3 : 0 };
-            const attention_problem p = { .query_tokens = 25,
-                                          .causal = s % 3 != 0,
-                                          .window = s % 4 == 3 ? 90 : 0,
-                                          .mask = s % 4 == 2,
-                                          .scratch = true };
-            run_problem(&c, &p);
-        }
 }
 
 typedef struct row_arrays {
@@ -222,26 +222,9 @@ static void new_rows(const attention_case *c)
     fixture_close(&f);
 }
 
-static void test_new_rows(void **unused)
-{
-    static const int32_t few[] = { 1, 64, 65, 700, 0, 128, 1000, 191 }, one[] = { 9000 };
-    static const char *const specs[] = { "int-4", "turboquant-4", "trellis-4", "octopus-4" };
-    for (int i = 0; i < (small_tests() ? 2 : 4); i++)
-        for (uint32_t open = i < 2 ? 0 : 1; open < 4; open += open == 0 ? 1 : 2)
-            for (uint32_t dim = 64; dim <= 128; dim += 64) {
-                attention_case c = case_of(specs[i], specs[i], dim, 2, 8, open);
-                new_rows(&c);
-                c.lengths = few, c.batch = small_tests() ? 3 : 8, c.center = true;
-                new_rows(&c);
-                c.lengths = one, c.batch = 1, c.n_heads = 2;
-                if (!small_tests())
-                    new_rows(&c);
-            }
-}
-
 /* The size of cuda.h's struct is the caller's. Fields that an older version lacks are zero, and
  * fields that a newer version adds must be zero. Structs of cuda_kernels.h have one size. */
-static void test_sizes(void **unused)
+CASE(test_sizes)
 {
     const attention_case c = case_of("int-4", "int-4", 128, 2, 8, 0);
     fixture f;
@@ -287,7 +270,24 @@ static void test_sizes(void **unused)
     fixture_close(&f);
 }
 
-static void test_refused(void **unused)
+CASE(test_new_rows)
+{
+    static const int32_t few[] = { 1, 64, 65, 700, 0, 128, 1000, 191 }, one[] = { 9000 };
+    static const char *const specs[] = { "int-4", "turboquant-4", "trellis-4", "octopus-4" };
+    for (int i = 0; i < (small_tests() ? 2 : 4); i++)
+        for (uint32_t open = i < 2 ? 0 : 1; open < 4; open += open == 0 ? 1 : 2)
+            for (uint32_t dim = 64; dim <= 128; dim += 64) {
+                attention_case c = case_of(specs[i], specs[i], dim, 2, 8, open);
+                new_rows(&c);
+                c.lengths = few, c.batch = small_tests() ? 3 : 8, c.center = true;
+                new_rows(&c);
+                c.lengths = one, c.batch = 1, c.n_heads = 2;
+                if (!small_tests())
+                    new_rows(&c);
+            }
+}
+
+CASE(test_refused)
 {
     const attention_case c = case_of("int-4", "int-4", 128, 2, 8, 0);
     fixture f;
@@ -316,14 +316,4 @@ static void test_refused(void **unused)
     fixture_close(&f);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scratch), cmocka_unit_test(test_captured),
-        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_new_rows),
-        cmocka_unit_test(test_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

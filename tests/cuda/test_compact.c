@@ -391,25 +391,25 @@ static void check(const char *spec, uint32_t d)
     problem_close(&p);
 }
 
-static void all_head_dims(void **state)
+CASE(all_head_dims)
 {
     const uint32_t dims[] = { 64, 128, 96, 256, 80, 160 };
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         check("int-4:rotate=hadamard", dims[i]);
 }
 
-static void trellis(void **state)
+CASE(trellis)
 {
     check("trellis-4:rotate=hadamard", 64);
     check("trellis-4:rotate=hadamard", 128);
 }
 
-static void no_rotation(void **state)
+CASE(no_rotation)
 {
     check("int-8:rotate=none", 128);
 }
 
-static void refused_arguments(void **state)
+CASE(refused_arguments)
 {
     problem p;
     problem_open(&p, "int-4:rotate=hadamard", 64);
@@ -431,13 +431,4 @@ static void refused_arguments(void **state)
     problem_close(&p);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_head_dims),
-        cmocka_unit_test(trellis),
-        cmocka_unit_test(no_rotation),
-        cmocka_unit_test(refused_arguments),
-    };
-    return begin_tests(argc, argv) ? cmocka_run_group_tests(tests, NULL, NULL) : 77;
-}
+RUN_CASES_ON_GPU(NULL, NULL)

@@ -9,7 +9,7 @@ static const int32_t one_long[] = { 12345 };
 static const int32_t one_token[] = { 1 };
 static const int32_t empties[] = { 0, 0, 0 };
 
-static void test_codecs(void **unused)
+CASE(test_codecs)
 {
     static const char *const specs[] = { "int-4",
                                          "int-4:sym",
@@ -41,7 +41,7 @@ static void test_codecs(void **unused)
 
 /* Keys of one kind with values of a second kind: every pair that the library has besides the pairs
  * above. */
-static void test_mixed_codecs(void **unused)
+CASE(test_mixed_codecs)
 {
     static const char *const keys[] = { "int-8", "int-4", "turboquant-4:rotate=hadamard",
                                         "turboquant-3:rotate=hadamard",
@@ -67,7 +67,7 @@ static void test_mixed_codecs(void **unused)
 
 /* Exact pages next to sealed pages, and only exact pages; kinds with groups, with and without exact
  * pages. */
-static void test_open_pages(void **unused)
+CASE(test_open_pages)
 {
     static const struct {
         const char *k, *v;
@@ -121,7 +121,7 @@ static void test_open_pages(void **unused)
 }
 
 /* Codes of several channels, each with and without exact pages. */
-static void test_chunks(void **unused)
+CASE(test_chunks)
 {
     static const char *const specs[] = {
 #if KVANT_PAPERS /* sizes that are no constants of a kernel */
@@ -166,26 +166,8 @@ static void test_chunks(void **unused)
     }
 }
 
-/* More pairs of a sequence and a kv head than multiprocessors: a thread block ends one pair and
- * begins another one, and two thread blocks may share a multiprocessor. */
-static void test_many_sequences(void **unused)
-{
-    static const char *const specs[] = { "trellis-4:rotate=hadamard", "int-4" };
-    enum { MANY = 64 };
-    int32_t lengths[2][MANY];
-    for (int i = 0; i < MANY; i++)
-        lengths[0][i] = 321, lengths[1][i] = odd_lengths[i % 10];
-    for (int i = 0; i < 8; i++) {
-        attention_case c = {
-            specs[i / 4], specs[i / 4], 128,           8, 16, MANY, KVANT_CUDA_F16, lengths[i % 2],
-            false,        0.5f,         i / 2 % 2 * 3u
-        };
-        run_attention(&c);
-    }
-}
-
 /* Every pair of a trellis, each with and without exact pages. */
-static void test_trellis(void **unused)
+CASE(test_trellis)
 {
     static const char *const specs[] = { "trellis-2:rotate=hadamard", "trellis-3:rotate=hadamard",
                                          "trellis-4:rotate=hadamard",
@@ -217,7 +199,7 @@ static void test_trellis(void **unused)
 
 /* Keys of 6 bits with values of 4 bits: the pairs of the preset "quality" and of vLLM's
  * kvant_fast. */
-static void test_wide_keys(void **unused)
+CASE(test_wide_keys)
 {
     static const char *const keys[] = { "turboquant-6:rotate=hadamard",
                                         "turboquant-6:rotate=none,scale=norm" };
@@ -247,7 +229,7 @@ static void test_wide_keys(void **unused)
     }
 }
 
-static void test_head_groups(void **unused)
+CASE(test_head_groups)
 {
     static const uint32_t groups[] = { 1, 2, 3, 5, 7, 8, 9, 12, 16 };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
@@ -259,7 +241,7 @@ static void test_head_groups(void **unused)
     }
 }
 
-static void test_shapes(void **unused)
+CASE(test_shapes)
 {
     static int32_t many[300];
     for (int i = 0; i < 300; i++)
@@ -284,7 +266,7 @@ static void test_shapes(void **unused)
 
 /* Two sequences that share their blocks (a common prefix), and a length beyond the table, which is
  * cut. */
-static void test_shared_blocks(void **unused)
+CASE(test_shared_blocks)
 {
     static const int32_t lengths[] = { 200, 200 };
     attention_case c = { "turboquant-4", "turboquant-4", 128,   2,    8, 2,
@@ -314,16 +296,22 @@ static void test_shared_blocks(void **unused)
     fixture_close(&f);
 }
 
-int main(int argc, char **argv)
+/* More pairs of a sequence and a kv head than multiprocessors: a thread block ends one pair and
+ * begins another one, and two thread blocks may share a multiprocessor. */
+CASE(test_many_sequences)
 {
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codecs),        cmocka_unit_test(test_mixed_codecs),
-        cmocka_unit_test(test_open_pages),    cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_trellis),       cmocka_unit_test(test_wide_keys),
-        cmocka_unit_test(test_head_groups),   cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_shared_blocks), cmocka_unit_test(test_many_sequences),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    static const char *const specs[] = { "trellis-4:rotate=hadamard", "int-4" };
+    enum { MANY = 64 };
+    int32_t lengths[2][MANY];
+    for (int i = 0; i < MANY; i++)
+        lengths[0][i] = 321, lengths[1][i] = odd_lengths[i % 10];
+    for (int i = 0; i < 8; i++) {
+        attention_case c = {
+            specs[i / 4], specs[i / 4], 128,           8, 16, MANY, KVANT_CUDA_F16, lengths[i % 2],
+            false,        0.5f,         i / 2 % 2 * 3u
+        };
+        run_attention(&c);
+    }
 }
+
+RUN_CASES_ON_GPU(NULL, NULL)

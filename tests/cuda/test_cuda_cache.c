@@ -73,32 +73,17 @@ static const spec_pair more_pairs[] = {
     { "trellis-4:center=first,norm=first", "trellis-3", NULL, false, false, true, NULL, 0 },
 };
 
-static void bytes_and_outputs_agree(void **unused)
+CASE(bytes_and_outputs_agree)
 {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         random_calls(&pairs[i], true);
 }
 
-static void bytes_and_more_agree(void **unused)
+CASE(bytes_and_more_agree)
 {
     for (size_t i = 0; i < sizeof more_pairs / sizeof *more_pairs; i++)
         random_calls(&more_pairs[i], true);
 }
-
-#if KVANT_PAPERS
-/* The reference of outputs has one codec for the values of all kv heads, so this test compares only
- * bytes. */
-static void heads_differ(void **unused)
-{
-    static const spec_pair differing[] = {
-        { .k = "int-4", .v = "hessian-4", .calibrated = true },
-        { .k = "kmeans-4:c=4", .v = "kmeans-3:c=257", .calibrated = true },
-        { .k = "kmeans-4:c=1,recent=30", .v = "int-4", .calibrated = true }
-    };
-    for (int i = 0; i < 3; i++)
-        random_calls(&differing[i], false);
-}
-#endif
 
 /* A codec with a random window, centre, scale and rotation that both the CPU and the GPU have. */
 static void random_spec(kvant_role role, char spec[96])
@@ -134,7 +119,7 @@ static void random_spec(kvant_role role, char spec[96])
     }
 }
 
-static void random_codecs_agree(void **unused)
+CASE(random_codecs_agree)
 {
     for (int i = 0; i < 12; i++) {
         char k[96], v[96];
@@ -144,6 +129,21 @@ static void random_codecs_agree(void **unused)
         random_calls(&pair, false);
     }
 }
+
+#if KVANT_PAPERS
+/* The reference of outputs has one codec for the values of all kv heads, so this test compares only
+ * bytes. */
+CASE(heads_differ)
+{
+    static const spec_pair differing[] = {
+        { .k = "int-4", .v = "hessian-4", .calibrated = true },
+        { .k = "kmeans-4:c=4", .v = "kmeans-3:c=257", .calibrated = true },
+        { .k = "kmeans-4:c=1,recent=30", .v = "int-4", .calibrated = true }
+    };
+    for (int i = 0; i < 3; i++)
+        random_calls(&differing[i], false);
+}
+#endif
 
 /* A refused row does not change the length, and later rows take its slots. */
 static void refuse_rows(const spec_pair *pair)
@@ -168,20 +168,6 @@ static void refuse_rows(const spec_pair *pair)
         free(k);
     }
     twins_free(&t);
-}
-
-static void rows_beyond_half_are_refused(void **unused)
-{
-    static const spec_pair pairs_of[] = {
-        { .k = "trellis-4", .v = "trellis-4" },
-        { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3" },
-        { .preset = "balanced",
-          .k = "trellis-4:transform=file",
-          .v = "trellis-4",
-          .calibrated = true },
-    };
-    for (size_t i = 0; i < sizeof pairs_of / sizeof *pairs_of; i++)
-        twins_beyond_half(&pairs_of[i]);
 }
 
 /* The next call reports the refusal, and the slots stay empty. */
@@ -222,16 +208,30 @@ static void refuse_rows_later(const spec_pair *pair)
     twins_free(&t);
 }
 
-static void refused_rows_leave_no_trace(void **unused)
+CASE(refused_rows_leave_no_trace)
 {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         (pairs[i].asynchronous ? refuse_rows_later : refuse_rows)(&pairs[i]);
 }
 
+CASE(rows_beyond_half_are_refused)
+{
+    static const spec_pair pairs_of[] = {
+        { .k = "trellis-4", .v = "trellis-4" },
+        { .preset = "small", .k = "trellis-3:transform=first", .v = "trellis-3" },
+        { .preset = "balanced",
+          .k = "trellis-4:transform=file",
+          .v = "trellis-4",
+          .calibrated = true },
+    };
+    for (size_t i = 0; i < sizeof pairs_of / sizeof *pairs_of; i++)
+        twins_beyond_half(&pairs_of[i]);
+}
+
 /* A block that was sealed, cut and filled again is incomplete, because its old slots were not
  * written again. If the pool has too many of such blocks, they are sealed nevertheless, and old
  * slots keep their bytes. */
-static void cut_blocks_are_sealed_again(void **unused)
+CASE(cut_blocks_are_sealed_again)
 {
     static const uint32_t grown[] = { 330, 330, 460, 590, 630 },
                           cut[] = { 100, 228, 356, 484, 600 };
@@ -292,7 +292,7 @@ static void export_cut(const spec_pair *pair, const float *rows, bool fork)
     twins_free(&clean);
 }
 
-static void cut_sequences_export_their_tokens(void **unused)
+CASE(cut_sequences_export_their_tokens)
 {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         float *rows = random_rows(2 * (size_t)MOST * WIDTH, 0.02f);
@@ -332,7 +332,7 @@ static void change_devices(const spec_pair *pair)
     twins_free(&other);
 }
 
-static void blocks_change_devices(void **unused)
+CASE(blocks_change_devices)
 {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         change_devices(&pairs[i]);
@@ -354,7 +354,7 @@ static void refuses(uint32_t head_dim, const char *words)
         fail_msg("'%s' does not say '%s'", kvant_error_message(), words);
 }
 
-static void what_is_missing_is_refused(void **unused)
+CASE(what_is_missing_is_refused)
 {
     refuses(72, "not on the GPU: head_dim 72");
     twins t;
@@ -384,7 +384,7 @@ static void what_is_missing_is_refused(void **unused)
     twins_free(&t);
 }
 
-static void steps_are_appends(void **unused)
+CASE(steps_are_appends)
 {
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         twins_steps(&pairs[i]);
@@ -405,7 +405,7 @@ static int remove_calibration(void **unused)
 }
 
 /* Long batches and their queries make the same matrices on both devices. */
-static void matrices_agree(void **unused)
+CASE(matrices_agree)
 {
     static const spec_pair first[] = {
         { .k = "trellis-4:transform=first", .v = "trellis-4" },
@@ -422,7 +422,7 @@ static void matrices_agree(void **unused)
 }
 
 /* Presets, without a calibration and with one. */
-static void first_and_newest_tokens_are_exact(void **unused)
+CASE(first_and_newest_tokens_are_exact)
 {
     static const spec_pair presets[] = {
         { .preset = "balanced",
@@ -454,25 +454,8 @@ static void first_and_newest_tokens_are_exact(void **unused)
     twins_plain_keys();
 }
 
-/* Blocks with scales, matrices or centres of different texts take part in one call of attention. */
-static void transforms_share_a_call(void **unused)
-{
-    static const spec_pair sharing[] = {
-        { .k = "int-4:center=first,norm=first", .v = "int-4" },
-        { .k = "turboquant-4:center=first", .v = "trellis-4" },
-        { .k = "turboquant-4:rotate=dense,center=first,norm=first", .v = "int-4" },
-        { .k = "trellis-4:transform=first", .v = "trellis-4" },
-        { .k = "int-4:center=first,norm=first", .v = "int-4:center=first" },
-        { .k = "int-4", .v = "turboquant-4:rotate=dense,center=first" },
-    };
-    static const spec_pair scaled = { .k = "int-4", .v = "int-4:norm=first" };
-    for (size_t i = 0; i < sizeof sharing / sizeof *sharing; i++)
-        twins_transforms(&sharing[i]);
-    twins_scales(&scaled);
-}
-
 /* With pages for the exact part of one sequence of 640 tokens, which four sequences share. */
-static void presets_agree(void **unused)
+CASE(presets_agree)
 {
     static const spec_pair presets[] = {
         { .preset = "balanced",
@@ -497,28 +480,21 @@ static void presets_agree(void **unused)
     }
 }
 
-int main(int argc, char **argv)
+/* Blocks with scales, matrices or centres of different texts take part in one call of attention. */
+CASE(transforms_share_a_call)
 {
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_and_outputs_agree),
-        cmocka_unit_test(bytes_and_more_agree),
-        cmocka_unit_test(random_codecs_agree),
-#if KVANT_PAPERS
-        cmocka_unit_test(heads_differ),
-#endif
-        cmocka_unit_test(refused_rows_leave_no_trace),
-        cmocka_unit_test(rows_beyond_half_are_refused),
-        cmocka_unit_test(cut_blocks_are_sealed_again),
-        cmocka_unit_test(cut_sequences_export_their_tokens),
-        cmocka_unit_test(blocks_change_devices),
-        cmocka_unit_test(what_is_missing_is_refused),
-        cmocka_unit_test(steps_are_appends),
-        cmocka_unit_test(matrices_agree),
-        cmocka_unit_test(first_and_newest_tokens_are_exact),
-        cmocka_unit_test(presets_agree),
-        cmocka_unit_test(transforms_share_a_call),
+    static const spec_pair sharing[] = {
+        { .k = "int-4:center=first,norm=first", .v = "int-4" },
+        { .k = "turboquant-4:center=first", .v = "trellis-4" },
+        { .k = "turboquant-4:rotate=dense,center=first,norm=first", .v = "int-4" },
+        { .k = "trellis-4:transform=first", .v = "trellis-4" },
+        { .k = "int-4:center=first,norm=first", .v = "int-4:center=first" },
+        { .k = "int-4", .v = "turboquant-4:rotate=dense,center=first" },
     };
-    return cmocka_run_group_tests(tests, save_calibration, remove_calibration);
+    static const spec_pair scaled = { .k = "int-4", .v = "int-4:norm=first" };
+    for (size_t i = 0; i < sizeof sharing / sizeof *sharing; i++)
+        twins_transforms(&sharing[i]);
+    twins_scales(&scaled);
 }
+
+RUN_CASES_ON_GPU(save_calibration, remove_calibration)

@@ -4,7 +4,7 @@
 
 #include "../../src/cuda/params.h"
 
-static void test_refusals(void **unused)
+CASE(test_refusals)
 {
     static const struct {
         const char *spec;
@@ -30,7 +30,7 @@ static void test_refusals(void **unused)
     }
 }
 
-static void test_info(void **unused)
+CASE(test_info)
 {
     kvant_codec *cpu = NULL;
     kvant_cuda_codec *gpu = NULL;
@@ -52,7 +52,7 @@ static void test_info(void **unused)
 /* A byte codebook adds little to the codebook's own error. Rounding m = value / step errs by at
  * most half a step. The step of n levels is at most their largest value over 0.6 of the range,
  * where the search in params.c starts. */
-static void test_byte_codebooks(void **unused)
+CASE(test_byte_codebooks)
 {
     static const uint32_t dims[] = { 64, 128, 256 };
     for (uint32_t bits = 2; bits <= 4; bits++)
@@ -92,7 +92,7 @@ static void check_guess(const kvant_cuda_params *p, float u)
     }
 }
 
-static void test_guesses(void **unused)
+CASE(test_guesses)
 {
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (uint32_t bits = 2; bits <= 4; bits++)
@@ -118,7 +118,7 @@ static void test_guesses(void **unused)
 
 /* Magnitudes are the magnitudes of the levels, and each remaining level is the negative of a level
  * in the list. */
-static void test_magnitudes(void **unused)
+CASE(test_magnitudes)
 {
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[32];
@@ -141,7 +141,7 @@ static void test_magnitudes(void **unused)
     }
 }
 
-static void test_pairs(void **unused)
+CASE(test_pairs)
 {
     static const struct {
         const char *k, *v;
@@ -184,7 +184,18 @@ static void test_pairs(void **unused)
     assert_int_equal(kvant_cuda_attention_check(NULL, NULL, NULL, 0), KVANT_ERR_ARGUMENT);
 }
 
-static void test_open_codec(void **unused)
+CASE(test_argument_checks)
+{
+    kvant_cuda_attention_args attention = { .size = sizeof attention };
+    kvant_cuda_append_args append = { .size = sizeof append };
+    kvant_cuda_decode_args decode = { .size = 3 };
+    assert_int_equal(kvant_cuda_attention(NULL, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_attention(&attention, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_append(&append, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_decode(&decode, NULL), KVANT_ERR_ARGUMENT);
+}
+
+CASE(test_open_codec)
 {
     kvant_cuda_codec *sealed = NULL, *open = (kvant_cuda_codec *)1, *values = NULL;
     kvant_codec_info info = { .size = sizeof info };
@@ -209,7 +220,7 @@ static void test_open_codec(void **unused)
 }
 
 /* Calls that are refused before any launch: their pointers are never followed. */
-static void test_refused_calls(void **unused)
+CASE(test_refused_calls)
 {
     void *somewhere = (void *)(uintptr_t)4096;
     kvant_cuda_codec *codec = NULL, *open = NULL;
@@ -244,25 +255,4 @@ static void test_refused_calls(void **unused)
     kvant_cuda_codec_free(&open);
 }
 
-static void test_argument_checks(void **unused)
-{
-    kvant_cuda_attention_args attention = { .size = sizeof attention };
-    kvant_cuda_append_args append = { .size = sizeof append };
-    kvant_cuda_decode_args decode = { .size = 3 };
-    assert_int_equal(kvant_cuda_attention(NULL, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cuda_attention(&attention, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cuda_append(&append, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cuda_decode(&decode, NULL), KVANT_ERR_ARGUMENT);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_info),
-        cmocka_unit_test(test_byte_codebooks),  cmocka_unit_test(test_guesses),
-        cmocka_unit_test(test_magnitudes),      cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_argument_checks), cmocka_unit_test(test_open_codec),
-        cmocka_unit_test(test_refused_calls),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -101,7 +101,7 @@ static void check(const shape *s)
     free(queries);
 }
 
-static void every_width_and_batch(void **state)
+CASE(every_width_and_batch)
 {
     static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
                                          "turboquant-4", "turboquant-8" };
@@ -114,7 +114,7 @@ static void every_width_and_batch(void **state)
                                 false, 0 });
 }
 
-static void every_metric(void **state)
+CASE(every_metric)
 {
     for (int metric = 0; metric < 3; metric++)
         for (int centre = 0; centre < 2; centre++)
@@ -125,7 +125,7 @@ static void every_metric(void **state)
 }
 
 /* Numbers at the edges of packs, of groups of packs and of lists. */
-static void random_shapes(void **state)
+CASE(random_shapes)
 {
     static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
                                          "turboquant-4", "turboquant-8", "turboquant-3:dims=17",
@@ -149,7 +149,7 @@ static void random_shapes(void **state)
 
 /* Several rounds, every number of queries that kernels know, and dimensions with room for fewer
  * queries. */
-static void large(void **state)
+CASE(large)
 {
     static const shape shapes[] = {
         { "turboquant-4", 384, KVANT_METRIC_INNER_PRODUCT, 60000, 1, 10, false, 0 },
@@ -168,7 +168,7 @@ static void large(void **state)
 }
 
 /* Equal keys are found by id, also if there are more of them than a list has room for. */
-static void equal_vectors(void **state)
+CASE(equal_vectors)
 {
     const size_t n = small_tests() ? 600 : 50000;
     const shape s = { "turboquant-4", 16, KVANT_METRIC_INNER_PRODUCT, n, 70, 30, false, 3 };
@@ -195,7 +195,7 @@ static int odd(void *context, uint64_t id)
     return id % 2 == 1;
 }
 
-static void filters_and_rank(void **state)
+CASE(filters_and_rank)
 {
     const shape s = { "turboquant-2", 48, KVANT_METRIC_COSINE, 5000, 40, 25, false, 4 };
     float *rows = random_rows(s.n, s.dim), *queries = random_rows(s.n_queries, s.dim);
@@ -223,7 +223,7 @@ static void filters_and_rank(void **state)
     free(queries);
 }
 
-static void what_is_wrong_is_refused(void **state)
+CASE(what_is_wrong_is_refused)
 {
     const shape s = { "turboquant-4", 8, KVANT_METRIC_INNER_PRODUCT, 5000, 2, 5, false, 0 };
     float *rows = random_rows(s.n, s.dim), scores[16];
@@ -265,7 +265,7 @@ static void what_is_wrong_is_refused(void **state)
     free(rows);
 }
 
-static void an_empty_index_finds_nothing(void **state)
+CASE(an_empty_index_finds_nothing)
 {
     const shape s = { "turboquant-4", 8, KVANT_METRIC_L2, 0, 2, 5, false, 0 };
     float *rows = random_rows(2, s.dim);
@@ -294,7 +294,7 @@ static void *search_again(void *argument)
     return NULL;
 }
 
-static void threads_take_turns(void **state)
+CASE(threads_take_turns)
 {
     const shape s = { "turboquant-4", 32, KVANT_METRIC_COSINE, 3000, 64, 10, false, 0 };
     static job jobs[4], want;
@@ -321,20 +321,4 @@ static void threads_take_turns(void **state)
     free(rows);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_width_and_batch),
-        cmocka_unit_test(every_metric),
-        cmocka_unit_test(random_shapes),
-        cmocka_unit_test(large),
-        cmocka_unit_test(equal_vectors),
-        cmocka_unit_test(filters_and_rank),
-        cmocka_unit_test(what_is_wrong_is_refused),
-        cmocka_unit_test(an_empty_index_finds_nothing),
-        cmocka_unit_test(threads_take_turns),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

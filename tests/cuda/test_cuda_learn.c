@@ -253,16 +253,6 @@ static void check_bits(const learn_case *c)
     problem_free(&p);
 }
 
-static void results_have_the_bits_of_a_cpu(void **unused)
-{
-    (void)unused;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        print_message("head_dim %u, %u keys, %u query tokens\n", cases[i].head_dim, cases[i].n_rows,
-                      cases[i].n_tokens);
-        check_bits(&cases[i]);
-    }
-}
-
 /* Transforms as a CPU learns them */
 
 static void open_tensor(const problem *p, kvant_codec **codec, void **memory, kvant_tensor **tensor)
@@ -304,53 +294,6 @@ static void compare(const uint16_t *got, const uint16_t *want, uint32_t n)
         }
     }
     assert_true(other <= n * n / 200);
-}
-
-static void transforms_are_those_of_a_cpu(void **unused)
-{
-    (void)unused;
-    static const learn_case c = { 64,    3,    128,  64,    64,        KVANT_CUDA_F32,
-                                  false, true, true, false, PLAIN_ROWS };
-    problem p;
-    kvant_codec *codec;
-    void *memory;
-    kvant_tensor *tensor;
-    int64_t slots[128];
-    size_t used;
-    problem_new(&p, &c);
-    for (uint32_t i = 0; i < c.n_rows; i++) {
-        slots[i] = 64 + i;
-        p.positions[i] = (int32_t)(2 * i);
-    }
-    results r = results_new(&p);
-    learn_here(&p, &r);
-    open_tensor(&p, &codec, &memory, &tensor);
-    assert_int_equal(kvant_tensor_set_rope(tensor, &p.rope), KVANT_OK);
-    const kvant_queries queries = { .size = sizeof queries,
-                                    .q = p.queries[0],
-                                    .token_stride = c.group * p.width,
-                                    .head_stride = c.head_dim,
-                                    .n_tokens = MOST_BATCH,
-                                    .n_heads = KV * c.group,
-                                    .positions = p.query_positions };
-    assert_int_equal(kvant_tensor_note_queries(tensor, &queries, 1), KVANT_OK);
-    kvant_tensor_next_positions(tensor, p.positions, c.n_rows);
-    assert_int_equal(kvant_tensor_learn(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
-    char *bytes = malloc(kvant_tensor_transform_size(tensor));
-    assert_int_equal(kvant_tensor_get_transform(tensor, 1, bytes, &used), KVANT_OK);
-    const uint16_t *triangles = (const uint16_t *)(const void *)(bytes + KVANT_TRANSFORM_HEAD +
-                                                                 2 * p.width * sizeof(float));
-    const float *center = (const float *)(const void *)(bytes + KVANT_TRANSFORM_HEAD);
-    for (uint32_t head = 0; head < KV; head++)
-        compare(r.triangles + head * p.halves / KV, triangles + head * p.halves / KV, c.head_dim);
-    for (uint32_t i = 0; i < p.width; i++)
-        assert_true(fabsf(center[i] - r.centers[i]) < 1e-4f);
-    free(bytes);
-    kvant_tensor_free(&tensor);
-    kvant_codec_free(&codec);
-    free(memory);
-    results_free(&r);
-    problem_free(&p);
 }
 
 /* Matrices */
@@ -416,16 +359,6 @@ static void check_matrices(const learn_case *c, const char *spec)
     problem_free(&p);
 }
 
-/* Records take every triangle, also of rows from which nothing can be learned. */
-static void matrices_have_the_bits_of_a_cpu(void **unused)
-{
-    (void)unused;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        if (cases[i].head_dim % 8 == 0)
-            check_matrices(&cases[i], "int-4:rotate=hadamard");
-    check_matrices(&cases[0], "int-4:rotate=none");
-}
-
 /* A factor of the mean */
 
 static double difference(int n, const double *a, const double *b)
@@ -458,9 +391,8 @@ static void make_matrix(int n, double span, double *m)
 /* Both use the same approximation of a square root, so they differ by roundings. Eigenvalues of a
  * and of b span `span` each, and roundings of the root of a matrix whose eigenvalues span span^2
  * are enlarged by its condition: span^2 2^-53 in all, and n sums. */
-static void factors_of_means_are_those_of_kernels(void **unused)
+CASE(factors_of_means_are_those_of_kernels)
 {
-    (void)unused;
     static const int dims[] = { 2, 6, 30, 64, 80, 127, 128 };
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         const double span = i % 2 ? 1e5 : 10;
@@ -493,9 +425,72 @@ static void factors_of_means_are_those_of_kernels(void **unused)
     }
 }
 
-static void wrong_arguments_are_refused(void **unused)
+CASE(results_have_the_bits_of_a_cpu)
 {
-    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        print_message("head_dim %u, %u keys, %u query tokens\n", cases[i].head_dim, cases[i].n_rows,
+                      cases[i].n_tokens);
+        check_bits(&cases[i]);
+    }
+}
+
+CASE(transforms_are_those_of_a_cpu)
+{
+    static const learn_case c = { 64,    3,    128,  64,    64,        KVANT_CUDA_F32,
+                                  false, true, true, false, PLAIN_ROWS };
+    problem p;
+    kvant_codec *codec;
+    void *memory;
+    kvant_tensor *tensor;
+    int64_t slots[128];
+    size_t used;
+    problem_new(&p, &c);
+    for (uint32_t i = 0; i < c.n_rows; i++) {
+        slots[i] = 64 + i;
+        p.positions[i] = (int32_t)(2 * i);
+    }
+    results r = results_new(&p);
+    learn_here(&p, &r);
+    open_tensor(&p, &codec, &memory, &tensor);
+    assert_int_equal(kvant_tensor_set_rope(tensor, &p.rope), KVANT_OK);
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = p.queries[0],
+                                    .token_stride = c.group * p.width,
+                                    .head_stride = c.head_dim,
+                                    .n_tokens = MOST_BATCH,
+                                    .n_heads = KV * c.group,
+                                    .positions = p.query_positions };
+    assert_int_equal(kvant_tensor_note_queries(tensor, &queries, 1), KVANT_OK);
+    kvant_tensor_next_positions(tensor, p.positions, c.n_rows);
+    assert_int_equal(kvant_tensor_learn(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
+    char *bytes = malloc(kvant_tensor_transform_size(tensor));
+    assert_int_equal(kvant_tensor_get_transform(tensor, 1, bytes, &used), KVANT_OK);
+    const uint16_t *triangles = (const uint16_t *)(const void *)(bytes + KVANT_TRANSFORM_HEAD +
+                                                                 2 * p.width * sizeof(float));
+    const float *center = (const float *)(const void *)(bytes + KVANT_TRANSFORM_HEAD);
+    for (uint32_t head = 0; head < KV; head++)
+        compare(r.triangles + head * p.halves / KV, triangles + head * p.halves / KV, c.head_dim);
+    for (uint32_t i = 0; i < p.width; i++)
+        assert_true(fabsf(center[i] - r.centers[i]) < 1e-4f);
+    free(bytes);
+    kvant_tensor_free(&tensor);
+    kvant_codec_free(&codec);
+    free(memory);
+    results_free(&r);
+    problem_free(&p);
+}
+
+/* Records take every triangle, also of rows from which nothing can be learned. */
+CASE(matrices_have_the_bits_of_a_cpu)
+{
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (cases[i].head_dim % 8 == 0)
+            check_matrices(&cases[i], "int-4:rotate=hadamard");
+    check_matrices(&cases[0], "int-4:rotate=none");
+}
+
+CASE(wrong_arguments_are_refused)
+{
     problem p;
     uint32_t knows;
     problem_new(&p, &cases[0]);
@@ -520,16 +515,4 @@ static void wrong_arguments_are_refused(void **unused)
     problem_free(&p);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors_of_means_are_those_of_kernels),
-        cmocka_unit_test(results_have_the_bits_of_a_cpu),
-        cmocka_unit_test(transforms_are_those_of_a_cpu),
-        cmocka_unit_test(matrices_have_the_bits_of_a_cpu),
-        cmocka_unit_test(wrong_arguments_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

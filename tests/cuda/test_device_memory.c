@@ -91,7 +91,7 @@ static kvant_status attend(kvant_cache *cache, float out[LAYERS][BATCH * Q_WIDTH
 }
 
 /* Steps that are repeated after a failure give the same numbers as in a cache without failures. */
-static void steps_begin_again(void **state)
+CASE(steps_begin_again)
 {
     static float want[LAYERS][BATCH * Q_WIDTH], got[LAYERS][BATCH * Q_WIDTH];
     for (size_t pair = 0; pair < COUNT(pairs); pair++) {
@@ -118,7 +118,7 @@ static void steps_begin_again(void **state)
     }
 }
 
-static void attention_is_computed_again(void **state)
+CASE(attention_is_computed_again)
 {
     static float want[LAYERS][BATCH * Q_WIDTH], got[LAYERS][BATCH * Q_WIDTH];
     for (size_t pair = 0; pair < COUNT(pairs); pair++) {
@@ -140,7 +140,7 @@ static void attention_is_computed_again(void **state)
     }
 }
 
-static void caches_are_not_made(void **state)
+CASE(caches_are_not_made)
 {
     for (size_t pair = 0; pair < COUNT(pairs); pair++)
         for (uint32_t failing = 1, failed = true; failed; failing++) {
@@ -157,7 +157,7 @@ static void caches_are_not_made(void **state)
 }
 
 /* The second sequence has tokens only in some layers, the first or the last, in either order. */
-static void layers_have_all_sequences(void **state)
+CASE(layers_have_all_sequences)
 {
     for (int32_t full = 0; full < BATCH; full++)
         for (uint32_t only = 0; only < LAYERS; only++) {
@@ -189,11 +189,5 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: test_device_memory LIBRARY\n");
         return 2;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_begin_again),
-        cmocka_unit_test(attention_is_computed_again),
-        cmocka_unit_test(caches_are_not_made),
-        cmocka_unit_test(layers_have_all_sequences),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

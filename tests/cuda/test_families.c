@@ -297,7 +297,7 @@ static const char *spec_at(size_t i)
 
 static const uint32_t dims[] = { 16, 64, 80, 96, 128, 256, 512 };
 
-static void general_rows_are_the_cpus(void **state)
+CASE(general_rows_are_the_cpus)
 {
     uint64_t rng = 11;
     uint32_t n = 0;
@@ -316,7 +316,7 @@ static void general_rows_are_the_cpus(void **state)
     assert_true(n > 100);
 }
 
-static void calibrated_rows_are_the_cpus(void **state)
+CASE(calibrated_rows_are_the_cpus)
 {
     uint64_t rng = 12;
     for (size_t d = 1; d < 5; d++) {
@@ -355,7 +355,7 @@ static void expect_on_gpu(const kvant_codec *codec)
 
 /* Every spec that the CPU's library accepts, for both roles, through the public functions; dense
  * rotations as a cache uses them. */
-static void all_specs_are_on_the_gpu(void **state)
+CASE(all_specs_are_on_the_gpu)
 {
     uint32_t n = 0;
     for (size_t i = 0; spec_at(i); i++)
@@ -373,7 +373,7 @@ static void all_specs_are_on_the_gpu(void **state)
 }
 
 /* Nothing of `kvant codecs` is missing: each family with each variant that it lists. */
-static void all_families_are_on_the_gpu(void **state)
+CASE(all_families_are_on_the_gpu)
 {
     kvant_calibration *calibration = calibrate_fixed(64);
     kvant_codec_family family = { .size = sizeof family };
@@ -408,11 +408,5 @@ void kvant_cuda_tables_free(kvant_cuda_tables_of *tables)
 int main(int argc, char **argv)
 {
     n_pages = argc > 1 ? atoi(argv[1]) : n_pages;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_families_are_on_the_gpu),
-        cmocka_unit_test(all_specs_are_on_the_gpu),
-        cmocka_unit_test(general_rows_are_the_cpus),
-        cmocka_unit_test(calibrated_rows_are_the_cpus),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -39,7 +39,7 @@ static void check(const kvant_codec *codec, uint32_t *served, uint32_t *refused)
     kvant_cuda_codec_free(&gpu);
 }
 
-static void papers_are_refused(void **state)
+CASE(papers_are_refused)
 {
     uint32_t served = 0, refused = 0;
     for (size_t i = 0; i < COUNT(all_specs); i++)
@@ -54,7 +54,7 @@ static void papers_are_refused(void **state)
     assert_true(served > 50 && (refused > 50 || !KVANT_PAPERS));
 }
 
-static void centroids_are_refused(void **state)
+CASE(centroids_are_refused)
 {
     uint32_t served = 0, refused = 0;
     kvant_calibration *calibration = calibrate_fixed(64);
@@ -73,11 +73,4 @@ static void centroids_are_refused(void **state)
     kvant_calibration_free(&calibration);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(papers_are_refused),
-        cmocka_unit_test(centroids_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -100,7 +100,7 @@ static void check_marks(const mark_case *c)
 
 /* A codec for each kernel: few and many rows, uniform codes, codebooks, wide codebooks, chunks,
  * trellises, known and unknown head_dims. */
-static void refused_rows_get_marks(void **unused)
+CASE(refused_rows_get_marks)
 {
     static const char *const specs[] = { "int-4",
                                          "turboquant-4:rotate=hadamard",
@@ -224,7 +224,7 @@ static void check_fill(const fill_case *c, bool any)
     cudaFree(gpu_lengths);
 }
 
-static void whoever_sees_a_mark_gets_nan(void **unused)
+CASE(whoever_sees_a_mark_gets_nan)
 {
     for (uint32_t i = 0; i < 3 * 2 * 2 * 2; i++) {
         const fill_case c = { i & 1 ? 30 : 1, i & 2, i & 4, (kvant_cuda_type)(i / 8) };
@@ -233,7 +233,7 @@ static void whoever_sees_a_mark_gets_nan(void **unused)
     }
 }
 
-static void wrong_arguments_are_refused(void **unused)
+CASE(wrong_arguments_are_refused)
 {
     void *memory = device_new(4096, 0);
     const kvant_cuda_marked_args good = { .size = sizeof good,
@@ -261,14 +261,4 @@ static void wrong_arguments_are_refused(void **unused)
     cudaFree(memory);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused_rows_get_marks),
-        cmocka_unit_test(whoever_sees_a_mark_gets_nan),
-        cmocka_unit_test(wrong_arguments_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

@@ -306,7 +306,7 @@ static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool 
     fixture_close(&f);
 }
 
-static void test_open_and_seal(void **unused)
+CASE(test_open_and_seal)
 {
     static const char *const specs[] = { "int-4",
                                          "int-8:sym",
@@ -338,7 +338,7 @@ static void test_open_and_seal(void **unused)
 }
 
 /* Kernels of any head_dim and of any groups. */
-static void test_any(void **unused)
+CASE(test_any)
 {
     static const char *const specs[] = {
         "int-4",
@@ -369,7 +369,7 @@ static void test_any(void **unused)
             run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0, false);
 }
 
-static void test_refused_rows(void **unused)
+CASE(test_refused_rows)
 {
     static const float bad[] = { NAN, INFINITY, 3e38f, 1e5f };
     for (int i = 0; i < 4; i++) {
@@ -472,7 +472,7 @@ static void append_large(fixture *f, uint32_t n, kvant_role role)
     cudaFree(gpu_refused);
 }
 
-static void test_large_rows(void **unused)
+CASE(test_large_rows)
 {
     static const char *const specs[] = { "int-4",
                                          "turboquant-4:rotate=hadamard",
@@ -500,15 +500,4 @@ static void test_large_rows(void **unused)
         }
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_and_seal),
-        cmocka_unit_test(test_any),
-        cmocka_unit_test(test_refused_rows),
-        cmocka_unit_test(test_large_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

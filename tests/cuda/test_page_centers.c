@@ -24,7 +24,7 @@ static const spec_pair specs[] = {
 };
 enum { N_SPECS = sizeof specs / sizeof *specs };
 
-static void test_few_tokens(void **unused)
+CASE(test_few_tokens)
 {
     static const attention_problem problems[] = {
         { .query_tokens = 1 },
@@ -57,7 +57,7 @@ static void test_few_tokens(void **unused)
 }
 
 /* As many query tokens as in a prefill, with room for unpacked pages and without. */
-static void test_many_tokens(void **unused)
+CASE(test_many_tokens)
 {
     static const int32_t length[] = { 730 };
     for (size_t s = 0; s < N_SPECS; s++)
@@ -77,7 +77,7 @@ static void test_many_tokens(void **unused)
         }
 }
 
-static void test_ragged_tokens(void **unused)
+CASE(test_ragged_tokens)
 {
     static const int32_t lengths[] = { 300, 64, 65, 200, 129 };
     static const uint32_t counts[] = { 1, 4, 0, 33, 2 };
@@ -98,7 +98,7 @@ static void test_ragged_tokens(void **unused)
 
 /* Rows of a token minus its block's centre, then the offsets of pages for a query: a graph gives
  * the same results as the calls. */
-static void test_captured(void **unused)
+CASE(test_captured)
 {
     enum { D = 128, KV = 2, PAGES = 20, HEADS = 8 };
     const block_centers_shape shape = { D, KV, D, false };
@@ -163,7 +163,7 @@ static void test_captured(void **unused)
     cudaFree(rows), cudaFree(slots), cudaFree(lengths), cudaFree(out);
 }
 
-static void test_refused(void **unused)
+CASE(test_refused)
 {
     static const int32_t length[] = { 100 };
     const attention_case c = { "int-4",        "int-4", 128,   2,    8, 1,
@@ -180,14 +180,4 @@ static void test_refused(void **unused)
     fixture_close(&f);
 }
 
-int main(int argc, char **argv)
-{
-    if (!begin_tests(argc, argv))
-        return 77; /* CTest: skipped */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_few_tokens),    cmocka_unit_test(test_many_tokens),
-        cmocka_unit_test(test_ragged_tokens), cmocka_unit_test(test_captured),
-        cmocka_unit_test(test_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES_ON_GPU(NULL, NULL)

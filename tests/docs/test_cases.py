@@ -15,14 +15,19 @@ BUILD = os.environ.get("KVANT_BUILD", "")
 
 
 def sources():
-    """{program: source} of programs that choose cases."""
+    """{program: source} of programs whose arguments choose cases."""
     texts = {path.stem: path.read_text() for path in ROOT.glob("tests/**/test_*.c")}
-    return {name: text for name, text in texts.items() if "choose_cases(" in text}
+    return {
+        name: text
+        for name, text in texts.items()
+        if re.search(r"^RUN_CASES|choose_cases\(", text, re.M)
+    }
 
 
 def has_case(source, pattern):
-    cases = re.findall(r"\bvoid (\w+)\(void \*\*", source)
-    return any(fnmatch.fnmatch(case, pattern.removeprefix("-")) for case in cases)
+    cases = re.findall(r"^CASE\w*\((\w+)|\bvoid (\w+)\(void \*\*", source, re.M)
+    names = [name for pair in cases for name in pair if name]
+    return any(fnmatch.fnmatch(name, pattern.removeprefix("-")) for name in names)
 
 
 @unittest.skipUnless(BUILD, "needs a build's folder: KVANT_BUILD")
@@ -39,9 +44,10 @@ class Cases(unittest.TestCase):
         self.assertEqual(wrong, [])
 
     def test_a_wrong_name_is_found(self):
-        source = "static void a_case(void **state)\n{\n}\n"
+        source = "CASE(a_case)\n{\n}\nstatic void of_a_list(void **state)\n{\n}\n"
         self.assertTrue(has_case(source, "a_*"))
         self.assertTrue(has_case(source, "-a_case"))
+        self.assertTrue(has_case(source, "of_*"))
         self.assertFalse(has_case(source, "another_case"))
 
 

@@ -22,12 +22,4 @@ static inline int start(void **state)
     return status;
 }
 
-static inline float *new_logits(void)
-{
-    float *logits = malloc(N_STEPS * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 #endif

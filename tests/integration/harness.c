@@ -275,21 +275,44 @@ void harness_tokens(llama_token *tokens, int n)
         tokens[i] = once[i % n_once];
 }
 
+int harness_add(struct llama_batch *batch, llama_token token, llama_pos pos, llama_seq_id seq,
+                bool output)
+{
+    const int i = batch->n_tokens++;
+
+    if (batch->token != NULL)
+        batch->token[i] = token;
+    batch->pos[i] = pos;
+    batch->n_seq_id[i] = 1;
+    batch->seq_id[i][0] = seq;
+    batch->logits[i] = output;
+    return i;
+}
+
+int harness_decode_batch(struct llama_context *context, struct llama_batch batch)
+{
+    const int status = llama_decode(context, batch);
+
+    llama_batch_free(batch);
+    return status;
+}
+
+float *harness_new_logits(int n)
+{
+    float *logits = malloc((size_t)n * harness_n_vocab() * sizeof(*logits));
+
+    assert_non_null(logits);
+    return logits;
+}
+
 void harness_decode(struct llama_context *context, const llama_token *tokens, int n, llama_pos pos,
                     llama_seq_id seq, bool all_logits)
 {
     struct llama_batch batch = llama_batch_init(n, 0, 1);
 
-    batch.n_tokens = n;
-    for (int i = 0; i < n; i++) {
-        batch.token[i] = tokens[i];
-        batch.pos[i] = pos + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = seq;
-        batch.logits[i] = all_logits || i == n - 1;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < n; i++)
+        harness_add(&batch, tokens[i], pos + i, seq, all_logits || i == n - 1);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 llama_token harness_argmax(const float *logits)

@@ -83,6 +83,14 @@ void harness_tokens(llama_token *tokens, int n);
  * token, or of all. */
 void harness_decode(struct llama_context *context, const llama_token *tokens, int n, llama_pos pos,
                     llama_seq_id seq, bool all_logits);
+/* Adds a token to a batch and returns its place. A batch of numbers, in place of tokens, has its
+ * rows from the caller. */
+int harness_add(struct llama_batch *batch, llama_token token, llama_pos pos, llama_seq_id seq,
+                bool output);
+/* Returns what llama_decode returns, and frees the batch. */
+int harness_decode_batch(struct llama_context *context, struct llama_batch batch);
+/* Room for the logits of n tokens. */
+float *harness_new_logits(int n);
 
 /* The most probable token after the last decoded one. */
 llama_token harness_argmax(const float *logits);

@@ -4,20 +4,17 @@
 #ifndef KVANT_TESTS_IN_PLACE_LAYERS_H
 #define KVANT_TESTS_IN_PLACE_LAYERS_H
 
-#include "harness.h"
+#define N_TEXT 500
+#include "in_place_fixture.h"
 
 /* All codecs have room for 256 of 1024 cells. The model has 4 layers. So on one device the first
  * layer goes before the token in cell 252, because 3 cells are left after it. The last layer goes
  * before the token in cell 255. With two GPUs the first GPU has a cache with 3 of the layers,
  * because llama.cpp counts the model's output as a fifth layer. */
-#define N_CTX 1024
 #define ROOM 256
 #define EXACT "256"
 #define N_LAYERS 4
 #define PROMPT 224
-#define N_TEXT 500
-
-static llama_token tokens[N_TEXT];
 
 static inline int start(void **state)
 {
@@ -41,48 +38,6 @@ static inline int first_to_go(void)
     return ROOM - n_layers();
 }
 
-static inline struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
-{
-    const harness_options options = {
-        .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1
-    };
-
-    setenv("KVANT_EXACT", exact, 1);
-    return harness_context(&options);
-}
-
-static inline float *room_for(int n)
-{
-    float *logits = malloc((size_t)n * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
-/* Decodes tokens first .. first + n - 1 of the text, in steps of `step`. With out NULL no logits
- * are kept. */
-static inline void feed(struct llama_context *context, int first, int n, int step, llama_pos pos,
-                        llama_seq_id seq, float *out)
-{
-    for (int i = 0, some; i < n; i += some) {
-        some = n - i < step ? n - i : step;
-        harness_decode(context, tokens + first + i, some, pos + i, seq, true);
-        if (out != NULL)
-            memcpy(out + (size_t)i * harness_n_vocab(), llama_get_logits(context),
-                   (size_t)some * harness_n_vocab() * sizeof(float));
-    }
-}
-
-/* On a real GPU, ggml-cuda sums in another order than llama.cpp's CPU back end. The KLD is below
- * 1e-5 then. */
-static inline void assert_same(const float *a, const float *b, int n)
-{
-    if (harness_has_mock() || !harness_on_gpu())
-        assert_memory_equal(a, b, (size_t)n * harness_n_vocab() * sizeof(*a));
-    else
-        assert_true(harness_mean_kld(a, b, n) < 1e-5);
-}
-
 static inline void a_text(struct llama_context *context, float *logits)
 {
     feed(context, 0, PROMPT, 100, 0, 0, NULL);
@@ -93,7 +48,7 @@ static inline float *hear(void (*tell)(struct llama_context *context, float *log
                           const char *spec, const char *exact, uint32_t n_seq)
 {
     struct llama_context *context = new_context(spec, exact, n_seq);
-    float *logits = room_for(n);
+    float *logits = harness_new_logits(n);
 
     tell(context, logits);
     llama_free(context);

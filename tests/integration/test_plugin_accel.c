@@ -209,7 +209,7 @@ static void check_case(const struct attention_case *c, enum ggml_type k_type, en
     ggml_free(o.context);
 }
 
-static void attention_is_nearer_to_exact_than_stock(void **state)
+CASE(attention_is_nearer_to_exact_than_stock)
 {
     static const struct attention_case cases[] = {
         { .heads = 9,
@@ -265,7 +265,7 @@ static void attention_is_nearer_to_exact_than_stock(void **state)
 }
 
 /* The CPU keeps all operations except attention on types that kvant knows. */
-static void other_operations_are_declined(void **state)
+CASE(other_operations_are_declined)
 {
     const struct attention_case odd = {
         .heads = 2, .kv_heads = 2, .k_dim = 40, .v_dim = 40, .cells = 64, .tokens = 1, .streams = 1
@@ -314,7 +314,7 @@ static void check_logits(const char *type, const float *exact, const float *stoc
     assert_true(c.a - c.b <= 3 * c.difference_error);
 }
 
-static void logits_are_no_further_from_f32_than_stocks(void **state)
+CASE(logits_are_no_further_from_f32_than_stocks)
 {
     static const char *const names[] = { "f16", "q8_0", "q4_0" };
     float *exact =
@@ -338,7 +338,7 @@ static void logits_are_no_further_from_f32_than_stocks(void **state)
  * was registered. */
 static float *before;
 
-static void unwanted_instances_change_nothing(void **state)
+CASE(unwanted_instances_change_nothing)
 {
     float *after =
         harness_prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 }, N_PROMPT);
@@ -362,7 +362,7 @@ static double stock_error(const float *stock, const float *exact)
 /* The device writes the same text as llama.cpp, token by token, for a text that the model is sure
  * of. If another token is chosen, rounding decided. With errors of at most e on either side,
  * llama.cpp's logits of the two tokens differ by at most 4 e. */
-static void greedy_text_is_the_stock_text(void **state)
+CASE(greedy_text_is_the_stock_text)
 {
     const harness_options options[3] = { { .type = "q8_0", .n_ctx = 512 },
                                          { .type = "q8_0", .accel = true, .n_ctx = 512 },
@@ -396,7 +396,7 @@ static void greedy_text_is_the_stock_text(void **state)
 
 /* A state moves from llama.cpp's own cache to the device and back, byte by byte, and each side
  * chooses the next token from it. */
-static void states_are_stock_states(void **state)
+CASE(states_are_stock_states)
 {
     struct llama_context *contexts[2];
     llama_token tokens[100];
@@ -438,16 +438,4 @@ static int stop(void **state)
     return harness_stop(state);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_operations_are_declined),
-        cmocka_unit_test(attention_is_nearer_to_exact_than_stock),
-        cmocka_unit_test(logits_are_no_further_from_f32_than_stocks),
-        cmocka_unit_test(unwanted_instances_change_nothing),
-        cmocka_unit_test(greedy_text_is_the_stock_text),
-        cmocka_unit_test(states_are_stock_states),
-    };
-
-    return cmocka_run_group_tests(tests, start, stop);
-}
+RUN_CASES(start, stop)

@@ -85,7 +85,7 @@ static void start_clients(client *clients)
     }
 }
 
-static void both_give_the_bits_that_each_gives_alone(void **state)
+CASE(both_give_the_bits_that_each_gives_alone)
 {
     client alone[N_CLIENTS], together[N_CLIENTS];
     pthread_t threads[N_CLIENTS];
@@ -120,11 +120,4 @@ static int start(void **state)
     return status;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_give_the_bits_that_each_gives_alone),
-    };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -67,7 +67,7 @@ static void fill(ggml_fp16_t *rows, uint64_t seed)
         rows[i] = ggml_fp32_to_fp16(harness_random(&seed));
 }
 
-static void sizes_stay_when_the_environment_changes(void **state)
+CASE(sizes_stay_when_the_environment_changes)
 {
     static ggml_fp16_t rows[ROW * N_CELLS], before[ROW * N_CELLS], after[ROW * N_CELLS];
     layout l;
@@ -87,7 +87,7 @@ static void sizes_stay_when_the_environment_changes(void **state)
     free_layout(&l);
 }
 
-static void the_next_context_has_the_new_settings(void **state)
+CASE(the_next_context_has_the_new_settings)
 {
     layout small, large;
 
@@ -116,7 +116,7 @@ static void write_config(const char *path, const char *spec)
     assert_int_equal(fclose(file), 0);
 }
 
-static void sizes_stay_when_a_file_changes(void **state)
+CASE(sizes_stay_when_a_file_changes)
 {
     char path[] = "/tmp/kvant-config-XXXXXX";
     ggml_backend_buffer_type_t buft =
@@ -139,7 +139,7 @@ static void sizes_stay_when_a_file_changes(void **state)
     remove(path);
 }
 
-static void overlapping_tensors_are_refused(void **state)
+CASE(overlapping_tensors_are_refused)
 {
     static const size_t apart[] = { 0, 1, 2 }; /* halves of a tensor */
 
@@ -164,7 +164,7 @@ static int start(void **state)
 /* Rows that lie apart in the program's memory, as llama.cpp transfers them when each device has a
  * part of every row. They have the bytes of rows that come one by one, and bytes between them
  * stay. */
-static void rows_may_lie_apart(void **state)
+CASE(rows_may_lie_apart)
 {
     enum { FIRST = 3, N = 100, APART = 300 };
     static ggml_fp16_t rows[ROW * N_CELLS], apart[N * APART], got[N * APART], one[ROW];
@@ -198,15 +198,4 @@ static void rows_may_lie_apart(void **state)
     free_layout(&l);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_stay_when_the_environment_changes),
-        cmocka_unit_test(the_next_context_has_the_new_settings),
-        cmocka_unit_test(sizes_stay_when_a_file_changes),
-        cmocka_unit_test(overlapping_tensors_are_refused),
-        cmocka_unit_test(rows_may_lie_apart),
-    };
-
-    return cmocka_run_group_tests(tests, start, NULL);
-}
+RUN_CASES(start, NULL)

@@ -134,7 +134,7 @@ static void assert_same(const outcome *a, const outcome *b)
 
 /* Before its first graph the context belongs to KVANT, because llama.cpp looks for attention's
  * device. */
-static void the_cpu_takes_the_whole_graph(void **state)
+CASE(the_cpu_takes_the_whole_graph)
 {
     setup alone = open_setup("turboquant-4", "0"), both = open_setup("turboquant-4", "1");
     outcome first = run(&alone, 1, 1), cut = run(&both, 1, 1);
@@ -153,7 +153,7 @@ static void the_cpu_takes_the_whole_graph(void **state)
 
 /* A mask for each head: ggml's own attention reads decoded rows. A graph that was cut for the CPU
  * fails, and the next one is cut for KVANT. */
-static void other_readers_get_decoded_rows(void **state)
+CASE(other_readers_get_decoded_rows)
 {
     setup alone = open_setup("turboquant-4", "0"), both = open_setup("turboquant-4", "1");
     outcome decoded = run(&alone, 1, 6), got;
@@ -172,7 +172,7 @@ static void other_readers_get_decoded_rows(void **state)
 
 /* A graph with a node on a cache whose back end was freed fails. Ggml's own functions would take
  * codes for f16. */
-static void a_freed_back_end_is_not_used(void **state)
+CASE(a_freed_back_end_is_not_used)
 {
     setup s = open_setup("turboquant-4", "1");
 
@@ -184,11 +184,4 @@ static void a_freed_back_end_is_not_used(void **state)
     close_setup(&s);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_cpu_takes_the_whole_graph),
-                                        cmocka_unit_test(other_readers_get_decoded_rows),
-                                        cmocka_unit_test(a_freed_back_end_is_not_used) };
-
-    return cmocka_run_group_tests(tests, harness_load_plugin, NULL);
-}
+RUN_CASES(harness_load_plugin, NULL)

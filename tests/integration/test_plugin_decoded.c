@@ -12,14 +12,6 @@ static int start(void **state)
     return harness_start(state);
 }
 
-static float *new_logits(void)
-{
-    float *logits = malloc(N_STEPS * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 /* Whether keys of the last attention had a matrix. */
 static bool has_matrix(void)
 {
@@ -70,7 +62,7 @@ static int decode_text(text of, float *logits)
 /* The preset's cache of 512 tokens has 4 pages of 64 exact rows. Two are for the first and the
  * tokens, one because the newest begin within a block, and one for a step. The token that
  * takes the last page has the matrix. The preset has more bits than q4_0. */
-static void matrices_come_from_decoded_tokens(void **state)
+CASE(matrices_come_from_decoded_tokens)
 {
     enum { FULL = 192 };
     const size_t bytes = N_STEPS * harness_n_vocab() * sizeof(float);
@@ -80,7 +72,8 @@ static void matrices_come_from_decoded_tokens(void **state)
     if (!harness_has_mock() || getenv("KVANT_CALIBRATION") != NULL)
         skip();
     harness_need_floats();
-    stock = new_logits(), parts = new_logits(), graphs = new_logits();
+    stock = harness_new_logits(N_STEPS), parts = harness_new_logits(N_STEPS),
+    graphs = harness_new_logits(N_STEPS);
     setenv("KVANT_PRESET", "small", 1);
     decode_text((text){ NULL, NULL, "1", 8, 300, 0, false }, stock);
     decode_text((text){ NULL, "q4_0", "1", 8, 300, 0, false }, graphs);
@@ -159,7 +152,7 @@ static uint8_t *decoding_between_prompts(const char *spec, size_t *size)
     return saved;
 }
 
-static void rows_that_were_not_learnt_from_stay_themselves(void **state)
+CASE(rows_that_were_not_learnt_from_stay_themselves)
 {
     size_t size, stock_size;
     uint8_t *stock = decoding_between_prompts(NULL, &stock_size),
@@ -175,7 +168,7 @@ static void rows_that_were_not_learnt_from_stay_themselves(void **state)
 
 /* Thousands of tokens need a tiny model, which replaces the present one, so this test comes last.
  * The codec int-8 errs by less than 1 %. */
-static void learning_from_decoded_tokens_ends(void **state)
+CASE(learning_from_decoded_tokens_ends)
 {
     static const char spec[] = "int-8:transform=first,sink=4";
     size_t size, stock_size;
@@ -185,7 +178,8 @@ static void learning_from_decoded_tokens_ends(void **state)
     if (getenv("KVANT_CALIBRATION") != NULL)
         skip(); /* the calibration belongs to another model */
     harness_load_tiny("llama");
-    stock = new_logits(), parts = new_logits(), graphs = new_logits();
+    stock = harness_new_logits(N_STEPS), parts = harness_new_logits(N_STEPS),
+    graphs = harness_new_logits(N_STEPS);
     rows = long_decoding(NULL, "1", stock, &stock_size);
     free(long_decoding(spec, "0", parts, &size));
     ours = long_decoding(spec, "1", graphs, &size);
@@ -201,14 +195,4 @@ static void learning_from_decoded_tokens_ends(void **state)
     free(graphs);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_come_from_decoded_tokens),
-        cmocka_unit_test(rows_that_were_not_learnt_from_stay_themselves),
-        cmocka_unit_test(learning_from_decoded_tokens_ends),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -119,7 +119,7 @@ static size_t check(struct llama_context *ours, struct llama_context *stock, lla
 /* Pages of 64 rows: the first, three that the newest rows may be in, and eight for a step. */
 #define PAGES(n_sequences) (((n_sequences) * 4 + STEP / 64) * 64)
 
-static void first_and_newest_tokens_are_exact(void **state)
+CASE(first_and_newest_tokens_are_exact)
 {
     struct llama_context *ours = harness_context(&exact_options);
     struct llama_context *stock = harness_context(&stock_options), *both[] = { ours, stock };
@@ -144,7 +144,7 @@ static void first_and_newest_tokens_are_exact(void **state)
 
 /* Sequence 0 is idle while sequence 1 gets 1000 tokens. Both are in one stream, so only
  * masks tell whose tokens are newest. */
-static void first_and_newest_tokens_of_an_idle_sequence_are_exact(void **state)
+CASE(first_and_newest_tokens_of_an_idle_sequence_are_exact)
 {
     harness_options options = exact_options;
     struct llama_context *ours, *stock = harness_context(&stock_options);
@@ -163,7 +163,7 @@ static void first_and_newest_tokens_of_an_idle_sequence_are_exact(void **state)
 
 /* 20 sequences have 64 first tokens each, more than there are pages, and are removed. Their cells
  * are then beyond n_kv, so they keep no page from a new sequence. */
-static void first_tokens_that_were_removed_give_way(void **state)
+CASE(first_tokens_that_were_removed_give_way)
 {
     enum { N = 20 };
     harness_options options = exact_options;
@@ -185,7 +185,7 @@ static void first_tokens_that_were_removed_give_way(void **state)
 }
 
 /* Each sequence keeps its exact part, whichever sequence is at work. */
-static void streams_have_exact_tokens_of_their_own(void **state)
+CASE(streams_have_exact_tokens_of_their_own)
 {
     enum { N = 4 };
     harness_options options[] = { exact_options, stock_options };
@@ -209,7 +209,7 @@ static void streams_have_exact_tokens_of_their_own(void **state)
 
 /* A restored sequence has the same exact tokens as the saved one, in a context with other exact
  * tokens. */
-static void restored_tokens_are_exact(void **state)
+CASE(restored_tokens_are_exact)
 {
     harness_options options = exact_options;
     struct llama_context *ours, *stock = harness_context(&stock_options), *other;
@@ -236,7 +236,7 @@ static void restored_tokens_are_exact(void **state)
 }
 
 /* A copy of a stream is as exact as the stream. */
-static void copies_are_exact(void **state)
+CASE(copies_are_exact)
 {
     harness_options options[] = { exact_options, stock_options };
     struct llama_context *both[2];
@@ -256,7 +256,7 @@ static void copies_are_exact(void **state)
 }
 
 /* The first rows of a longer step are encoded at once. Its newest 512 rows are exact. */
-static void long_steps_keep_their_newest_tokens(void **state)
+CASE(long_steps_keep_their_newest_tokens)
 {
     harness_options options[] = { exact_options, stock_options };
     struct llama_context *both[2];
@@ -272,18 +272,4 @@ static void long_steps_keep_their_newest_tokens(void **state)
     llama_free(both[1]);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_and_newest_tokens_are_exact),
-        cmocka_unit_test(first_and_newest_tokens_of_an_idle_sequence_are_exact),
-        cmocka_unit_test(first_tokens_that_were_removed_give_way),
-        cmocka_unit_test(streams_have_exact_tokens_of_their_own),
-        cmocka_unit_test(restored_tokens_are_exact),
-        cmocka_unit_test(copies_are_exact),
-        cmocka_unit_test(long_steps_keep_their_newest_tokens),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

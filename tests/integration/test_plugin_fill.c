@@ -184,7 +184,7 @@ static void write_config(void)
  * These codecs learn nothing. On a CPU all tensors share the room for the rows of a step, which
  * counts in full from the first token on. With 256 cells it is as large as all rows of one
  * tensor. */
-static void the_room_of_a_step_does_not_grow(void **state)
+CASE_BETWEEN(the_room_of_a_step_does_not_grow, NULL, forget_config)
 {
     if (harness_on_gpu())
         return;
@@ -196,7 +196,7 @@ static void the_room_of_a_step_does_not_grow(void **state)
 }
 
 /* A CPU's cache has two early transforms in addition to one for each doubling of the position. */
-static void fills(void **state)
+CASE(fills)
 {
     const int n_first = harness_on_gpu() ? 1 : 3;
 
@@ -208,7 +208,7 @@ static void fills(void **state)
 }
 
 /* A cache has matrices for the first 1024 positions, and more for the next two doublings. */
-static void transforms_come_with_positions(void **state)
+CASE(transforms_come_with_positions)
 {
     const harness_options options = { .spec = "", .n_ctx = 4096, .unified = true };
     struct llama_context *context = harness_context(&options);
@@ -301,7 +301,7 @@ static bool is_told(const char *exact, double n)
  * that fit, and a multiple of 256 tokens fits. The mock of a GPU computes as the CPU does. So
  * the answers after these tokens are equal to f16's bit by bit, and after one more token they
  * differ. */
-static void f16_in_place(void **state)
+CASE(f16_in_place)
 {
     const int n_layers = llama_model_n_layer(harness_model());
     const double n = room(true, "", "auto");
@@ -322,7 +322,7 @@ static void f16_in_place(void **state)
 }
 
 /* A cache that fits as a whole is never compressed. */
-static void f16_for_all_tokens(void **state)
+CASE(f16_for_all_tokens)
 {
     assert_true(room(true, "f16", "auto") == 1024);
     assert_true(room(true, "f16", "1024") == 1024);
@@ -331,7 +331,7 @@ static void f16_for_all_tokens(void **state)
 
 /* The pages of 512 tokens take as much memory, with their matrices, as f16. So the cache has room
  * for all of these tokens in f16, and the size says so. */
-static void a_short_cache_stays_f16(void **state)
+CASE(a_short_cache_stays_f16)
 {
     struct llama_context *context;
     kvp_kv_size pages, f16;
@@ -355,7 +355,7 @@ static void a_short_cache_stays_f16(void **state)
 }
 
 /* The pages of 2048 tokens take as much memory as 992 rows of f16, which is almost 1024. */
-static void f16_for_two_batches(void **state)
+CASE(f16_for_two_batches)
 {
     n_cells = 2048;
     assert_true(room(true, "", "auto") == 1024 - llama_model_n_layer(harness_model()));
@@ -366,7 +366,7 @@ static void f16_for_two_batches(void **state)
  * With pages for 512 rows of a batch it has room for all of them as f16, so the cache of all tokens
  * leaves f16 first. The reported number subtracts the layers of both caches. The cache of all
  * tokens has two of the four layers, so f16 holds for two tokens more. */
-static void f16_in_a_windows_cache(void **state)
+CASE(f16_in_a_windows_cache)
 {
     int n;
 
@@ -382,18 +382,4 @@ static void f16_in_a_windows_cache(void **state)
     setenv("KVANT_EXACT", "0", 1);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fills),
-        cmocka_unit_test_teardown(the_room_of_a_step_does_not_grow, forget_config),
-        cmocka_unit_test(transforms_come_with_positions),
-        cmocka_unit_test(f16_in_place),
-        cmocka_unit_test(f16_for_all_tokens),
-        cmocka_unit_test(a_short_cache_stays_f16),
-        cmocka_unit_test(f16_for_two_batches),
-        cmocka_unit_test(f16_in_a_windows_cache),
-    };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

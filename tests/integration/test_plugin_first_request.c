@@ -112,7 +112,7 @@ static void read_text(const char *path)
     free(all);
 }
 
-static void no_first_request_spoils_later_ones(void **state)
+CASE(no_first_request_spoils_later_ones)
 {
     /* A single token is too short to learn from. A GPU sees all keys of a first prompt as fp16. */
     request requests[N_KINDS] = { { "mean KLD of a first request %.4f", NULL, 0, 0 },
@@ -165,9 +165,4 @@ static void no_first_request_spoils_later_ones(void **state)
     assert_true(worst <= most * harmless);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(no_first_request_spoils_later_ones) };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

@@ -5,7 +5,7 @@
 
 #include "outcome.h"
 
-static void foreign_ggml_is_refused(void **state)
+CASE(foreign_ggml_is_refused)
 {
     static const struct {
         const char *setting, *arguments, *found;
@@ -28,7 +28,7 @@ static void foreign_ggml_is_refused(void **state)
 }
 
 /* A version that was tried runs without a line, a newer version with one. */
-static void ggml_with_the_same_tables_runs(void **state)
+CASE(ggml_with_the_same_tables_runs)
 {
     static const struct {
         const char *setting, *version;
@@ -52,7 +52,7 @@ static void ggml_with_the_same_tables_runs(void **state)
 
 /* An older ggml reserves no scratch memory after attention's output, which a GPU's attention
  * needs. */
-static void an_old_ggml_leaves_gpus_alone(void **state)
+CASE(an_old_ggml_leaves_gpus_alone)
 {
     static const char alone[] =
         "works in the computer's memory, because it was not tried on a GPU with "
@@ -82,7 +82,7 @@ static void an_old_ggml_leaves_gpus_alone(void **state)
 }
 
 /* ggml reads one path of a back end. The plug-in loads the back end that this path named before. */
-static void another_back_end_is_loaded_first(void **state)
+CASE(another_back_end_is_loaded_first)
 {
     static const char cuda[] =
         "KVANT_VERBOSE=1 KVANT_BACKEND_PATH=" KVANT_TEST_CUDA " " KVANT_TEST_DRIVER;
@@ -106,7 +106,7 @@ static void another_back_end_is_loaded_first(void **state)
 }
 
 /* Every row is known: the plug-in compares as many rows as this list has. */
-static void a_row_that_differs_is_named(void **state)
+CASE(a_row_that_differs_is_named)
 {
     static const char *const rows[] = {
         "type f32",
@@ -222,15 +222,4 @@ static void a_row_that_differs_is_named(void **state)
     unsetenv("FOREIGN_ROW");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(foreign_ggml_is_refused),
-        cmocka_unit_test(ggml_with_the_same_tables_runs),
-        cmocka_unit_test(an_old_ggml_leaves_gpus_alone),
-        cmocka_unit_test(another_back_end_is_loaded_first),
-        cmocka_unit_test(a_row_that_differs_is_named),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

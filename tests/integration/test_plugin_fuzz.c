@@ -114,14 +114,9 @@ static void compare_row(struct run *run, int32_t i)
 
 static void add(struct run *run, int seq, int pos, bool output)
 {
-    struct llama_batch *b = &run->batch;
-    const int i = b->n_tokens++;
+    const llama_token token = (llama_token)below(run, (uint32_t)harness_n_vocab() - 4) + 3;
 
-    b->token[i] = (llama_token)below(run, (uint32_t)harness_n_vocab() - 4) + 3;
-    b->pos[i] = pos;
-    b->n_seq_id[i] = 1;
-    b->seq_id[i][0] = seq;
-    b->logits[i] = output;
+    harness_add(&run->batch, token, pos, seq, output);
 }
 
 /* Finds the last position of every sequence, which must be the same in all contexts. */
@@ -418,22 +413,14 @@ static void run_seeds(bool in_place)
         run_seed(seed++, in_place);
 }
 
-static void memory_operations_are_those_of_stock(void **state)
+CASE(memory_operations_are_those_of_stock)
 {
     run_seeds(false);
 }
 
-static void operations_in_place_are_those_of_stock(void **state)
+CASE(operations_in_place_are_those_of_stock)
 {
     run_seeds(true);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_operations_are_those_of_stock),
-        cmocka_unit_test(operations_in_place_are_those_of_stock),
-    };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

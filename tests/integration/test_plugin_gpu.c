@@ -80,7 +80,7 @@ static void check_replay(const char *spec)
     unsigned long before, captured, updates;
 
     for (int i = 0; i < 4; i++)
-        logits[i] = new_logits();
+        logits[i] = harness_new_logits(N_STEPS);
     captured = counter("mock_recorded");
     run_twice(spec, "0", logits[0], logits[1]);
     assert_int_equal(counter("mock_recorded"), captured);
@@ -101,7 +101,7 @@ static void check_replay(const char *spec)
         free(logits[i]);
 }
 
-static void replayed_graphs_give_the_same_bits(void **state)
+CASE(replayed_graphs_give_the_same_bits)
 {
     check_replay("turboquant-4");
     check_replay("trellis-4:center=first,norm=first,sink=0");
@@ -142,13 +142,14 @@ static void drafted_steps(const harness_options *options, float *logits)
     llama_free(drafter);
 }
 
-static void drafts_are_taken_back(void **state)
+CASE(drafts_are_taken_back)
 {
     static const char *const pairs[][2] = { { "int-8", "q8_0" }, { "", "q4_0" } };
     float *stock, *ours, *rival;
 
     harness_need_floats();
-    stock = new_logits(), ours = new_logits(), rival = new_logits();
+    stock = harness_new_logits(N_STEPS), ours = harness_new_logits(N_STEPS),
+    rival = harness_new_logits(N_STEPS);
     drafted_steps(&(harness_options){ .n_ctx = 512 }, stock);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         double a, b;
@@ -167,7 +168,7 @@ static void drafts_are_taken_back(void **state)
 static double divergence(const harness_options *options, const float *stock)
 {
     struct llama_context *context = harness_context(options);
-    float *logits = new_logits();
+    float *logits = harness_new_logits(N_STEPS);
     double kld;
 
     steps(context, logits);
@@ -179,7 +180,7 @@ static double divergence(const harness_options *options, const float *stock)
 
 /* The bounds of test_plugin_logits.c, where they are derived. With KVANT_CALIBRATION, presets are
  * calibrated. tiny: the error of trellis-2 is 8 times the error of turboquant-4. */
-static void errors_are_those_of_the_bits(void **state)
+CASE(errors_are_those_of_the_bits)
 {
     static const struct {
         const char *spec, *type;
@@ -198,7 +199,7 @@ static void errors_are_those_of_the_bits(void **state)
 
     harness_need_floats();
     context = harness_context(&(harness_options){ .n_ctx = 512 });
-    stock = new_logits();
+    stock = harness_new_logits(N_STEPS);
     steps(context, stock);
     llama_free(context);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -217,7 +218,7 @@ static void errors_are_those_of_the_bits(void **state)
 
 /* Centre and scale are learned from 64 tokens, in any number of batches. Errors are as small as for
  * a prompt in one batch. */
-static void centres_are_learnt_from_enough_tokens(void **state)
+CASE(centres_are_learnt_from_enough_tokens)
 {
     static const char *const specs[] = { "trellis-4:center=first,norm=first",
                                          "turboquant-6:center=first,norm=first",
@@ -225,7 +226,7 @@ static void centres_are_learnt_from_enough_tokens(void **state)
                                          "int-5:axis=channel,center=first,norm=first" };
     static const int batches[] = { N_PROMPT, 1, 40 };
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
-    float *stock = new_logits(), *ours = new_logits();
+    float *stock = harness_new_logits(N_STEPS), *ours = harness_new_logits(N_STEPS);
 
     steps(context, stock);
     llama_free(context);
@@ -269,7 +270,7 @@ static void late_steps(const char *spec, const char *graphs, int batch, float *l
     llama_free(context);
 }
 
-static void matrices_come_late(void **state)
+CASE(matrices_come_late)
 {
     float *stock, *parts, *graphs;
     const bool trained = llama_vocab_type(harness_vocab()) !=
@@ -277,7 +278,8 @@ static void matrices_come_late(void **state)
     double factors, matrices;
 
     harness_need_floats();
-    stock = new_logits(), parts = new_logits(), graphs = new_logits();
+    stock = harness_new_logits(N_STEPS), parts = harness_new_logits(N_STEPS),
+    graphs = harness_new_logits(N_STEPS);
     for (int batch = 20; batch <= N_PROMPT - 30; batch *= 6) {
         late_steps(NULL, "1", batch, stock);
         late_steps("turboquant-3:center=first,norm=first", "1", batch, graphs);
@@ -296,9 +298,9 @@ static void matrices_come_late(void **state)
 }
 
 /* The first matrix is for the rows that have it, for however many positions the cache has room. */
-static void room_makes_no_difference(void **state)
+CASE(room_makes_no_difference)
 {
-    float *const logits[2] = { new_logits(), new_logits() };
+    float *const logits[2] = { harness_new_logits(N_STEPS), harness_new_logits(N_STEPS) };
 
     for (int i = 0; i < 2; i++) {
         struct llama_context *context = harness_context(
@@ -312,10 +314,10 @@ static void room_makes_no_difference(void **state)
 }
 
 /* The last tokens of a prompt are fp16, and the next tokens depend on them more than on others. */
-static void recent_tokens_stay_as_they_are(void **state)
+CASE(recent_tokens_stay_as_they_are)
 {
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
-    float *stock = new_logits();
+    float *stock = harness_new_logits(N_STEPS);
     double all, most;
 
     steps(context, stock);
@@ -373,7 +375,8 @@ static uint8_t *far_steps(const char *spec, const char *type, int far, int hidde
 static void far_rows_are_as_good(int far, uint32_t matrices)
 {
     static const char spec[] = "int-8:transform=first";
-    float *const stock = new_logits(), *const ours = new_logits(), *const graphs = new_logits();
+    float *const stock = harness_new_logits(N_STEPS), *const ours = harness_new_logits(N_STEPS),
+                 *const graphs = harness_new_logits(N_STEPS);
     size_t size, stock_size;
     double rival, kld;
 
@@ -411,30 +414,14 @@ static void check_far_rows(int far)
     far_rows_are_as_good(far, 2);
 }
 
-static void far_rows_have_matrices_of_their_own(void **state)
+CASE(far_rows_have_matrices_of_their_own)
 {
     check_far_rows(FAR);
 }
 
-static void far_rows_of_many_blocks_have_them_too(void **state)
+CASE(far_rows_of_many_blocks_have_them_too)
 {
     check_far_rows(FARTHER);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replayed_graphs_give_the_same_bits),
-        cmocka_unit_test(errors_are_those_of_the_bits),
-        cmocka_unit_test(centres_are_learnt_from_enough_tokens),
-        cmocka_unit_test(matrices_come_late),
-        cmocka_unit_test(room_makes_no_difference),
-        cmocka_unit_test(recent_tokens_stay_as_they_are),
-        cmocka_unit_test(drafts_are_taken_back),
-        cmocka_unit_test(far_rows_have_matrices_of_their_own),
-        cmocka_unit_test(far_rows_of_many_blocks_have_them_too),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

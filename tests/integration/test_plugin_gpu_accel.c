@@ -39,7 +39,7 @@ static float *steps(const harness_options *options)
 
 /* On a CPU, llama.cpp rounds queries to 8 bits and sums to 16. With the same rows it is no nearer
  * to an f16 cache, except by chance, for which the factor of test_plugin_gpu.c allows. */
-static void attention_is_no_worse_than_stocks(void **state)
+CASE(attention_is_no_worse_than_stocks)
 {
     static const char *const types[] = { "q8_0", "q4_0" };
     float *f16 = steps(&(harness_options){ .n_ctx = 512 });
@@ -62,9 +62,4 @@ static void attention_is_no_worse_than_stocks(void **state)
     free(f16);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(attention_is_no_worse_than_stocks) };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

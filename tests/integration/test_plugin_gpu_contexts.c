@@ -39,7 +39,7 @@ static unsigned long synchronized_by_saving(struct llama_context *context)
 
 /* A context must not wait for other contexts: ggml-cuda may be capturing a graph of another context
  * in another thread. */
-static void a_context_waits_for_its_own_work(void **state)
+CASE(a_context_waits_for_its_own_work)
 {
     const harness_options ours = { .spec = "turboquant-4", .n_ctx = 256 };
     const harness_options other = { .spec = "", .n_ctx = 256 };
@@ -74,18 +74,11 @@ static void prompt_at(struct llama_context *context, int pos, float *logits)
  * are. */
 static const harness_options sinks = { .spec = "int-4:sink=64", .n_ctx = 256 };
 
-static float *new_logits(void)
-{
-    float *logits = malloc(harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
-static void inputs_are_found_under_any_name(void **state)
+CASE(inputs_are_found_under_any_name)
 {
     const size_t bytes = harness_n_vocab() * sizeof(float);
-    float *named = new_logits(), *renamed = new_logits(), *late = new_logits();
+    float *named = harness_new_logits(1), *renamed = harness_new_logits(1),
+          *late = harness_new_logits(1);
     struct llama_context *context = harness_context(&sinks);
 
     prompt_at(context, 0, named);
@@ -122,15 +115,15 @@ static void *ask(void *user)
 }
 
 /* Two threads have one context each, whose prompts have different positions. */
-static void contexts_have_positions_of_their_own(void **state)
+CASE(contexts_have_positions_of_their_own)
 {
     client clients[2] = { { .pos = 0 }, { .pos = 100 } };
     pthread_t threads[2];
 
     for (int i = 0; i < 2; i++) {
         client *c = &clients[i];
-        c->expected = new_logits();
-        c->logits = new_logits();
+        c->expected = harness_new_logits(1);
+        c->logits = harness_new_logits(1);
         c->context = harness_context(&sinks);
         prompt_at(c->context, c->pos, c->expected);
     }
@@ -166,7 +159,7 @@ static size_t bytes_after(int step)
 {
     struct llama_context *context;
     const size_t before = gpu_bytes();
-    float *logits = new_logits();
+    float *logits = harness_new_logits(1);
     size_t bytes;
 
     context = harness_context(&(harness_options){ .spec = "", .n_ctx = 256 });
@@ -185,7 +178,7 @@ static size_t bytes_after(int step)
 
 /* Prompts of growing length take no more memory than the longest prompt alone, except for half of
  * the growth. A factor of 1.5 covers that. */
-static void former_sizes_are_given_back(void **state)
+CASE(former_sizes_are_given_back)
 {
     size_t once, often;
 
@@ -196,14 +189,4 @@ static void former_sizes_are_given_back(void **state)
     assert_true(often <= once + once / 2);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_context_waits_for_its_own_work),
-        cmocka_unit_test(inputs_are_found_under_any_name),
-        cmocka_unit_test(contexts_have_positions_of_their_own),
-        cmocka_unit_test(former_sizes_are_given_back),
-    };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -9,16 +9,9 @@ static void step_together(struct llama_context *context, int n, llama_pos pos)
 {
     struct llama_batch batch = llama_batch_init(n, 0, 1);
 
-    batch.n_tokens = n;
-    for (int i = 0; i < n; i++) {
-        batch.token[i] = tokens[(pos + 7 * i) % N_PROMPT];
-        batch.pos[i] = pos;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i;
-        batch.logits[i] = 1;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < n; i++)
+        harness_add(&batch, tokens[(pos + 7 * i) % N_PROMPT], pos, i, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 enum { N_TOGETHER = 4, N_EACH = 40 };
@@ -33,16 +26,10 @@ static void prompts_together(const char *spec, float *logits)
     struct llama_batch batch = llama_batch_init(N_TOGETHER * N_EACH, 0, 1);
     const size_t n = harness_n_vocab();
 
-    batch.n_tokens = N_TOGETHER * N_EACH;
-    for (int i = 0; i < N_TOGETHER * N_EACH; i++) {
-        batch.token[i] = tokens[(i % N_EACH + 7 * (i / N_EACH)) % N_PROMPT];
-        batch.pos[i] = i % N_EACH;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i / N_EACH;
-        batch.logits[i] = 0;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < N_TOGETHER * N_EACH; i++)
+        harness_add(&batch, tokens[(i % N_EACH + 7 * (i / N_EACH)) % N_PROMPT], i % N_EACH,
+                    i / N_EACH, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     step_together(context, N_TOGETHER, N_EACH);
     for (int i = 0; i < N_TOGETHER; i++)
         memcpy(logits + (size_t)i * n, llama_get_logits_ith(context, i), n * sizeof(*logits));
@@ -51,10 +38,10 @@ static void prompts_together(const char *spec, float *logits)
 
 /* The first tokens of one prompt share a block with the last tokens of another prompt, which wrote
  * to it first. */
-static void blocks_that_prompts_share_are_whole(void **state)
+CASE(blocks_that_prompts_share_are_whole)
 {
     static const char *const specs[] = { "int-8:sink=8", "int-8:axis=channel" };
-    float *stock = new_logits(), *ours = new_logits();
+    float *stock = harness_new_logits(N_STEPS), *ours = harness_new_logits(N_STEPS);
 
     prompts_together(NULL, stock);
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
@@ -129,7 +116,7 @@ static uint8_t *each_in_its_own(const char *spec, size_t *size)
 /* A 4-bit trellis errs by .0050 of the variance (test_plugin_state.c), a root of .071. Later layers
  * see different rows, which adds at most as much again. A tenth of these rows is pending. If each
  * of them were in its neighbour's place, the difference would be .2. */
-static void rows_that_waited_are_where_they_belong(void **state)
+CASE(rows_that_waited_are_where_they_belong)
 {
     static const char *const specs[] = { "trellis-4", "trellis-4:center=first,norm=first",
                                          "trellis-4:transform=first", "int-4:axis=channel" };
@@ -156,20 +143,12 @@ static int decode_numbers(struct llama_context *context, float x, llama_pos pos,
 {
     const int n = llama_model_n_embd(llama_get_model(context));
     struct llama_batch batch = llama_batch_init(n_tokens, n, 1);
-    int status;
 
-    batch.n_tokens = n_tokens;
     for (int i = 0; i < n * n_tokens; i++)
         batch.embd[i] = x;
-    for (int i = 0; i < n_tokens; i++) {
-        batch.pos[i] = pos + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = 1;
-    }
-    status = llama_decode(context, batch);
-    llama_batch_free(batch);
-    return status;
+    for (int i = 0; i < n_tokens; i++)
+        harness_add(&batch, 0, pos + i, 0, true);
+    return harness_decode_batch(context, batch);
 }
 
 static int decode_number(struct llama_context *context, float x, llama_pos pos)
@@ -219,7 +198,7 @@ static void check_refusal(const char *spec)
     free(clean);
 }
 
-static void rows_that_are_no_numbers_make_answers_that_are_none(void **state)
+CASE(rows_that_are_no_numbers_make_answers_that_are_none)
 {
     check_refusal("turboquant-4");
     check_refusal("");
@@ -239,7 +218,7 @@ static void assert_attended(bool masked, uint32_t n_streams, uint32_t n_tokens, 
 
 /* A mask that only hides later tokens is not read. A mask that hides another sequence is read. Each
  * case runs three times: in parts, captured, replayed. */
-static void masks_are_read_where_they_must_be(void **state)
+CASE(masks_are_read_where_they_must_be)
 {
     harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
     struct llama_context *context;
@@ -279,7 +258,7 @@ enum { N_SLOTS = 3 };
 /* A server restores its slots before its first prompt: tensor by tensor, and the first slot has too
  * few rows to learn a centre from. Codes of 4 bits err by .05 to .1, and rows of one layer that are
  * decoded with a wrong transform by .25. */
-static void short_states_come_back_one_after_another(void **state)
+CASE(short_states_come_back_one_after_another)
 {
     static const int lengths[N_SLOTS] = { 20, 44, N_PROMPT };
     const harness_options stock = { .n_ctx = 1024, .n_seq = N_SLOTS, .unified = true };
@@ -310,16 +289,4 @@ static void short_states_come_back_one_after_another(void **state)
     llama_free(context);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_that_prompts_share_are_whole),
-        cmocka_unit_test(rows_that_waited_are_where_they_belong),
-        cmocka_unit_test(masks_are_read_where_they_must_be),
-        cmocka_unit_test(short_states_come_back_one_after_another),
-        cmocka_unit_test(rows_that_are_no_numbers_make_answers_that_are_none),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -29,7 +29,7 @@ static double live_bytes(double share)
     return (size.bytes - size.exact - size.transforms) * share + size.exact;
 }
 
-static void states_are_as_small_as_caches(void **state)
+CASE(states_are_as_small_as_caches)
 {
     static const char *const presets[] = { "balanced", "small", "quality" };
 
@@ -53,7 +53,7 @@ static void states_are_as_small_as_caches(void **state)
 
 /* Other contexts, of the same shape and larger. The restored sequence is saved with the same
  * bytes. */
-static void other_contexts_restore_the_same_bits(void **state)
+CASE(other_contexts_restore_the_same_bits)
 {
     static const uint32_t sizes[] = { 2048, 3072 };
 
@@ -82,7 +82,7 @@ static void other_contexts_restore_the_same_bits(void **state)
 
 /* A slot gets its prompt back, after other prompts took its cells. Other contexts are larger, or
  * have several streams, of which another one gets the state next to the tokens of a neighbour. */
-static void slots_get_their_prompts_back(void **state)
+CASE(slots_get_their_prompts_back)
 {
     static const int n_other[] = { 1, 130, 1500 };
 
@@ -135,7 +135,7 @@ static struct llama_context *with_neighbour(const harness_options *two, bool pro
  * already, the neighbour keeps its bits. Otherwise its exact rows, which have no transform yet,
  * take the restored one. That costs them one more rounding to fp16, of which they have had three.
  * Values with another centre are decoded (test_plugin_gpu_unified.c). */
-static void slots_leave_neighbours_their_rows(void **state)
+CASE(slots_leave_neighbours_their_rows)
 {
     const size_t n = N_NEXT * harness_n_vocab();
     float *exact = exact_neighbour();
@@ -181,7 +181,7 @@ static void decode_long(struct llama_context *context, const llama_token *of, in
  * that learned a third one. The longest one has transforms of further position buckets, too. Before
  * they are saved, another sequence takes the pages of rows that are neither first nor newest,
  * because there are not enough pages for the exact blocks of all sequences. */
-static void caches_hold_several_transforms(void **state)
+CASE(caches_hold_several_transforms)
 {
     enum { N_OF = 2, LENGTH = 3300 };
     const harness_options three = { .spec = "", .n_ctx = 3 * 4608, .n_seq = 3 };
@@ -222,7 +222,7 @@ static void caches_hold_several_transforms(void **state)
 
 /* Bytes of all parts are damaged, states are cut short, and codecs differ. Another sequence stays,
  * and the server goes on. */
-static void damaged_and_foreign_states_are_refused(void **state)
+CASE(damaged_and_foreign_states_are_refused)
 {
     const harness_options two = { .spec = "", .n_ctx = 4096, .n_seq = 2 },
                           other = { .spec = "turboquant-4", .n_ctx = 4096, .n_seq = 2 };
@@ -262,7 +262,7 @@ static void damaged_and_foreign_states_are_refused(void **state)
 
 /* The state of a cache that is f16 in place has llama.cpp's own rows. A state of codes comes back
  * to such a cache as codes. */
-static void caches_in_place_restore_codes(void **state)
+CASE(caches_in_place_restore_codes)
 {
     const harness_options one = { .spec = "", .n_ctx = 2048 };
     struct llama_context *context = prompted(&one, N_LONG);
@@ -295,7 +295,7 @@ static void caches_in_place_restore_codes(void **state)
 }
 
 /* Shifted keys are decoded. Their saved shifts are those of the rows that llama.cpp would read. */
-static void shifted_keys_are_decoded(void **state)
+CASE(shifted_keys_are_decoded)
 {
     const harness_options one = { .spec = "trellis-4:transform=first", .n_ctx = 2048 };
     const int by = -256, n = N_LONG + by;
@@ -325,19 +325,4 @@ static void shifted_keys_are_decoded(void **state)
     free(after);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(states_are_as_small_as_caches),
-        cmocka_unit_test(other_contexts_restore_the_same_bits),
-        cmocka_unit_test(slots_get_their_prompts_back),
-        cmocka_unit_test(slots_leave_neighbours_their_rows),
-        cmocka_unit_test(caches_hold_several_transforms),
-        cmocka_unit_test(damaged_and_foreign_states_are_refused),
-        cmocka_unit_test(caches_in_place_restore_codes),
-        cmocka_unit_test(shifted_keys_are_decoded),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start_on_gpu, harness_stop);
-}
+RUN_CASES(start_on_gpu, harness_stop)

@@ -72,7 +72,7 @@ static void assert_same_rows(const saved *a, const saved *b, const char *spec)
 
 /* In a unified cache with other tokens, llama.cpp's cells begin anywhere in a block, and they may
  * have gaps. Rows keep their codes in cells that the blocks fit. */
-static void unified_caches_restore_the_same_rows(void **state)
+CASE(unified_caches_restore_the_same_rows)
 {
     static const int holes[] = { 0, 38, 640 };
 
@@ -97,7 +97,7 @@ static void unified_caches_restore_the_same_rows(void **state)
 }
 
 /* The neighbours' rows are llama.cpp's own f16, and go to pages with the state's transforms. */
-static void unified_caches_in_place_restore_the_same_rows(void **state)
+CASE(unified_caches_in_place_restore_the_same_rows)
 {
     static const int holes[] = { 0, 38, 400 };
     const harness_options three = { .spec = "", .n_ctx = 3072, .n_seq = 3, .unified = true };
@@ -152,7 +152,7 @@ static void busy_slots(const char *spec, double most)
 }
 
 /* Without an exact part, logits differ only by the order in which attention adds up blocks. */
-static void busy_slots_get_the_same_rows_back(void **state)
+CASE(busy_slots_get_the_same_rows_back)
 {
     busy_slots("turboquant-4", 1e-5);
 }
@@ -189,7 +189,7 @@ static saved rows_of_file(const harness_options *options, const char *path, int 
 }
 
 /* The parts come back to cells of their own, from memory and from a file. */
-static void prompts_in_parts_come_back(void **state)
+CASE(prompts_in_parts_come_back)
 {
     char path[] = "/tmp/kvant_parts_XXXXXX";
     const int file = mkstemp(path);
@@ -257,7 +257,7 @@ static float *continued_next_to(const harness_options *options, const saved *s, 
  * block, llama.cpp puts next tokens there. Exact rows are rounded to fp16 after they are
  * transformed, and that block has another centre. So the next tokens' own rows differ in the last
  * bit. */
-static void next_tokens_of_the_same_block_have_the_same_logits(void **state)
+CASE(next_tokens_of_the_same_block_have_the_same_logits)
 {
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options two = {
@@ -293,7 +293,7 @@ static void next_tokens_of_the_same_block_have_the_same_logits(void **state)
 }
 
 /* The fillers of one restored slot are the next one's free cells. */
-static void two_slots_get_their_rows_back(void **state)
+CASE(two_slots_get_their_rows_back)
 {
     const harness_options three = { .spec = "", .n_ctx = 4096, .n_seq = 3, .unified = true };
     static const llama_seq_id slots[] = { 2, 0, 2 };
@@ -336,7 +336,7 @@ static int count_decoded(const harness_lines *lines)
 /* A slot gets states with transforms of their own, one after another. Each is a block shorter than
  * the one before, so a part of the former rows stays in the cache. A cache has room for six foreign
  * transforms. The seventh finds room because nobody has those rows any more. */
-static void former_states_make_room(void **state)
+CASE(former_states_make_room)
 {
     enum { N_OF = 7 };
     const harness_options two = { .spec = "", .n_ctx = 3072, .n_seq = 2, .unified = true };
@@ -416,7 +416,7 @@ static bool restore_without_memory(const harness_options *two, int at, const sav
 /* Then the slot is empty, or it has its rows. If a layer has no place for the state's transforms,
  * rows of the slot and of its neighbour are quantised once more. The error of 4 bits is about a
  * tenth. Without the neighbour, the state's own bits come back. */
-static void failures_leave_neighbours_their_rows(void **state)
+CASE(failures_leave_neighbours_their_rows)
 {
     const harness_options two = { .spec = "", .n_ctx = 3072, .n_seq = 2, .unified = true };
     struct llama_context *context = prompted(&two, N_LONG);
@@ -438,7 +438,7 @@ static void failures_leave_neighbours_their_rows(void **state)
 /* A damaged file is refused before llama.cpp sees it. The neighbour keeps its rows, no filler
  * stays, and no layer keeps the file's transforms. With some layers' transforms, the rows of this
  * model would be decoded. */
-static void damaged_files_leave_neighbours_their_rows(void **state)
+CASE(damaged_files_leave_neighbours_their_rows)
 {
     const harness_options two = { .spec = "", .n_ctx = 1536, .n_seq = 2, .unified = true };
     char path[] = "/tmp/kvant_damaged_XXXXXX";
@@ -494,7 +494,7 @@ static void damaged_files_leave_neighbours_their_rows(void **state)
 
 enum { N_SHORT = 600 };
 
-static void trained_busy_slots_get_the_same_rows_back(void **state)
+CASE(trained_busy_slots_get_the_same_rows_back)
 {
     busy_slots("", .01);
 }
@@ -530,7 +530,7 @@ static void assert_decoded(const harness_options *from, const harness_options *t
 }
 
 /* Without free cells for fillers: the rows leave 38 cells, and their blocks need 102 fillers. */
-static void trained_full_unified_caches_decode_rows(void **state)
+CASE(trained_full_unified_caches_decode_rows)
 {
     enum { OTHERS = 130 };
     const harness_options two = { .spec = "", .n_ctx = 768, .n_seq = 2, .unified = true },
@@ -540,30 +540,11 @@ static void trained_full_unified_caches_decode_rows(void **state)
 }
 
 /* A GPU has one centre for all values of a layer. */
-static void trained_values_with_other_centres_are_decoded(void **state)
+CASE(trained_values_with_other_centres_are_decoded)
 {
     const harness_options two = { .spec = "", .n_ctx = 2048, .n_seq = 2, .unified = true };
 
     assert_decoded(&two, &two, "quality", N_OTHER, "quality");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unified_caches_restore_the_same_rows),
-        cmocka_unit_test(unified_caches_in_place_restore_the_same_rows),
-        cmocka_unit_test(busy_slots_get_the_same_rows_back),
-        cmocka_unit_test(prompts_in_parts_come_back),
-        cmocka_unit_test(next_tokens_of_the_same_block_have_the_same_logits),
-        cmocka_unit_test(two_slots_get_their_rows_back),
-        cmocka_unit_test(former_states_make_room),
-        cmocka_unit_test(failures_leave_neighbours_their_rows),
-        cmocka_unit_test(damaged_files_leave_neighbours_their_rows),
-        cmocka_unit_test(trained_busy_slots_get_the_same_rows_back),
-        cmocka_unit_test(trained_full_unified_caches_decode_rows),
-        cmocka_unit_test(trained_values_with_other_centres_are_decoded),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start_on_gpu, harness_stop);
-}
+RUN_CASES(start_on_gpu, harness_stop)

@@ -182,12 +182,12 @@ static void same_bits(const char *spec, bool unified, bool parts, unsigned long 
     free(own.logits);
 }
 
-static void kept_weights_give_the_same_bits(void **state)
+CASE(kept_weights_give_the_same_bits)
 {
     same_bits("", true, false, 3);
 }
 
-static void streams_take_turns_with_the_same_bits(void **state)
+CASE(streams_take_turns_with_the_same_bits)
 {
     same_bits("int-8:transform=first", false, true, N_EACH);
 }
@@ -211,7 +211,7 @@ static life run_after(int earlier)
     return l;
 }
 
-static void lessons_that_are_cleared_leave_nothing(void **state)
+CASE(lessons_that_are_cleared_leave_nothing)
 {
     const life clean = run_after(0);
 
@@ -234,14 +234,4 @@ static int start_tiny(void **state)
     return 0;
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kept_weights_give_the_same_bits),
-        cmocka_unit_test(streams_take_turns_with_the_same_bits),
-        cmocka_unit_test(lessons_that_are_cleared_leave_nothing),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start_tiny, harness_stop);
-}
+RUN_CASES(start_tiny, harness_stop)

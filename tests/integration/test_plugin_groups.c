@@ -129,7 +129,7 @@ static void check_codes(const char *spec, const uint8_t *stock, int batch, size_
 
 /* This compares bits of llama.cpp's rows and of kvant's. On an H200 half of the fp16 numbers of
  * these rows differ in their last bit, so the test is for the mock. */
-static void blocks_have_the_cpus_codes(void **state)
+CASE(blocks_have_the_cpus_codes)
 {
     static const char *const specs[] = {
         "int-3:axis=channel",
@@ -158,7 +158,7 @@ static void blocks_have_the_cpus_codes(void **state)
 
 /* Batches of 16 tokens fill the 8 exact pages. The next batch needs one of them. For it at most 8
  * blocks of each tensor are sealed, each block once. */
-static void whole_blocks_are_sealed_once(void **state)
+CASE(whole_blocks_are_sealed_once)
 {
     const unsigned long most = 8 * 2 * (unsigned long)llama_model_n_layer(harness_model());
     const harness_options options = { .spec = "int-3:axis=channel", .n_ctx = 1024 };
@@ -180,7 +180,7 @@ static void whole_blocks_are_sealed_once(void **state)
 
 #if KVANT_PAPERS
 /* Tiers choose channels for a block as a whole. At 3.5 bits their logits err less than at 2.5. */
-static void tiers_are_chosen_for_blocks(void **state)
+CASE(tiers_are_chosen_for_blocks)
 {
     static const char *const specs[] = { NULL, "turboquant-3.5", "turboquant-2.5" };
     float *logits[3];
@@ -197,16 +197,4 @@ static void tiers_are_chosen_for_blocks(void **state)
 }
 #endif
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_have_the_cpus_codes),
-        cmocka_unit_test(whole_blocks_are_sealed_once),
-#if KVANT_PAPERS
-        cmocka_unit_test(tiers_are_chosen_for_blocks),
-#endif
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

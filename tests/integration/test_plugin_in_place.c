@@ -2,13 +2,10 @@
 /* test_plugin_in_place.c - caches that are f16 in place while they fit (gpu/in_place.h,
  * cpu_in_place.h). Answers are equal to answers with llama.cpp's own cache, bit by bit, and rows
  * that no longer fit are compressed. */
-#include "harness.h"
-
-#define N_CTX 1024
 #define N_TEXT 900
-#define STEP 100
+#include "in_place_fixture.h"
 
-static llama_token tokens[N_TEXT];
+#define STEP 100 /* tokens in a batch */
 
 static int start(void **state)
 {
@@ -19,57 +16,10 @@ static int start(void **state)
     return result;
 }
 
-static struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
-{
-    const harness_options options = {
-        .spec = spec, .n_ctx = N_CTX, .n_seq = n_seq, .unified = n_seq > 1
-    };
-
-    setenv("KVANT_EXACT", exact, 1);
-    return harness_context(&options);
-}
-
-/* Decodes tokens first .. first + n - 1 of the text, in steps, and keeps their logits unless out is
- * NULL. */
-static void feed(struct llama_context *context, int first, int n, llama_pos pos, llama_seq_id seq,
-                 float *out)
-{
-    for (int i = 0, some; i < n; i += some) {
-        some = n - i < STEP ? n - i : STEP;
-        harness_decode(context, tokens + first + i, some, pos + i, seq, true);
-        if (out != NULL)
-            memcpy(out + (size_t)i * harness_n_vocab(), llama_get_logits(context),
-                   (size_t)some * harness_n_vocab() * sizeof(float));
-    }
-}
-
-static float *room_for(int n)
-{
-    float *logits = malloc((size_t)n * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
-/* ggml-cuda differs from llama.cpp's CPU back end only by its order of sums. The KLD is below 1e-5
- * then, which is less than with int-8 (3e-5). */
-static void assert_same(const float *a, const float *b, int n)
-{
-    if (harness_has_mock() || !harness_on_gpu())
-        assert_memory_equal(a, b, (size_t)n * harness_n_vocab() * sizeof(*a));
-    else
-        assert_true(harness_mean_kld(a, b, n) < 1e-5);
-}
-
 static void assert_finite(const float *logits, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         assert_true(isfinite(logits[i]));
-}
-
-static bool is_same(const float *a, const float *b, int n)
-{
-    return memcmp(a, b, (size_t)n * harness_n_vocab() * sizeof(*a)) == 0;
 }
 
 /* A story: operations on a context, and the logits of its last n tokens. */
@@ -82,7 +32,7 @@ typedef struct story {
 static float *hear(const story *of, const char *spec, const char *exact)
 {
     struct llama_context *context = new_context(spec, exact, of->n_seq);
-    float *logits = room_for(of->n);
+    float *logits = harness_new_logits(of->n);
 
     of->tell(context, logits);
     llama_free(context);
@@ -104,12 +54,12 @@ static void assert_exact(const story *of, const char *spec)
 
 static void a_short_text(struct llama_context *context, float *logits)
 {
-    feed(context, 0, 200, 0, 0, logits);
+    feed(context, 0, 200, STEP, 0, 0, logits);
     for (int i = 200; i < 220; i++)
-        feed(context, i, 1, i, 0, logits + (size_t)i * harness_n_vocab());
+        feed(context, i, 1, STEP, i, 0, logits + (size_t)i * harness_n_vocab());
 }
 
-static void answers_are_f16s_while_rows_fit(void **state)
+CASE(answers_are_f16s_while_rows_fit)
 {
     const story of = { a_short_text, 220, 1 };
 
@@ -120,11 +70,11 @@ static void answers_are_f16s_while_rows_fit(void **state)
 
 static void a_long_text(struct llama_context *context, float *logits)
 {
-    feed(context, 0, N_TEXT, 0, 0, logits);
+    feed(context, 0, N_TEXT, STEP, 0, 0, logits);
 }
 
 /* int-8 has room for 512 of 1024 cells. */
-static void rows_that_no_longer_fit_are_compressed(void **state)
+CASE(rows_that_no_longer_fit_are_compressed)
 {
     const story of = { a_long_text, N_TEXT, 1 };
     float *stock = hear(&of, NULL, "0"), *ours = hear(&of, "int-8", "auto");
@@ -143,14 +93,14 @@ static void rows_that_no_longer_fit_are_compressed(void **state)
 
 static void a_second_text(struct llama_context *context, float *logits)
 {
-    feed(context, 0, 700, 0, 0, NULL);
+    feed(context, 0, 700, STEP, 0, 0, NULL);
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1));
-    feed(context, 300, 100, 0, 0, logits);
-    feed(context, 400, 100, 100, 0, logits + 100 * harness_n_vocab());
+    feed(context, 300, 100, STEP, 0, 0, logits);
+    feed(context, 400, 100, STEP, 100, 0, logits + 100 * harness_n_vocab());
 }
 
 /* llama-server empties its slots only in this way. */
-static void a_new_conversation_is_exact_again(void **state)
+CASE(a_new_conversation_is_exact_again)
 {
     const story of = { a_second_text, 200, 1 };
 
@@ -162,17 +112,17 @@ static void a_new_conversation_is_exact_again(void **state)
  * were compressed. */
 static void a_neighbour(struct llama_context *context, float *logits)
 {
-    feed(context, 0, 150, 0, 1, NULL);
-    feed(context, 300, 60, 0, 0, NULL);
-    feed(context, 150, 450, 150, 1, NULL);
+    feed(context, 0, 150, STEP, 0, 1, NULL);
+    feed(context, 300, 60, STEP, 0, 0, NULL);
+    feed(context, 150, 450, STEP, 150, 1, NULL);
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1));
-    feed(context, 500, 100, 0, 1, NULL);
-    feed(context, 360, 50, 60, 0, logits);
+    feed(context, 500, 100, STEP, 0, 1, NULL);
+    feed(context, 360, 50, STEP, 60, 0, logits);
 }
 
 /* Allowed factor over the mean KLD of a cache with this codec from the start. Rows of other
  * sequences are compressed at most once more. */
-static void rows_of_others_are_not_lost(void **state)
+CASE(rows_of_others_are_not_lost)
 {
     const story of = { a_neighbour, 50, 2 };
     float *stock = hear(&of, NULL, "0");
@@ -195,13 +145,13 @@ static void a_shift(struct llama_context *context, float *logits)
 {
     llama_memory_t memory = llama_get_memory(context);
 
-    feed(context, 0, 200, 0, 0, NULL);
+    feed(context, 0, 200, STEP, 0, 0, NULL);
     assert_true(llama_memory_seq_rm(memory, 0, 20, 80));
     llama_memory_seq_add(memory, 0, 80, -1, -60);
-    feed(context, 200, 40, 140, 0, logits);
+    feed(context, 200, 40, STEP, 140, 0, logits);
 }
 
-static void shifts_are_f16s(void **state)
+CASE(shifts_are_f16s)
 {
     const story of = { a_shift, 40, 1 };
 
@@ -214,19 +164,19 @@ static size_t saved_size;
 
 static void a_saved_text(struct llama_context *context, float *logits)
 {
-    feed(context, 0, 200, 0, 0, NULL);
+    feed(context, 0, 200, STEP, 0, 0, NULL);
     free(saved);
     saved = harness_save_state(context, &saved_size);
-    feed(context, 200, 40, 200, 0, logits);
+    feed(context, 200, 40, STEP, 200, 0, logits);
 }
 
 static void a_restored_text(struct llama_context *context, float *logits)
 {
     assert_int_equal(llama_state_seq_set_data(context, saved, saved_size, 0), saved_size);
-    feed(context, 200, 40, 200, 0, logits);
+    feed(context, 200, 40, STEP, 200, 0, logits);
 }
 
-static void states_are_f16s(void **state)
+CASE(states_are_f16s)
 {
     const story save = { a_saved_text, 40, 1 }, restore = { a_restored_text, 40, 1 };
     float *stock, *logits;
@@ -243,22 +193,22 @@ static void states_are_f16s(void **state)
 }
 
 /* Restored rows that do not fit, and a state of compressed rows. */
-static void longer_states_are_compressed(void **state)
+CASE(longer_states_are_compressed)
 {
     struct llama_context *context = new_context("int-8", "auto", 1);
-    float *stock = room_for(40), *ours = room_for(40);
+    float *stock = harness_new_logits(40), *ours = harness_new_logits(40);
     double kld;
 
-    feed(context, 0, 700, 0, 0, NULL);
+    feed(context, 0, 700, STEP, 0, 0, NULL);
     saved = harness_save_state(context, &saved_size);
     llama_free(context);
     context = new_context("int-8", "auto", 1);
     assert_int_equal(llama_state_seq_set_data(context, saved, saved_size, 0), saved_size);
-    feed(context, 700, 40, 700, 0, ours);
+    feed(context, 700, 40, STEP, 700, 0, ours);
     llama_free(context);
     context = new_context(NULL, "0", 1);
-    feed(context, 0, 700, 0, 0, NULL);
-    feed(context, 700, 40, 700, 0, stock);
+    feed(context, 0, 700, STEP, 0, 0, NULL);
+    feed(context, 700, 40, STEP, 700, 0, stock);
     kld = harness_mean_kld(stock, ours, 40);
     print_message("700 tokens restored: KLD %.6f\n", kld);
     assert_true(kld > 0 && kld < 0.01);
@@ -275,29 +225,23 @@ static void feed_nans(struct llama_context *context, int n, llama_seq_id seq)
     const int width = llama_model_n_embd(harness_model());
     struct llama_batch batch = llama_batch_init(n, width, 1);
 
-    batch.n_tokens = n;
     for (int i = 0; i < n * width; i++)
         batch.embd[i] = NAN;
-    for (int i = 0; i < n; i++) {
-        batch.pos[i] = i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = seq;
-        batch.logits[i] = 0;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < n; i++)
+        harness_add(&batch, 0, i, seq, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 /* No centre can be learned from the first rows, because some of them belong to a sequence of
  * NaNs. */
-static void rows_are_kept_where_nothing_can_be_learnt(void **state)
+CASE(rows_are_kept_where_nothing_can_be_learnt)
 {
     struct llama_context *context;
 
     setenv("KVANT_PRESET", "quality", 1);
     context = new_context("", "auto", 2);
     unsetenv("KVANT_PRESET");
-    feed(context, 0, 300, 0, 0, NULL);
+    feed(context, 0, 300, STEP, 0, 0, NULL);
     feed_nans(context, 64, 1);
     for (int pos = 300; pos < 900; pos += 500) {
         const int n = pos == 300 ? 500 : 100;
@@ -315,7 +259,7 @@ static int try_to_decode(struct llama_context *context, int first, int n)
 }
 
 /* Without memory, rows stay in place, and a second try compresses them. */
-static void rows_are_kept_without_memory(void **state)
+CASE(rows_are_kept_without_memory)
 {
     struct llama_context *context;
     float *stock, *ours;
@@ -323,19 +267,19 @@ static void rows_are_kept_without_memory(void **state)
 
     if (!harness_has_mock())
         skip();
-    stock = room_for(100);
-    ours = room_for(100);
+    stock = harness_new_logits(100);
+    ours = harness_new_logits(100);
     context = new_context(NULL, "0", 1);
-    feed(context, 0, 800, 0, 0, NULL);
-    feed(context, 800, 100, 800, 0, stock);
+    feed(context, 0, 800, STEP, 0, 0, NULL);
+    feed(context, 800, 100, STEP, 800, 0, stock);
     llama_free(context);
     context = new_context("int-8", "auto", 1);
-    feed(context, 0, 500, 0, 0, NULL);
+    feed(context, 0, 500, STEP, 0, 0, NULL);
     setenv("KVANT_TEST_NO_MEMORY", "1", 1);
     assert_int_not_equal(try_to_decode(context, 500, 300), 0);
     unsetenv("KVANT_TEST_NO_MEMORY");
     assert_int_equal(try_to_decode(context, 500, 300), 0);
-    feed(context, 800, 100, 800, 0, ours);
+    feed(context, 800, 100, STEP, 800, 0, ours);
     kld = harness_mean_kld(stock, ours, 100);
     print_message("int-8 after a try without memory: KLD %.6f\n", kld);
     assert_true(kld > 0 && kld < 0.01);
@@ -345,14 +289,14 @@ static void rows_are_kept_without_memory(void **state)
 }
 
 /* KVANT_EXACT: 256 tokens are in place, and no more. */
-static void as_many_as_the_user_allows(void **state)
+CASE(as_many_as_the_user_allows)
 {
-    float *stock = room_for(400), *ours = room_for(400);
+    float *stock = harness_new_logits(400), *ours = harness_new_logits(400);
     struct llama_context *contexts[2] = { new_context(NULL, "0", 1),
                                           new_context("int-8", "300", 1) };
 
     for (int i = 0; i < 2; i++) {
-        feed(contexts[i], 0, 400, 0, 0, i == 0 ? stock : ours);
+        feed(contexts[i], 0, 400, STEP, 0, 0, i == 0 ? stock : ours);
         llama_free(contexts[i]);
     }
     assert_same(stock, ours, 200);
@@ -373,7 +317,7 @@ static float *read_in_rounds(const char *preset, const char *exact, int n_rounds
     const harness_options options = { .spec = preset != NULL ? "" : NULL,
                                       .n_ctx = BATCH * N_BATCHES };
     const size_t batch = BATCH * harness_n_vocab();
-    float *logits = room_for(2 * n_rounds * BATCH);
+    float *logits = harness_new_logits(2 * n_rounds * BATCH);
     struct llama_context *context;
     llama_token text[BATCH * N_BATCHES];
 
@@ -418,7 +362,7 @@ static void assert_as_good(const char *preset, const float *stock, const float *
     }
 }
 
-static void presets_compress_what_no_longer_fits(void **state)
+CASE(presets_compress_what_no_longer_fits)
 {
     static const char *const presets[] = { "quality", "balanced" };
     float *stock = read_in_rounds(NULL, "0", 1);
@@ -450,22 +394,22 @@ static float *after_a_stopped_graph(const char *spec, int n_rows)
         .spec = spec, .n_ctx = N_CTX, .n_seq = 2, .unified = true, .eval = stop_behind_rows
     };
     struct llama_context *context;
-    float *logits = room_for(50);
+    float *logits = harness_new_logits(50);
 
     setenv("KVANT_EXACT", "auto", 1);
     context = harness_context(&options);
-    feed(context, 0, 100, 0, 0, NULL);
+    feed(context, 0, 100, STEP, 0, 0, NULL);
     rows_before_stop = n_rows;
-    feed(context, 600, 30, 100, 0, NULL);
+    feed(context, 600, 30, STEP, 100, 0, NULL);
     rows_before_stop = -1;
     assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, 100, -1));
-    feed(context, 300, 1, 0, 1, NULL);
-    feed(context, 100, 50, 100, 0, logits);
+    feed(context, 300, 1, STEP, 0, 1, NULL);
+    feed(context, 100, 50, STEP, 100, 0, logits);
     llama_free(context);
     return logits;
 }
 
-static void a_stopped_graph_costs_no_other_rows(void **state)
+CASE(a_stopped_graph_costs_no_other_rows)
 {
     for (int n_rows = 0; n_rows < 3; n_rows++) {
         float *stock = after_a_stopped_graph(NULL, n_rows);
@@ -477,23 +421,4 @@ static void a_stopped_graph_costs_no_other_rows(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_are_f16s_while_rows_fit),
-        cmocka_unit_test(rows_that_no_longer_fit_are_compressed),
-        cmocka_unit_test(a_new_conversation_is_exact_again),
-        cmocka_unit_test(rows_of_others_are_not_lost),
-        cmocka_unit_test(shifts_are_f16s),
-        cmocka_unit_test(states_are_f16s),
-        cmocka_unit_test(longer_states_are_compressed),
-        cmocka_unit_test(presets_compress_what_no_longer_fits),
-        cmocka_unit_test(rows_are_kept_where_nothing_can_be_learnt),
-        cmocka_unit_test(rows_are_kept_without_memory),
-        cmocka_unit_test(as_many_as_the_user_allows),
-        cmocka_unit_test(a_stopped_graph_costs_no_other_rows),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -5,11 +5,6 @@
 #include "in_place_layers.h"
 #include "mock_control.h"
 
-static bool is_same(const float *a, const float *b, int n)
-{
-    return memcmp(a, b, (size_t)n * harness_n_vocab() * sizeof(*a)) == 0;
-}
-
 /* Lines of the plug-in */
 
 static harness_lines lines;
@@ -59,7 +54,7 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
 /* Keys of a preset are pending as fp16 in a cache that is compressed from the start. The preset's
  * codec has 4 bits or more and a matrix, so it is as good as 4 bits without a matrix. Values of
  * `quality` have a centre. */
-static void layers_go_one_by_one(void **state)
+CASE(layers_go_one_by_one)
 {
     static const struct {
         const char *spec, *reference, *preset;
@@ -146,7 +141,7 @@ static unsigned long waits_of(struct llama_context *context, int first, int n)
  * each layer goes in the graph, while CUDA computes the part before the layer's attention. This
  * thread waits for the GPU once, when it copies slots. A wait for each layer would be 4 or more.
  * Copies of other threads to memory that CUDA does not know would hold CUDA's lock for long. */
-static void layers_go_in_the_graph_of_a_prompt(void **state)
+CASE(layers_go_in_the_graph_of_a_prompt)
 {
     struct llama_context *context;
     unsigned long first, second, copies;
@@ -172,7 +167,7 @@ static void layers_go_in_the_graph_of_a_prompt(void **state)
  * which waits for them. If a layer's thread began after the graph in which layers go to
  * pages, the GPU would be idle meanwhile. So the thread begins as soon as the layer has its first
  * transform, before the next layer goes. */
-static void later_positions_are_learned_in_the_graph(void **state)
+CASE(later_positions_are_learned_in_the_graph)
 {
     const harness_options options = { .spec = "", .n_ctx = 4096 };
     const int first = 1900;
@@ -198,7 +193,7 @@ static void later_positions_are_learned_in_the_graph(void **state)
     assert_int_equal(behind, N_LAYERS);
 }
 
-static void prompts_of_long_batches_are_as_good(void **state)
+CASE(prompts_of_long_batches_are_as_good)
 {
     float *stock = hear(a_batch_that_fills_the_room, ROOM, NULL, "0", 1);
     float *ours = hear(a_batch_that_fills_the_room, ROOM, "", EXACT, 1), *compressed, *again;
@@ -259,7 +254,7 @@ static int most_layers_of_a_token(int *n)
 /* A prompt may fill the room, and its answer is f16's. A token after it has no time for several
  * layers, so these go at the end of the prompt's graph. On a CPU the rows of such a prompt go to
  * pages at once. */
-static void no_token_takes_several_layers(void **state)
+CASE(no_token_takes_several_layers)
 {
     if (harness_gpus() > 1)
         skip(); /* the first GPU does not see where a prompt ends */
@@ -299,7 +294,7 @@ static void a_full_cache(struct llama_context *context, float *logits)
 }
 
 /* Pages of 16 bits have room for all cells, so nothing is ever compressed. */
-static void a_cache_that_fits_stays(void **state)
+CASE(a_cache_that_fits_stays)
 {
     float *stock = hear(a_full_cache, N_CTX - 990, NULL, "0", 1), *ours;
     size_t cells[N_LAYERS], ready;
@@ -314,7 +309,7 @@ static void a_cache_that_fits_stays(void **state)
 }
 
 /* Results do not depend on how long the threads need that make matrices. */
-static void results_depend_on_no_clock(void **state)
+CASE(results_depend_on_no_clock)
 {
     float *first = hear(a_text, 100, "", EXACT, 1), *second = hear(a_text, 100, "", EXACT, 1);
 
@@ -338,7 +333,7 @@ static bool is_told(const char *spec, const char *exact, const char *what)
     return found;
 }
 
-static void the_start_line_says_what_happens(void **state)
+CASE(the_start_line_says_what_happens)
 {
     assert_true(is_told("", EXACT,
                         "; f16 itself for the first 252 of 1024 tokens, then 4.2 bits with the "
@@ -401,15 +396,10 @@ static void feed_nan(struct llama_context *context, llama_pos pos)
     const int width = llama_model_n_embd(harness_model());
     struct llama_batch batch = llama_batch_init(1, width, 1);
 
-    batch.n_tokens = 1;
     for (int i = 0; i < width; i++)
         batch.embd[i] = NAN;
-    batch.pos[0] = pos;
-    batch.n_seq_id[0] = 1;
-    batch.seq_id[0][0] = 1;
-    batch.logits[0] = 0;
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    harness_add(&batch, 0, pos, 1, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 static void a_broken_sequence(struct llama_context *context, float *logits)
@@ -441,7 +431,7 @@ static void a_restored_sequence(struct llama_context *context, float *logits)
  * several tokens, a cache that is compressed from the start keeps the last block of every batch
  * exact. So the reference is trellis-4 instead. Groups of 32 numbers in 16 levels err by .0062 of
  * the variance, trellis-4 errs by .0050. */
-static void no_row_is_lost_between_layers(void **state)
+CASE(no_row_is_lost_between_layers)
 {
     static const char *const specs[] = { "int-8", "trellis-4", "", "int-4:axis=channel" };
     float *compressed = NULL;
@@ -477,7 +467,7 @@ static void no_row_is_lost_between_layers(void **state)
 /* Steps encode rows and give up pages while layers are in place, and must not change the rows of
  * these layers. Tokens before the first layer went have the same rows as in llama.cpp's own
  * cache. */
-static void layers_in_place_stay_as_they_are(void **state)
+CASE(layers_in_place_stay_as_they_are)
 {
     const size_t row = harness_row_bytes();
     uint8_t *saved[2];
@@ -518,7 +508,7 @@ static void a_new_conversation(struct llama_context *context, float *logits)
     feed(context, 340, 20, 1, 40, 0, logits + 40 * harness_n_vocab());
 }
 
-static void new_conversations_are_exact(void **state)
+CASE(new_conversations_are_exact)
 {
     for (int i = 0; i < 2; i++) {
         float *stock = hear(i == 0 ? a_cleared_cache : a_new_conversation, 60, NULL, "0", 1);
@@ -530,7 +520,7 @@ static void new_conversations_are_exact(void **state)
 }
 
 /* Models with a sliding window have two caches, and each hands over its own layers. */
-static void all_models_do_that(void **state)
+CASE(all_models_do_that)
 {
     static const char *const models[] = { "gemma3", "gemma2", "gpt-oss", "lfm2", "llama80" };
 
@@ -550,23 +540,4 @@ static void all_models_do_that(void **state)
     }
 }
 
-int main(int argc, char **argv)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_go_one_by_one),
-        cmocka_unit_test(layers_go_in_the_graph_of_a_prompt),
-        cmocka_unit_test(later_positions_are_learned_in_the_graph),
-        cmocka_unit_test(prompts_of_long_batches_are_as_good),
-        cmocka_unit_test(no_token_takes_several_layers),
-        cmocka_unit_test(a_cache_that_fits_stays),
-        cmocka_unit_test(results_depend_on_no_clock),
-        cmocka_unit_test(the_start_line_says_what_happens),
-        cmocka_unit_test(no_row_is_lost_between_layers),
-        cmocka_unit_test(layers_in_place_stay_as_they_are),
-        cmocka_unit_test(new_conversations_are_exact),
-        cmocka_unit_test(all_models_do_that),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

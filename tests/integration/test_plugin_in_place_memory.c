@@ -9,10 +9,11 @@
 /* Contexts */
 
 /* Steps of two contexts alternate: one has layers in both forms, the second begins. */
-static void contexts_have_forms_of_their_own(void **state)
+CASE(contexts_have_forms_of_their_own)
 {
     struct llama_context *stock = new_context(NULL, "0", 1), *first, *second;
-    float *of_first = room_for(60), *of_second = room_for(60), *expected = room_for(60);
+    float *of_first = harness_new_logits(60), *of_second = harness_new_logits(60),
+          *expected = harness_new_logits(60);
     float *compressed = hear(a_prompt, 60, "int-8", "0", 1);
 
     first = new_context("int-8", EXACT, 1);
@@ -48,7 +49,7 @@ static unsigned long counter(const char *name)
 }
 
 /* llama.cpp does not wait for the graph before it clears a cache. */
-static void graphs_are_waited_for(void **state)
+CASE(graphs_are_waited_for)
 {
     struct llama_context *context;
     unsigned long before;
@@ -66,7 +67,7 @@ static void graphs_are_waited_for(void **state)
 /* The first step with pages may make other contexts capture their graphs once more, which takes two
  * steps, because only then does the GPU have memory for slots. The layers that go do not affect
  * other contexts' graphs. */
-static void other_contexts_keep_their_graphs(void **state)
+CASE(other_contexts_keep_their_graphs)
 {
     struct llama_context *first, *other;
     const int n = ROOM + 4 - PROMPT;
@@ -115,7 +116,7 @@ static size_t bytes_on_gpus(void)
 }
 
 /* A hand-over stores a tensor's rows from a copy, 512 rows at a time as fp32. */
-static void memory_is_given_back(void **state)
+CASE(memory_is_given_back)
 {
     const size_t least = 512 * 128 * sizeof(float);
 
@@ -136,7 +137,7 @@ static void memory_is_given_back(void **state)
 
 /* Queries of prompts are kept in GPU memory until the first key transforms are learned. A cleared
  * cache learns again. */
-static void queries_are_given_back(void **state)
+CASE(queries_are_given_back)
 {
     struct llama_context *context;
 
@@ -161,7 +162,7 @@ static void queries_are_given_back(void **state)
 
 /* While rows fit, the memory is not needed. The first token that does not fit is refused, and one
  * more try with memory is enough. */
-static void layers_wait_for_memory(void **state)
+CASE(layers_wait_for_memory)
 {
     struct llama_context *context;
     const int full = ROOM - PROMPT;
@@ -171,7 +172,7 @@ static void layers_wait_for_memory(void **state)
     if (!harness_has_mock())
         skip();
     stock = hear(a_text, 100, NULL, "0", 1);
-    ours = room_for(100);
+    ours = harness_new_logits(100);
     compressed = hear(a_text, 100, "int-8", "0", 1);
     context = new_context("int-8", EXACT, 1);
     feed(context, 0, PROMPT, 100, 0, 0, NULL);
@@ -196,7 +197,7 @@ static void layers_wait_for_memory(void **state)
 static bool fail_at(int allocation, const float *stock, const float *compressed)
 {
     struct llama_context *context = new_context("", EXACT, 1);
-    float *ours = room_for(40);
+    float *ours = harness_new_logits(40);
     const int from = ROOM - 6;
     char number[16];
     bool failed;
@@ -217,7 +218,7 @@ static bool fail_at(int allocation, const float *stock, const float *compressed)
     return failed;
 }
 
-static void all_allocations_may_fail(void **state)
+CASE(all_allocations_may_fail)
 {
     const size_t first = (size_t)(ROOM - 6 - PROMPT) * harness_n_vocab();
     float *stock, *compressed;
@@ -250,19 +251,12 @@ static bool try_batch(struct llama_context *context, float *logits)
     struct llama_batch batch = llama_batch_init(N_BATCH, 0, 1);
     bool ok;
 
-    batch.n_tokens = N_BATCH;
-    for (int i = 0; i < N_BATCH; i++) {
-        batch.token[i] = tokens[N_BEFORE + i];
-        batch.pos[i] = N_BEFORE + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = 1;
-    }
-    ok = llama_decode(context, batch) == 0;
+    for (int i = 0; i < N_BATCH; i++)
+        harness_add(&batch, tokens[N_BEFORE + i], N_BEFORE + i, 0, true);
+    ok = harness_decode_batch(context, batch) == 0;
     if (ok)
         memcpy(logits, llama_get_logits(context),
                (size_t)N_BATCH * harness_n_vocab() * sizeof(*logits));
-    llama_batch_free(batch);
     return ok;
 }
 
@@ -271,7 +265,7 @@ static bool try_batch(struct llama_context *context, float *logits)
 static bool fail_in_batch(int allocation, const float *stock)
 {
     struct llama_context *context = new_context("", EXACT, 1);
-    float *ours = room_for(N_BATCH);
+    float *ours = harness_new_logits(N_BATCH);
     char number[16];
     bool failed;
 
@@ -287,7 +281,7 @@ static bool fail_in_batch(int allocation, const float *stock)
     return failed;
 }
 
-static void all_allocations_of_a_batch_may_fail(void **state)
+CASE(all_allocations_of_a_batch_may_fail)
 {
     float *stock;
     int n = 0;
@@ -302,19 +296,4 @@ static void all_allocations_of_a_batch_may_fail(void **state)
     free(stock);
 }
 
-int main(int argc, char **argv)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contexts_have_forms_of_their_own),
-        cmocka_unit_test(other_contexts_keep_their_graphs),
-        cmocka_unit_test(graphs_are_waited_for),
-        cmocka_unit_test(memory_is_given_back),
-        cmocka_unit_test(queries_are_given_back),
-        cmocka_unit_test(layers_wait_for_memory),
-        cmocka_unit_test(all_allocations_may_fail),
-        cmocka_unit_test(all_allocations_of_a_batch_may_fail),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

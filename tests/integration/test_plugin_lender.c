@@ -121,7 +121,95 @@ static void *free_backend(void *backend)
     return NULL;
 }
 
-static void a_freed_lender_is_never_used(void **state)
+static void note_threads(struct ggml_tensor *node, int thread, int n_threads, void *most)
+{
+    if (thread == 0)
+        *(int *)most = n_threads;
+}
+
+/* The number of threads with which a back end computes a graph. */
+static int threads_of(ggml_backend_t cpu)
+{
+    struct ggml_init_params params = { .mem_size =
+                                           ggml_graph_overhead() + 4 * ggml_tensor_overhead() };
+    struct ggml_context *context = ggml_init(params);
+    struct ggml_cgraph *graph = ggml_new_graph(context);
+    int n = 0;
+    struct ggml_tensor *node = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, NULL, 0,
+                                              note_threads, GGML_N_TASKS_MAX, &n);
+
+    ggml_build_forward_expand(graph, node);
+    assert_int_equal(ggml_backend_graph_compute(cpu, graph), GGML_STATUS_SUCCESS);
+    ggml_free(context);
+    return n;
+}
+
+/* Makes llama.cpp's calls before a graph. ours: NULL for a context without kvant. */
+static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
+{
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *);
+    void (*set_n_threads)(ggml_backend_t, int);
+    void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
+
+    memcpy(&set_threadpool, &address, sizeof(address));
+    set_threadpool(cpu, NULL);
+    address = ggml_backend_reg_get_proc_address(harness_plugin(), "ggml_backend_set_n_threads");
+    memcpy(&set_n_threads, &address, sizeof(address));
+    if (ours != NULL)
+        set_n_threads(ours, n);
+    address = harness_cpu_function("ggml_backend_set_n_threads");
+    memcpy(&set_n_threads, &address, sizeof(address));
+    set_n_threads(cpu, n);
+}
+
+/* Runs first, because functions that the process looks up later are the plug-in's. */
+CASE(switched_off_nothing_changes)
+{
+    void *before = harness_cpu_function("ggml_backend_cpu_set_threadpool");
+    struct ggml_threadpool *pool = harness_new_pool(2);
+    ggml_backend_t cpu = ggml_backend_dev_init(
+                       ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL),
+                   lender;
+    rows_graph g;
+
+    setenv("KVANT_HOST_THREADS", "0", 1);
+    g = make_rows_graph();
+    assert_ptr_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);
+    lender = make_counting(cpu);
+    compute_rows(&g, lender, pool);
+    assert_int_equal(n_computed, 0);
+    free_rows_graph(&g);
+    setenv("KVANT_HOST_THREADS", "1", 1);
+    g = make_rows_graph();
+    assert_ptr_not_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);
+    free_rows_graph(&g);
+    unsetenv("KVANT_HOST_THREADS");
+    ggml_backend_free(lender);
+    ggml_backend_free(cpu);
+    harness_free_pool(pool);
+}
+
+/* The limit holds from the start of a graph whose first part has no node of the plug-in. */
+CASE(a_lender_has_no_more_threads_than_cpus)
+{
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_t lender = ggml_backend_dev_init(device, NULL);
+    ggml_backend_t other = ggml_backend_dev_init(device, NULL);
+    rows_graph g = make_rows_graph();
+    const int n_cpus = (int)kvant_available_cpus(), n = n_cpus + 2;
+
+    set_threads(g.backend, lender, n);
+    set_threads(NULL, other, n);
+    assert_int_equal(threads_of(lender), n_cpus);
+    assert_int_equal(threads_of(other), n);
+    set_threads(g.backend, lender, 1);
+    assert_int_equal(threads_of(lender), 1);
+    free_rows_graph(&g);
+    ggml_backend_free(lender);
+    ggml_backend_free(other);
+}
+
+CASE(a_freed_lender_is_never_used)
 {
     struct ggml_threadpool *pool = harness_new_pool(2);
     ggml_backend_t cpu = ggml_backend_dev_init(
@@ -164,94 +252,6 @@ static void a_freed_lender_is_never_used(void **state)
     harness_free_pool(pool);
 }
 
-static void note_threads(struct ggml_tensor *node, int thread, int n_threads, void *most)
-{
-    if (thread == 0)
-        *(int *)most = n_threads;
-}
-
-/* The number of threads with which a back end computes a graph. */
-static int threads_of(ggml_backend_t cpu)
-{
-    struct ggml_init_params params = { .mem_size =
-                                           ggml_graph_overhead() + 4 * ggml_tensor_overhead() };
-    struct ggml_context *context = ggml_init(params);
-    struct ggml_cgraph *graph = ggml_new_graph(context);
-    int n = 0;
-    struct ggml_tensor *node = ggml_custom_4d(context, GGML_TYPE_F32, 1, 1, 1, 1, NULL, 0,
-                                              note_threads, GGML_N_TASKS_MAX, &n);
-
-    ggml_build_forward_expand(graph, node);
-    assert_int_equal(ggml_backend_graph_compute(cpu, graph), GGML_STATUS_SUCCESS);
-    ggml_free(context);
-    return n;
-}
-
-/* Makes llama.cpp's calls before a graph. ours: NULL for a context without kvant. */
-static void set_threads(ggml_backend_t ours, ggml_backend_t cpu, int n)
-{
-    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *);
-    void (*set_n_threads)(ggml_backend_t, int);
-    void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
-
-    memcpy(&set_threadpool, &address, sizeof(address));
-    set_threadpool(cpu, NULL);
-    address = ggml_backend_reg_get_proc_address(harness_plugin(), "ggml_backend_set_n_threads");
-    memcpy(&set_n_threads, &address, sizeof(address));
-    if (ours != NULL)
-        set_n_threads(ours, n);
-    address = harness_cpu_function("ggml_backend_set_n_threads");
-    memcpy(&set_n_threads, &address, sizeof(address));
-    set_n_threads(cpu, n);
-}
-
-/* The limit holds from the start of a graph whose first part has no node of the plug-in. */
-static void a_lender_has_no_more_threads_than_cpus(void **state)
-{
-    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    ggml_backend_t lender = ggml_backend_dev_init(device, NULL);
-    ggml_backend_t other = ggml_backend_dev_init(device, NULL);
-    rows_graph g = make_rows_graph();
-    const int n_cpus = (int)kvant_available_cpus(), n = n_cpus + 2;
-
-    set_threads(g.backend, lender, n);
-    set_threads(NULL, other, n);
-    assert_int_equal(threads_of(lender), n_cpus);
-    assert_int_equal(threads_of(other), n);
-    set_threads(g.backend, lender, 1);
-    assert_int_equal(threads_of(lender), 1);
-    free_rows_graph(&g);
-    ggml_backend_free(lender);
-    ggml_backend_free(other);
-}
-
-/* Runs first, because functions that the process looks up later are the plug-in's. */
-static void switched_off_nothing_changes(void **state)
-{
-    void *before = harness_cpu_function("ggml_backend_cpu_set_threadpool");
-    struct ggml_threadpool *pool = harness_new_pool(2);
-    ggml_backend_t cpu = ggml_backend_dev_init(
-                       ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL),
-                   lender;
-    rows_graph g;
-
-    setenv("KVANT_HOST_THREADS", "0", 1);
-    g = make_rows_graph();
-    assert_ptr_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);
-    lender = make_counting(cpu);
-    compute_rows(&g, lender, pool);
-    assert_int_equal(n_computed, 0);
-    free_rows_graph(&g);
-    setenv("KVANT_HOST_THREADS", "1", 1);
-    g = make_rows_graph();
-    assert_ptr_not_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);
-    free_rows_graph(&g);
-    unsetenv("KVANT_HOST_THREADS");
-    ggml_backend_free(lender);
-    ggml_backend_free(cpu);
-    harness_free_pool(pool);
-}
-
 /* With one CPU, no thread is lent. */
 static int load_with_two_cpus(void **state)
 {
@@ -264,11 +264,4 @@ static int load_with_two_cpus(void **state)
     return harness_load_plugin(state);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(switched_off_nothing_changes),
-                                        cmocka_unit_test(a_lender_has_no_more_threads_than_cpus),
-                                        cmocka_unit_test(a_freed_lender_is_never_used) };
-
-    return cmocka_run_group_tests(tests, load_with_two_cpus, NULL);
-}
+RUN_CASES(load_with_two_cpus, NULL)

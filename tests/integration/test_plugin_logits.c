@@ -34,7 +34,7 @@ static int stop(void **state)
  *
  * test_plugin_ops.c checks attention itself up to the rounding of f32. This model multiplies a
  * rounding by several hundred, because its activations are quantised to 8 bits between layers. */
-static void f16_is_stock_within_f16_rounding(void **state)
+CASE(f16_is_stock_within_f16_rounding)
 {
     float *exact = prompt_logits(NULL, true), *ours = prompt_logits("f16", false);
     size_t n = (size_t)N_PROMPT * harness_n_vocab();
@@ -80,7 +80,7 @@ static int equal_greedy_tokens(const char *spec, double *lead)
 /* 8 bits cost this model a divergence of 0.0036 nats (README, q8_0). So a logit errs by about
  * sqrt(2 x 0.0036) = 0.085. A difference of two logits errs by 0.12. Only a lead below 4 of these,
  * 0.5, may be reversed. */
-static void int8_writes_the_stock_text(void **state)
+CASE(int8_writes_the_stock_text)
 {
     double lead;
     int same = equal_greedy_tokens("int-8", &lead);
@@ -107,7 +107,7 @@ static double divergence(const harness_options *options)
  * q8_0 has steps of 2.07 / 127. It errs by 2.2e-5, which is 1.3 times less. Chance makes it 1.6:
  * both errors are near the divergence that llama.cpp's own roundings cause, whose means over 192
  * tokens differ by a tenth. */
-static void errors_are_those_of_the_bits(void **state)
+CASE(errors_are_those_of_the_bits)
 {
     static const struct {
         const char *spec, *type;
@@ -123,13 +123,4 @@ static void errors_are_those_of_the_bits(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f16_is_stock_within_f16_rounding),
-        cmocka_unit_test(int8_writes_the_stock_text),
-        cmocka_unit_test(errors_are_those_of_the_bits),
-    };
-
-    return cmocka_run_group_tests(tests, start, stop);
-}
+RUN_CASES(start, stop)

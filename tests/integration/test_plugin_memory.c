@@ -75,7 +75,7 @@ static void load_other_quarters(struct llama_context *context)
 
 /* An untouched cache takes no memory, written cells take their true bits, and a cleared cache takes
  * no memory again. */
-static void a_cache_takes_its_true_bits(void **state)
+CASE(a_cache_takes_its_true_bits)
 {
     const harness_options options = {
         .spec = "turboquant-4", .n_ctx = N_CTX, .n_seq = 4, .unified = true
@@ -164,7 +164,7 @@ static void skip_where_freed_memory_stays(void)
  * may be more: 64 KiB per layer for tensors and the ends of pages, and 512 KiB that the allocator
  * keeps for one layer's pending rows. Learning takes 170 KiB per layer with these heads, and 500
  * KiB while it solves. */
-static void all_memory_is_counted(void **state)
+CASE(all_memory_is_counted)
 {
     const harness_options small = { .spec = "f16", .n_ctx = 256 };
     struct llama_context *context;
@@ -185,7 +185,7 @@ static void all_memory_is_counted(void **state)
 
 /* Attention over a long prompt needs more than 1 MiB in addition to the cache. After the next
  * token, it keeps at most an eighth of that, or less than 128 KiB. */
-static void a_prompts_workspace_is_given_back(void **state)
+CASE(a_prompts_workspace_is_given_back)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .unified = true };
     struct llama_context *context;
@@ -203,13 +203,4 @@ static void a_prompts_workspace_is_given_back(void **state)
     llama_free(context);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_cache_takes_its_true_bits),
-        cmocka_unit_test(all_memory_is_counted),
-        cmocka_unit_test(a_prompts_workspace_is_given_back),
-    };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

@@ -106,7 +106,7 @@ static void check_all(const char *model)
     check(model, "", "q4_0", QUARTER_BIT, true);
 }
 
-static void sliding_windows(void **state)
+CASE(sliding_windows)
 {
     check_all("gemma3");
 }
@@ -129,7 +129,7 @@ static void check_head_dim(const char *model, double plain_error)
     free(stock);
 }
 
-static void other_head_dims(void **state)
+CASE(other_head_dims)
 {
     const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = true };
     harness_options rival = plain;
@@ -147,17 +147,17 @@ static void other_head_dims(void **state)
         check_head_dim("llama24", error);
 }
 
-static void softcap(void **state)
+CASE(softcap)
 {
     check_all("gemma2");
 }
 
-static void sinks(void **state)
+CASE(sinks)
 {
     check_all("gpt-oss");
 }
 
-static void recurrent_state(void **state)
+CASE(recurrent_state)
 {
     check_all("lfm2");
 }
@@ -180,29 +180,18 @@ static void stays_as_it_is(const char *model)
 }
 
 /* An indexer's keys, and latents with 32 RoPE channels. */
-static void keys_without_values_stay_as_they_are(void **state)
+CASE(keys_without_values_stay_as_they_are)
 {
     stays_as_it_is("deepseek2");
 }
 
 /* Latents are compressed only in the computer's memory. */
-static void latents(void **state)
+CASE(latents)
 {
     if (harness_on_gpu())
         stays_as_it_is("latents");
     else
         check_all("latents");
-}
-
-static void add_token(struct llama_batch *batch, llama_pos pos, llama_seq_id seq)
-{
-    const int i = batch->n_tokens++;
-
-    batch->token[i] = made_up((int)pos);
-    batch->pos[i] = pos;
-    batch->n_seq_id[i] = 1;
-    batch->seq_id[i][0] = seq;
-    batch->logits[i] = true;
 }
 
 /* Two tokens of one sequence and one token of each of two other sequences, together or one after
@@ -223,7 +212,7 @@ static float *mixed_logits(bool together)
     decode(context, 60, 0, 1);
     decode(context, 90, 0, 2);
     for (int i = 0; i < 4; i++) {
-        add_token(&batch, next[i].pos, next[i].seq);
+        harness_add(&batch, made_up(next[i].pos), next[i].pos, next[i].seq, true);
         if (together && i < 3)
             continue;
         assert_int_equal(llama_decode(context, batch), 0);
@@ -237,7 +226,7 @@ static float *mixed_logits(bool together)
     return logits;
 }
 
-static void latents_of_several_sequences_in_one_batch(void **state)
+CASE(latents_of_several_sequences_in_one_batch)
 {
     float *one, *other;
     double difference;
@@ -267,7 +256,7 @@ static bool next_is_nan(struct llama_context *context, llama_pos pos, llama_seq_
 
 /* A state of llama.cpp's cache has a NaN among the RoPE channels of one row of its last layer. The
  * sequence that sees the row gets NaNs, and another sequence in the same cache does not. */
-static void bad_rows_of_latents(void **state)
+CASE(bad_rows_of_latents)
 {
     enum { N_TOKENS = 90, BAD = 40, ROW_BYTES = (256 + 64) * sizeof(uint16_t) };
     const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = true };
@@ -346,35 +335,16 @@ static void check_weights_on_a_gpu(const char *model)
     free(cpu);
 }
 
-static void weights_on_a_gpu_or_on_the_cpu(void **state)
+CASE(weights_on_a_gpu_or_on_the_cpu)
 {
     check_weights_on_a_gpu("llama");
 }
 
 /* The driver of the tests takes minutes for llama.cpp's own attention on latents, which only the
  * CPU computes here. */
-static void latents_on_a_gpu_or_on_the_cpu(void **state)
+CASE(latents_on_a_gpu_or_on_the_cpu)
 {
     check_weights_on_a_gpu("latents");
 }
 
-/* An argument names the tests to run. */
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_head_dims),
-        cmocka_unit_test(sliding_windows),
-        cmocka_unit_test(softcap),
-        cmocka_unit_test(sinks),
-        cmocka_unit_test(recurrent_state),
-        cmocka_unit_test(keys_without_values_stay_as_they_are),
-        cmocka_unit_test(latents),
-        cmocka_unit_test(latents_of_several_sequences_in_one_batch),
-        cmocka_unit_test(bad_rows_of_latents),
-        cmocka_unit_test(weights_on_a_gpu_or_on_the_cpu),
-        cmocka_unit_test(latents_on_a_gpu_or_on_the_cpu),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, harness_load_plugin, harness_stop);
-}
+RUN_CASES(harness_load_plugin, harness_stop)

@@ -170,39 +170,27 @@ static void check_sealed_rows(const char *state, const char *returned)
     }
 }
 
-static void one_cpu_saves(void **state)
+CASE(one_cpu_saves)
 {
     save_own("cpu", "cpu_logits");
 }
 
-static void two_gpu_saves_and_passes_on(void **state)
+CASE(two_gpu_saves_and_passes_on)
 {
     save_own("gpu", "gpu_logits");
     pass_on("cpu", "cpu_gpu");
 }
 
-static void three_cpu_passes_on_and_gets_its_state_back(void **state)
+CASE(three_cpu_passes_on_and_gets_its_state_back)
 {
     pass_on("gpu", "gpu_cpu");
     check_returned("cpu_gpu", "cpu_logits");
 }
 
-static void four_gpu_gets_its_state_back(void **state)
+CASE(four_gpu_gets_its_state_back)
 {
     check_returned("gpu", "gpu_logits");
     check_sealed_rows("gpu", "gpu_cpu");
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest stages[] = {
-        cmocka_unit_test(one_cpu_saves),
-        cmocka_unit_test(two_gpu_saves_and_passes_on),
-        cmocka_unit_test(three_cpu_passes_on_and_gets_its_state_back),
-        cmocka_unit_test(four_gpu_gets_its_state_back),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(stages, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

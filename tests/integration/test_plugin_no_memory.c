@@ -83,17 +83,10 @@ static bool try_to_decode(life *l, int n)
     struct llama_batch batch = llama_batch_init(n, 0, 1);
     int status;
 
-    batch.n_tokens = n;
-    for (int i = 0; i < n; i++) {
-        batch.token[i] = tokens[l->text + i];
-        batch.pos[i] = l->pos + i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 0;
-        batch.logits[i] = i + 1 == n;
-    }
-    status = llama_decode(l->context, batch);
+    for (int i = 0; i < n; i++)
+        harness_add(&batch, tokens[l->text + i], l->pos + i, 0, i + 1 == n);
+    status = harness_decode_batch(l->context, batch);
     llama_synchronize(l->context);
-    llama_batch_free(batch);
     return status == 0;
 }
 
@@ -156,7 +149,7 @@ static const char *exact(void)
 
 /* Fails a sample of the allocations of a life. Rows of a repeated step may be encoded twice, which
  * at most doubles the divergence; 1e-5 is as small as rounding. */
-static void each_allocation_may_fail(void **state)
+CASE(each_allocation_may_fail)
 {
     enum { MOST = 1000000, N_TRIES = 60 };
     life stock = live(NULL, "0", 0), plain = live("", "0", 0), whole = live("", exact(), MOST);
@@ -192,9 +185,4 @@ static int start(void **state)
     return status == 0 && plugin_end > 0 ? 0 : -1;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(each_allocation_may_fail) };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

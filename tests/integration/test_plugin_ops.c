@@ -111,7 +111,7 @@ static const struct attention_case cases[] = {
       .streams = 1 },
 };
 
-static void attention_is_the_cpu_back_ends(void **state)
+CASE(attention_is_the_cpu_back_ends)
 {
     setenv("KVANT_K", "f16", 1);
     setenv("KVANT_V", "f16", 1);
@@ -131,7 +131,7 @@ static struct ggml_tensor *bound_cache(struct device *device, const struct atten
 
 /* Any range of nominal bytes reads and writes like a tensor of the type that llama.cpp asked
  * for. */
-static void bytes_behave_like_a_tensor(void **state)
+CASE(bytes_behave_like_a_tensor)
 {
     static const struct attention_case c = { .heads = 2,
                                              .kv_heads = 2,
@@ -285,7 +285,7 @@ static void check_bad_row(const struct attention_case *c, bool values, enum way 
     free_inputs(&in);
 }
 
-static void refused_rows_are_nan_to_whoever_sees_them(void **state)
+CASE(refused_rows_are_nan_to_whoever_sees_them)
 {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         for (int values = 0; values < 2; values++)
@@ -308,7 +308,7 @@ void *malloc(size_t bytes)
 #define FAILS false
 #endif
 
-static void without_memory_a_written_row_is_nan(void **state)
+CASE(without_memory_a_written_row_is_nan)
 {
     if (!FAILS)
         skip(); /* before anything is allocated, which skip() would leak */
@@ -336,14 +336,4 @@ static void without_memory_a_written_row_is_nan(void **state)
     free_inputs(&in);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attention_is_the_cpu_back_ends),
-        cmocka_unit_test(bytes_behave_like_a_tensor),
-        cmocka_unit_test(refused_rows_are_nan_to_whoever_sees_them),
-        cmocka_unit_test(without_memory_a_written_row_is_nan),
-    };
-
-    return cmocka_run_group_tests(tests, harness_load_plugin, NULL);
-}
+RUN_CASES(harness_load_plugin, NULL)

@@ -97,7 +97,7 @@ static void assert_continues(struct llama_context *context, llama_seq_id seq, co
 }
 
 /* In memory and in files, for a sequence and for all, in the same context and in another one. */
-static void restored_logits_have_the_same_bits(void **state)
+CASE(restored_logits_have_the_same_bits)
 {
     for (size_t i = 0; i < N_SPECS; i++) {
         const harness_options options = two(specs[i]);
@@ -147,7 +147,7 @@ static void restored_logits_have_the_same_bits(void **state)
 
 /* A server with one slot keeps the state of a prompt in memory while it answers another one. The
  * other prompt has taken the prompt's first cells, some of them, or more cells. */
-static void a_slot_gets_its_prompt_back(void **state)
+CASE(a_slot_gets_its_prompt_back)
 {
     static const int n_other[] = { 1, 3, 130, 500 };
 
@@ -172,7 +172,7 @@ static void a_slot_gets_its_prompt_back(void **state)
 /* An answer is discarded and the state of its prompt comes back. The answer's first tokens are in
  * the prompt's last block, and its later tokens have pushed a block out of the exact part. The
  * sequence is alone, next to another one, and in a stream. */
-static void a_prompt_without_its_answer_comes_back(void **state)
+CASE(a_prompt_without_its_answer_comes_back)
 {
     static const harness_options caches[] = { { .n_ctx = 1024 },
                                               { .n_ctx = 2048, .n_seq = 2, .unified = true },
@@ -215,7 +215,7 @@ static double cache_bytes(double share)
 }
 
 /* A state takes hardly more than the cache, whose fp16 rows are fp16 in the state, too. */
-static void states_are_as_small_as_caches(void **state)
+CASE(states_are_as_small_as_caches)
 {
     static const struct {
         const char *preset;
@@ -249,7 +249,7 @@ static void states_are_as_small_as_caches(void **state)
 }
 
 /* A program that asked llama.cpp itself for the size gets the nominal state, and can restore it. */
-static void room_for_the_nominal_state_gets_it(void **state)
+CASE(room_for_the_nominal_state_gets_it)
 {
     const harness_options options = two("trellis-4");
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -271,7 +271,7 @@ static void room_for_the_nominal_state_gets_it(void **state)
 /* Files and states that llama.cpp wrote, with its own fp16 rows or with nominal rows of kvant. An
  * exact cache gets llama.cpp's rows with the same bits. Logits are only compared within kvant,
  * because its attention rounds otherwise than llama.cpp's. */
-static void states_of_llama_cpp_are_restored(void **state)
+CASE(states_of_llama_cpp_are_restored)
 {
     const harness_options plain = { .n_ctx = 2048, .n_seq = 2, .unified = true },
                           exact = two("f16"), codes = two("trellis-4");
@@ -309,7 +309,7 @@ static void states_of_llama_cpp_are_restored(void **state)
 }
 
 /* A llama.cpp without kvant takes packed states for none of its own. */
-static void llama_cpp_refuses_packed_states(void **state)
+CASE(llama_cpp_refuses_packed_states)
 {
     const harness_options options = two("trellis-4"), plain = { .n_ctx = 2048 };
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -335,7 +335,7 @@ static void llama_cpp_refuses_packed_states(void **state)
  * read, and copies runs that are not there yet. Only states above 4 MiB are read that way. Then the
  * state is restored once more from all of its bytes: the first number of each run is a NaN, and no
  * token gets an answer from zeros. */
-static void a_cache_of_llama_cpp_gets_no_zeros(void **state)
+CASE(a_cache_of_llama_cpp_gets_no_zeros)
 {
     enum { N = 1500 };
     const harness_options options = two("trellis-4"),
@@ -409,7 +409,7 @@ static void neighbour_free(neighbour *n)
 }
 
 /* Bytes of all parts of a state in memory and of a file are damaged, and both are cut short. */
-static void damaged_states_are_refused(void **state)
+CASE(damaged_states_are_refused)
 {
     const harness_options options = two("");
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -456,7 +456,7 @@ static void damaged_states_are_refused(void **state)
 
 /* Other codecs refuse rows after llama.cpp has given them cells, and take the cells back. A state
  * whose rows have their nominal length is no different. */
-static void foreign_states_are_refused(void **state)
+CASE(foreign_states_are_refused)
 {
     const harness_options options = two("trellis-4:transform=first");
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -485,7 +485,7 @@ static void foreign_states_are_refused(void **state)
 }
 
 /* A file that cannot be written: its folder is missing, or the disk is full. The old file stays. */
-static void files_are_replaced_as_a_whole(void **state)
+CASE(files_are_replaced_as_a_whole)
 {
     const harness_options options = two("trellis-4");
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -521,7 +521,7 @@ static void files_are_replaced_as_a_whole(void **state)
 }
 
 /* KVANT_STATES=auto saves codes here, and rows not. */
-static void settings_choose(void **state)
+CASE(settings_choose)
 {
     const harness_options options = two("trellis-4");
     size_t sizes[2], i = 0;
@@ -539,24 +539,4 @@ static void settings_choose(void **state)
     setenv("KVANT_STATES", "codes", 1);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_logits_have_the_same_bits),
-        cmocka_unit_test(a_slot_gets_its_prompt_back),
-        cmocka_unit_test(a_prompt_without_its_answer_comes_back),
-        cmocka_unit_test(states_are_as_small_as_caches),
-        cmocka_unit_test(room_for_the_nominal_state_gets_it),
-        cmocka_unit_test(states_of_llama_cpp_are_restored),
-        cmocka_unit_test(llama_cpp_refuses_packed_states),
-        cmocka_unit_test(a_cache_of_llama_cpp_gets_no_zeros),
-        cmocka_unit_test(damaged_states_are_refused),
-        cmocka_unit_test(foreign_states_are_refused),
-        cmocka_unit_test(files_are_replaced_as_a_whole),
-        cmocka_unit_test(settings_choose),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -21,14 +21,6 @@ static int start(void **state)
     return status;
 }
 
-static float *new_logits(void)
-{
-    float *logits = malloc(N_ALONE * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 /* circle: 0, or after how many tokens the text begins again. */
 static struct llama_context *begin(const char *spec, const char *type, int circle)
 {
@@ -77,7 +69,7 @@ static unsigned long waits_of(struct llama_context *context, int first, int n)
  * times for the whole cache when threads begin to learn. That is one wait a layer here. A cache
  * that learns nothing waits, too, so the test allows fewer than two waits a layer more. The
  * second batch, whose graph puts the matrices in force, has less than one a layer. */
-static void no_layer_of_a_prompt_waits(void **state)
+CASE(no_layer_of_a_prompt_waits)
 {
     const unsigned long n_layers = (unsigned long)llama_model_n_layer(harness_model());
     struct llama_context *context;
@@ -103,7 +95,7 @@ static void no_layer_of_a_prompt_waits(void **state)
 
 /* The second batch needs two pages, and one page is free. So a block of the first batch gives its
  * page up. All rows of the block are dirty, so each layer seals the page in one launch. */
-static void whole_pages_are_sealed(void **state)
+CASE(whole_pages_are_sealed)
 {
     const unsigned long n_layers = (unsigned long)llama_model_n_layer(harness_model());
     struct llama_context *context;
@@ -144,7 +136,7 @@ static int sealed_at_parts(struct llama_context *context, int first, int n, unsi
 /* A third batch needs two pages, so two blocks of the batch before give their pages up. If all
  * layers sealed these before the graph, CUDA would be idle. So layer i seals its pages after CUDA
  * got the part of the graph before the layer's attention, which is part i. */
-static void layers_seal_while_cuda_computes(void **state)
+CASE(layers_seal_while_cuda_computes)
 {
     const int n_layers = llama_model_n_layer(harness_model());
     struct llama_context *context;
@@ -173,10 +165,11 @@ static void layers_seal_while_cuda_computes(void **state)
 
 /* small has fewer bits than q4_0 and is better nevertheless. Threads that take another time change
  * nothing. */
-static void matrices_come_from_prompts(void **state)
+CASE(matrices_come_from_prompts)
 {
     const size_t bytes = N_ALONE * harness_n_vocab() * sizeof(float);
-    float *stock = new_logits(), *ours = new_logits(), *again = new_logits();
+    float *stock = harness_new_logits(N_ALONE), *ours = harness_new_logits(N_ALONE),
+          *again = harness_new_logits(N_ALONE);
     double with, rival;
 
     harness_need_floats();
@@ -196,7 +189,7 @@ static void matrices_come_from_prompts(void **state)
 
 /* A context that computes nothing has captured launches of all functions that pages need. CUDA
  * loads the kernels of these. */
-static void kernels_are_loaded_without_a_token(void **state)
+CASE(kernels_are_loaded_without_a_token)
 {
     const unsigned long before = harness_has_mock() ? standin_unlaunched() : 0;
 
@@ -206,16 +199,4 @@ static void kernels_are_loaded_without_a_token(void **state)
     assert_true(standin_unlaunched() > before);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_layer_of_a_prompt_waits),
-        cmocka_unit_test(whole_pages_are_sealed),
-        cmocka_unit_test(layers_seal_while_cuda_computes),
-        cmocka_unit_test(matrices_come_from_prompts),
-        cmocka_unit_test(kernels_are_loaded_without_a_token),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -28,17 +28,9 @@ static const float *next_logits(struct llama_context *context, llama_token token
                                 llama_seq_id seq)
 {
     struct llama_batch batch = llama_batch_init(1, 0, 1);
-    int status;
 
-    batch.n_tokens = 1;
-    batch.token[0] = token;
-    batch.pos[0] = pos;
-    batch.n_seq_id[0] = 1;
-    batch.seq_id[0][0] = seq;
-    batch.logits[0] = 1;
-    status = llama_decode(context, batch);
-    llama_batch_free(batch);
-    return status == 0 ? llama_get_logits_ith(context, 0) : NULL;
+    harness_add(&batch, token, pos, seq, true);
+    return harness_decode_batch(context, batch) == 0 ? llama_get_logits_ith(context, 0) : NULL;
 }
 
 static bool all_nan(const float *logits)
@@ -167,7 +159,7 @@ static void check_restored(const char *spec, bool unified, const struct damage *
     free(saved);
 }
 
-static void restored_bad_rows_are_nan(void **state)
+CASE(restored_bad_rows_are_nan)
 {
     static const char *const learning[] = { "", "trellis-4:center=first,norm=first",
                                             "trellis-4:transform=first" };
@@ -210,7 +202,7 @@ static void attend_again(struct llama_context *context, uint8_t *saved, size_t s
 }
 
 /* Keys and values of all layers have a bad row. A second restore is a second event. */
-static void refusals_are_said_in_a_line(void **state)
+CASE(refusals_are_said_in_a_line)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
     struct llama_context *context = harness_context(&options);
@@ -260,13 +252,9 @@ static int decode_rows(struct llama_context *context, enum client client, float 
         if (i % 2 != 0 && at >= N_EACH / 2 && client == LEAVES)
             continue;
         of_second += i % 2;
-        batch.pos[batch.n_tokens] = at;
-        batch.n_seq_id[batch.n_tokens] = 1;
-        batch.seq_id[batch.n_tokens][0] = i % 2;
-        batch.logits[batch.n_tokens++] = 1;
+        harness_add(&batch, 0, at, i % 2, true);
     }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     return of_second;
 }
 
@@ -347,7 +335,7 @@ static void check_batch(const char *spec, const char *plain, bool unified, float
     free(fine);
 }
 
-static void a_bad_row_is_its_own_sequences(void **state)
+CASE(a_bad_row_is_its_own_sequences)
 {
     static const char plain[] = "trellis-4";
 
@@ -369,17 +357,11 @@ static void decode_few(struct llama_context *context)
     struct llama_batch batch = llama_batch_init(N_FEW, width, 1);
     uint64_t random = 1;
 
-    batch.n_tokens = N_FEW;
     for (int i = 0; i < N_FEW * width; i++)
         batch.embd[i] = i == width ? NAN : harness_random(&random);
-    for (int i = 0; i < N_FEW; i++) {
-        batch.pos[i] = i;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = 1;
-        batch.logits[i] = 1;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
-    llama_batch_free(batch);
+    for (int i = 0; i < N_FEW; i++)
+        harness_add(&batch, 0, i, 1, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
 }
 
 /* Tokens that saw the bad row in their own batch have rows of later layers that depend on its cell,
@@ -414,7 +396,7 @@ static void check_few_everywhere(void)
 }
 
 /* The second model has two caches, one of them with a window. */
-static void whoever_saw_a_bad_row_stays_nan(void **state)
+CASE(whoever_saw_a_bad_row_stays_nan)
 {
     check_few_everywhere();
     if (getenv("KVANT_TINY_MODELS") == NULL)
@@ -447,7 +429,7 @@ static void check_accel_batch(const char *type, bool unified, float x)
     free(fine);
 }
 
-static void a_bad_row_is_its_own_sequences_with_accel(void **state)
+CASE(a_bad_row_is_its_own_sequences_with_accel)
 {
     static const char *const types[] = { "f32", "f16", "bf16", "q8_0", "q4_0", "iq4_nl" };
 
@@ -458,15 +440,4 @@ static void a_bad_row_is_its_own_sequences_with_accel(void **state)
             check_accel_batch(types[i], kind != 1, kind == 2 ? INFINITY : NAN);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_bad_rows_are_nan),
-        cmocka_unit_test(refusals_are_said_in_a_line),
-        cmocka_unit_test(a_bad_row_is_its_own_sequences),
-        cmocka_unit_test(a_bad_row_is_its_own_sequences_with_accel),
-        cmocka_unit_test(whoever_saw_a_bad_row_stays_nan),
-    };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

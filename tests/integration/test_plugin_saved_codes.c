@@ -50,7 +50,7 @@ static void check_restore(const harness_options *from, const harness_options *to
     free(restored);
 }
 
-static void restored_logits_have_the_same_bits(void **state)
+CASE(restored_logits_have_the_same_bits)
 {
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
         const harness_options one = { .spec = specs[i], .n_ctx = 1024 },
@@ -61,7 +61,7 @@ static void restored_logits_have_the_same_bits(void **state)
     }
 }
 
-static void other_slots_and_streams_restore_alike(void **state)
+CASE(other_slots_and_streams_restore_alike)
 {
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++)
         for (int unified = 0; unified < 2; unified++) {
@@ -73,7 +73,7 @@ static void other_slots_and_streams_restore_alike(void **state)
 }
 
 /* A sequence is restored next to a second one. The answers of both keep their bits. */
-static void neighbours_keep_their_bits(void **state)
+CASE(neighbours_keep_their_bits)
 {
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i += 3) {
         const harness_options two = {
@@ -151,7 +151,7 @@ static void check_one_encoding(const saved *exact, const saved *before, const sa
  * because they would be longer than the rows. So its bytes are the decoded rows, none changed.
  * Restored into one run, they are encoded once more. The error is measured in the rows, because the
  * difference of logits that it causes may by chance be several times as large. */
-static void runs_may_be_cut_differently(void **state)
+CASE(runs_may_be_cut_differently)
 {
     const harness_options two = { .spec = "trellis-4:transform=first",
                                   .n_ctx = 2048,
@@ -211,7 +211,7 @@ static size_t cache_bytes(void)
 
 /* A state takes about as much memory as the cache that it was saved from. Each tensor of the state
  * ends in a partly used page; the cache has one too. */
-static void states_take_no_more_memory_than_caches(void **state)
+CASE(states_take_no_more_memory_than_caches)
 {
     static const char *const presets[] = { "small", "quality" };
 
@@ -238,7 +238,7 @@ static void states_take_no_more_memory_than_caches(void **state)
 
 /* Damages bytes of the records. llama.cpp is not told, so it takes the state; the damaged rows are
  * NaN, and the other sequence keeps its bits. */
-static void damaged_rows_are_nan(void **state)
+CASE(damaged_rows_are_nan)
 {
     const harness_options two = { .spec = "", .n_ctx = 2048, .n_seq = 2, .unified = true };
     struct llama_context *context = prompted(&two, N_PROMPT);
@@ -289,7 +289,7 @@ static uint8_t *first_record(const saved *s)
 }
 
 /* Heads and lists that cannot be, with the right checksum. */
-static void impossible_lists_are_refused(void **state)
+CASE(impossible_lists_are_refused)
 {
     enum { N_CASES = 13 };
     const harness_options options = { .spec = "trellis-4", .n_ctx = 1024 };
@@ -340,7 +340,7 @@ static void impossible_lists_are_refused(void **state)
 }
 
 /* Another codec, and llama.cpp's own f16 cache, do not take the rows for theirs. */
-static void foreign_caches_get_nan(void **state)
+CASE(foreign_caches_get_nan)
 {
     const harness_options options = { .spec = "trellis-4:transform=first", .n_ctx = 1024 },
                           others[] = { { .spec = "turboquant-4", .n_ctx = 1024 },
@@ -363,7 +363,7 @@ static void foreign_caches_get_nan(void **state)
 }
 
 /* States of fp16 rows are restored whatever the setting is, and states of codes, too. */
-static void restoring_needs_no_setting(void **state)
+CASE(restoring_needs_no_setting)
 {
     const harness_options options = { .spec = "f16", .n_ctx = 1024 },
                           compressed = { .spec = "trellis-4", .n_ctx = 1024 };
@@ -399,7 +399,7 @@ static void restoring_needs_no_setting(void **state)
 }
 
 /* A file has the same bytes as a state in memory. */
-static void files_hold_codes(void **state)
+CASE(files_hold_codes)
 {
     const harness_options options = { .spec = "", .n_ctx = 1024 };
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -425,22 +425,4 @@ static void files_hold_codes(void **state)
     free(restored);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_logits_have_the_same_bits),
-        cmocka_unit_test(other_slots_and_streams_restore_alike),
-        cmocka_unit_test(neighbours_keep_their_bits),
-        cmocka_unit_test(runs_may_be_cut_differently),
-        cmocka_unit_test(states_take_no_more_memory_than_caches),
-        cmocka_unit_test(damaged_rows_are_nan),
-        cmocka_unit_test(impossible_lists_are_refused),
-        cmocka_unit_test(foreign_caches_get_nan),
-        cmocka_unit_test(restoring_needs_no_setting),
-        cmocka_unit_test(files_hold_codes),
-    };
-
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

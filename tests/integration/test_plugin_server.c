@@ -170,14 +170,14 @@ static void uneven_slots(twins *t)
         twins_restore(t, s);
 }
 
-static void slots_fill_unevenly(void **state)
+CASE(slots_fill_unevenly)
 {
     const harness_options options = { .spec = "", .n_ctx = 1024, .n_seq = 8, .unified = true };
 
     check("unified slots", uneven_slots, &options, 1.3);
 }
 
-static void all_streams_fill_unevenly(void **state)
+CASE(all_streams_fill_unevenly)
 {
     const harness_options options = { .spec = "", .n_ctx = 4096, .n_seq = 8 };
 
@@ -208,7 +208,7 @@ static void removals(twins *t)
  * newest tokens are exact than in a plain run. On a GPU, keys of a block that do not all move by
  * the same distance are also encoded once more, and most blocks of this test contain the end of a
  * message. The test allows twice the divergence there, as test_plugin_shift.c does. */
-static void messages_are_removed(void **state)
+CASE(messages_are_removed)
 {
     check("removed messages", removals, &(harness_options){ .spec = "", .n_ctx = 1024 },
           harness_on_gpu() ? 2 : 1.3);
@@ -224,13 +224,13 @@ static void drafting(twins *t)
     }
 }
 
-static void drafts_are_accepted_in_part(void **state)
+CASE(drafts_are_accepted_in_part)
 {
     check("drafts", drafting, &(harness_options){ .spec = "", .n_ctx = 1024 }, 1.3);
 }
 
 /* Codecs whose groups have several tokens, on a GPU. Keys that move are encoded again there. */
-static void groups_have_several_tokens(void **state)
+CASE(groups_have_several_tokens)
 {
     const harness_options options = { .spec = "int-6:axis=channel,norm=first", .n_ctx = 1024 };
 
@@ -239,7 +239,7 @@ static void groups_have_several_tokens(void **state)
     check("groups, removed messages", removals, &options, 2);
 }
 
-static void all_groups_are_stored_whole(void **state)
+CASE(all_groups_are_stored_whole)
 {
     harness_options options = {
         .spec = "int-5:axis=channel,recent=128", .n_ctx = 1024, .n_seq = 8, .unified = true
@@ -258,7 +258,7 @@ static void all_groups_are_stored_whole(void **state)
 }
 
 /* Replaces the model. */
-static void all_windows_slide(void **state)
+CASE(all_windows_slide)
 {
     const harness_options options = {
         .spec = "", .n_ctx = 2048, .n_seq = 8, .unified = true, .window = true
@@ -291,14 +291,6 @@ static void look_at_steps(twins *t, float *logits, float *f16)
     }
 }
 
-static float *new_logits(void)
-{
-    float *logits = malloc(N_LOOKED * harness_n_vocab() * sizeof(*logits));
-
-    assert_non_null(logits);
-    return logits;
-}
-
 /* Logits of the last steps, and f16's, in a context that gets a prompt of 200 tokens and one of n,
  * loses a message and is restored. */
 static void looked_at(const harness_options *options, int n, float *logits, float *f16)
@@ -320,12 +312,13 @@ static void looked_at(const harness_options *options, int n, float *logits, floa
  * rows than the 200 that are in pages, so its graph makes the matrices of its keys. With a
  * callback, the queries that matrices are made from are in another graph. So answers differ, but
  * they are better than q4_0's, which has fewer bits. 200 and 100 tokens fit into the pages. */
-static void a_callback_changes_no_answer(void **state)
+CASE(a_callback_changes_no_answer)
 {
     static const int second[] = { 100, 300 };
     const bool seals = harness_on_gpu() && strcmp(exact(), "0") == 0;
     const size_t bytes = N_LOOKED * harness_n_vocab() * sizeof(float);
-    float *plain = new_logits(), *split = new_logits(), *f16 = new_logits(), *q4 = new_logits();
+    float *plain = harness_new_logits(N_LOOKED), *split = harness_new_logits(N_LOOKED),
+          *f16 = harness_new_logits(N_LOOKED), *q4 = harness_new_logits(N_LOOKED);
 
     for (int i = 0; i < 2; i++) {
         harness_options options = { .spec = "", .n_ctx = 1024 };
@@ -350,19 +343,4 @@ static void a_callback_changes_no_answer(void **state)
     free(q4);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slots_fill_unevenly),
-        cmocka_unit_test(a_callback_changes_no_answer),
-        cmocka_unit_test(all_streams_fill_unevenly),
-        cmocka_unit_test(messages_are_removed),
-        cmocka_unit_test(drafts_are_accepted_in_part),
-        cmocka_unit_test(groups_have_several_tokens),
-        cmocka_unit_test(all_groups_are_stored_whole),
-        cmocka_unit_test(all_windows_slide),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

@@ -5,7 +5,7 @@
 
 #include "outcome.h"
 
-static void defaults_work(void **state)
+CASE(defaults_work)
 {
     struct outcome outcome = run("KVANT_QUIET=1", KVANT_TEST_PROBE, "f16 on");
 
@@ -35,7 +35,7 @@ static bool counts_everything(const struct outcome *outcome)
 
 /* One line names a preset. The cache has 256 cells, and 30 layers of 3 kv heads with 64 numbers. It
  * takes 5.6 MiB in fp16. */
-static void a_context_begins_with_a_line(void **state)
+CASE(a_context_begins_with_a_line)
 {
     static const struct {
         const char *environment, *line;
@@ -62,7 +62,7 @@ static void a_context_begins_with_a_line(void **state)
 }
 
 /* What KVANT_EXACT=auto, the default, does with a cache that is never f16 in place. */
-static void the_line_says_that_nothing_is_in_place(void **state)
+CASE(the_line_says_that_nothing_is_in_place)
 {
     static const char exact[] =
         "; compressed from the first token, with the first 64 and newest 64 tokens exact";
@@ -81,7 +81,7 @@ static void the_line_says_that_nothing_is_in_place(void **state)
     assert_true(says(&outcome, "; KVANT_EXACT does nothing with several streams: "));
 }
 
-static void verbose_names_codecs(void **state)
+CASE(verbose_names_codecs)
 {
     struct outcome outcome =
         run("KVANT_VERBOSE=1 KVANT_K=int-8 KVANT_V=f16", KVANT_TEST_PROBE, "f16 on");
@@ -97,7 +97,7 @@ static void verbose_names_codecs(void **state)
 
 /* The default is a preset. A calibration makes better codecs of presets. A calibration of another
  * model shows in the message of a codec. */
-static void presets_name_codecs(void **state)
+CASE(presets_name_codecs)
 {
     static const struct {
         const char *environment, *k, *v;
@@ -147,7 +147,7 @@ static struct outcome run_config(const char *body, const char *more)
     return outcome;
 }
 
-static void settings_file_names_codecs(void **state)
+CASE(settings_file_names_codecs)
 {
     struct outcome outcome =
         run_config("kvant-settings 1\nlayers 30\nk 0,29 3x64 f16\nk 1-28 3x64 int-8\n"
@@ -167,7 +167,7 @@ static void settings_file_names_codecs(void **state)
 }
 
 /* The reported bits are the mean of 16, 4.25 and 16. */
-static void settings_file_names_codecs_of_kv_heads(void **state)
+CASE(settings_file_names_codecs_of_kv_heads)
 {
     struct outcome outcome =
         run_config("kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-28,29/0,29/2 3x64 f16\n"
@@ -181,7 +181,7 @@ static void settings_file_names_codecs_of_kv_heads(void **state)
 }
 
 /* SmolLM2 has 30 layers of 3 kv heads of 64. */
-static void settings_file_of_another_model_is_refused(void **state)
+CASE(settings_file_of_another_model_is_refused)
 {
     static const struct {
         const char *body, *said;
@@ -204,7 +204,7 @@ static void settings_file_of_another_model_is_refused(void **state)
     }
 }
 
-static void settings_file_chooses_alone(void **state)
+CASE(settings_file_chooses_alone)
 {
     static const char body[] = "kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-29 3x64 f16\n";
     static const char needs[] =
@@ -229,7 +229,7 @@ static void settings_file_chooses_alone(void **state)
 }
 
 /* SmolLM2 has 30 layers. Which layer is the last is known only when all layers exist. */
-static void first_and_last_layers_are_protected(void **state)
+CASE(first_and_last_layers_are_protected)
 {
     static const struct {
         const char *environment, *protected_spec;
@@ -258,7 +258,7 @@ static void first_and_last_layers_are_protected(void **state)
 }
 
 /* Layers 1 and 3 of 4 have a cache. */
-static void protected_layers_are_those_with_a_cache(void **state)
+CASE(protected_layers_are_those_with_a_cache)
 {
     struct outcome outcome = run("KVANT_VERBOSE=1 KVANT_K=bf16 KVANT_PROTECT=1 "
                                  "PROBE_MODEL=" KVANT_TEST_TINY "/lfm2.gguf",
@@ -269,7 +269,7 @@ static void protected_layers_are_those_with_a_cache(void **state)
     assert_true(says(&outcome, "cache_v_l3: f16"));
 }
 
-static void head_dim_can_be_given(void **state)
+CASE(head_dim_can_be_given)
 {
     struct outcome outcome = run("KVANT_HEAD_DIM=64", KVANT_TEST_PROBE, "f16 on");
 
@@ -277,7 +277,7 @@ static void head_dim_can_be_given(void **state)
 }
 
 /* Rows have 192 numbers. The head_dim 96 divides 192, so only a graph shows that it is wrong. */
-static void wrong_head_dim_is_refused(void **state)
+CASE(wrong_head_dim_is_refused)
 {
     static const struct {
         const char *environment, *said;
@@ -296,7 +296,7 @@ static void wrong_head_dim_is_refused(void **state)
 
 /* GPU kernels do not support dense rotation, which is the default if head_dim is no power of
  * two. */
-static void other_rotations_of_a_gpu_are_told(void **state)
+CASE(other_rotations_of_a_gpu_are_told)
 {
     static const char told[] = "the GPU rotates by Hadamard matrices instead of rotate=dense";
     static const char gpu[] = KVANT_TEST_GPU " PROBE_MODEL=" KVANT_TEST_TINY;
@@ -318,7 +318,7 @@ static void other_rotations_of_a_gpu_are_told(void **state)
 }
 
 /* llama.cpp keeps the rest of a cache itself, and a line reports it. */
-static void layers_without_a_plain_cache_are_told(void **state)
+CASE(layers_without_a_plain_cache_are_told)
 {
     static const struct {
         const char *model, *told;
@@ -341,7 +341,7 @@ static void layers_without_a_plain_cache_are_told(void **state)
     }
 }
 
-static void bad_values_name_variable_and_valid_values(void **state)
+CASE(bad_values_name_variable_and_valid_values)
 {
     static const struct {
         const char *environment, *named, *valid;
@@ -380,7 +380,7 @@ static void bad_values_name_variable_and_valid_values(void **state)
 
 /* Keys move with their transform on a GPU, and codes of groups of tokens would have to be encoded
  * again. Without a transform these codecs are served. */
-static void transforms_of_groups_of_tokens_are_refused(void **state)
+CASE(transforms_of_groups_of_tokens_are_refused)
 {
     static const char gpu[] = KVANT_TEST_GPU " PROBE_MODEL=" KVANT_TEST_TINY "/llama.gguf";
     static const char *const specs[] = { "int-4:axis=channel,transform=first",
@@ -398,7 +398,7 @@ static void transforms_of_groups_of_tokens_are_refused(void **state)
 }
 
 /* No context, and no abort: on the CPU and on a GPU. */
-static void flash_attention_off_says_which_flag(void **state)
+CASE(flash_attention_off_says_which_flag)
 {
     static const char *const environments[] = { "", KVANT_TEST_GPU };
 
@@ -411,7 +411,7 @@ static void flash_attention_off_says_which_flag(void **state)
 }
 
 /* A nominal type other than f16: no context, no abort. */
-static void other_cache_types_say_which_flag(void **state)
+CASE(other_cache_types_say_which_flag)
 {
     static const char *const types[] = { "q8_0 on", "f32 on", "q8_0/f16 on", "f16/q8_0 on" };
 
@@ -424,7 +424,7 @@ static void other_cache_types_say_which_flag(void **state)
 }
 
 /* llama.cpp counts the output as a layer of -ngl. */
-static void layers_without_us_are_counted(void **state)
+CASE(layers_without_us_are_counted)
 {
     struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on 5");
 
@@ -441,30 +441,4 @@ static void layers_without_us_are_counted(void **state)
     assert_true(says(&outcome, "-ngl 0"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_work),
-        cmocka_unit_test(a_context_begins_with_a_line),
-        cmocka_unit_test(the_line_says_that_nothing_is_in_place),
-        cmocka_unit_test(verbose_names_codecs),
-        cmocka_unit_test(presets_name_codecs),
-        cmocka_unit_test(settings_file_names_codecs),
-        cmocka_unit_test(settings_file_names_codecs_of_kv_heads),
-        cmocka_unit_test(settings_file_of_another_model_is_refused),
-        cmocka_unit_test(settings_file_chooses_alone),
-        cmocka_unit_test(first_and_last_layers_are_protected),
-        cmocka_unit_test(protected_layers_are_those_with_a_cache),
-        cmocka_unit_test(head_dim_can_be_given),
-        cmocka_unit_test(wrong_head_dim_is_refused),
-        cmocka_unit_test(layers_without_a_plain_cache_are_told),
-        cmocka_unit_test(other_rotations_of_a_gpu_are_told),
-        cmocka_unit_test(bad_values_name_variable_and_valid_values),
-        cmocka_unit_test(transforms_of_groups_of_tokens_are_refused),
-        cmocka_unit_test(flash_attention_off_says_which_flag),
-        cmocka_unit_test(other_cache_types_say_which_flag),
-        cmocka_unit_test(layers_without_us_are_counted),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

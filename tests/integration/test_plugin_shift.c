@@ -188,23 +188,23 @@ static void check_against_unshifted(run_text *run, const char *what)
     free(exact[1]);
 }
 
-static void two_hundred_shifts_cost_nothing(void **state)
+CASE(two_hundred_shifts_cost_nothing)
 {
     check_against_unshifted(one_at_a_time, "a token at a time");
 }
 
-static void conversations_may_roll(void **state)
+CASE(conversations_may_roll)
 {
     check_against_unshifted(conversation, "a message at a time");
 }
 
-static void sealed_blocks_move(void **state)
+CASE(sealed_blocks_move)
 {
     check_against_unshifted(long_prompt, "sealed blocks");
 }
 
 /* Then a GPU encodes keys once more. A tensor on the CPU has room for these shifts. */
-static void different_shifts_run_out(void **state)
+CASE(different_shifts_run_out)
 {
     if (!harness_on_gpu())
         skip();
@@ -214,7 +214,7 @@ static void different_shifts_run_out(void **state)
 /* Compares 8 bits with llama.cpp's 8 bits, which are quantised again with each shift. On a GPU,
  * keys of int-8 are quantised again, too, because they have no matrix. So there the default preset
  * is compared, which has fewer bits. */
-static void shifts_cost_no_more_than_those_of_q8_0(void **state)
+CASE(shifts_cost_no_more_than_those_of_q8_0)
 {
     float *exact = exact_logits(one_at_a_time, true);
     double stock = divergence(one_at_a_time, (harness_options){ .type = "q8_0" }, true, exact);
@@ -283,7 +283,7 @@ static double worst_row(struct llama_context *const context[2], size_t n)
  * quantisation, as before the shifts. With a quantisation in each of 9 shifts, the square of their
  * difference would be 10 times as large. Together with the values' difference, that would be a
  * factor of 2.3. */
-static void states_hold_shifted_keys(void **state)
+CASE(states_hold_shifted_keys)
 {
     const harness_options options[] = { { .n_ctx = 2 * N_CTX },
                                         { .spec = KEYS, .values = VALUES, .n_ctx = 2 * N_CTX } };
@@ -308,7 +308,7 @@ static void states_hold_shifted_keys(void **state)
  * rounded to fp16, by at most 2^-11 of its length. In llama.cpp that happens when it writes the row
  * and with each of at most 9 shifts. In kvant it happens when kvant writes the row and when it
  * makes a state. A quantised row errs by 4 % of its length. */
-static void shifted_exact_tokens_are_exact(void **state)
+CASE(shifted_exact_tokens_are_exact)
 {
     const harness_options options[] = { { .n_ctx = N_CTX }, { .spec = "", .n_ctx = N_CTX } };
     struct llama_context *context[2];
@@ -331,18 +331,4 @@ static void shifted_exact_tokens_are_exact(void **state)
         llama_free(context[c]);
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_hundred_shifts_cost_nothing),
-        cmocka_unit_test(shifts_cost_no_more_than_those_of_q8_0),
-        cmocka_unit_test(conversations_may_roll),
-        cmocka_unit_test(sealed_blocks_move),
-        cmocka_unit_test(different_shifts_run_out),
-        cmocka_unit_test(states_hold_shifted_keys),
-        cmocka_unit_test(shifted_exact_tokens_are_exact),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -64,15 +64,11 @@ static void learn(void)
     llama_free(context);
 }
 
-static void threads_block_the_programs_signals(void **state)
+CASE(threads_block_the_programs_signals)
 {
     learn();
     assert_true(atomic_load(&n_threads) > 0);
     assert_int_equal(atomic_load(&n_open), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(threads_block_the_programs_signals) };
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -142,7 +142,7 @@ static void check_learning(uint32_t n_ctx)
 }
 
 /* Two contexts; the longer one has two position buckets, on a GPU, too. */
-static void two_contexts(void **state)
+CASE(two_contexts)
 {
     check_plain("turboquant-4", 512);
     check_plain("f16", 2304);
@@ -152,7 +152,7 @@ static void two_contexts(void **state)
     check_learning(2304);
 }
 
-static void head_dim_128(void **state)
+CASE(head_dim_128)
 {
     harness_load_tiny("llama128");
     check_plain("turboquant-4", 1024);
@@ -162,7 +162,7 @@ static void head_dim_128(void **state)
 /* A cache in the computer's memory can also report the size of a cache on a GPU. The numbers are
  * the same, and there are at least 8 fp16 pages of 64 tokens for each tensor. A cache on a GPU
  * refuses to report the size of a CPU's cache. */
-static void a_gpus_sizes_are_told_anywhere(void **state)
+CASE(a_gpus_sizes_are_told_anywhere)
 {
     const harness_options options = { .spec = "", .n_ctx = 2304, .unified = true };
     struct llama_context *context = harness_context(&options);
@@ -183,14 +183,4 @@ static void a_gpus_sizes_are_told_anywhere(void **state)
     assert_false(size_function()(true, &other));
 }
 
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_contexts),
-        cmocka_unit_test(a_gpus_sizes_are_told_anywhere),
-        cmocka_unit_test(head_dim_128),
-    };
-
-    choose_cases(argc, argv);
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

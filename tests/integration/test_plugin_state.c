@@ -140,19 +140,12 @@ static void streams_in_one_batch_agree(void **state)
     size_t n = harness_n_vocab();
 
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
-    batch.n_tokens = 2 * N_NEXT;
-    for (int i = 0; i < 2 * N_NEXT; i++) {
-        batch.token[i] = tokens[N_PROMPT + i / 2];
-        batch.pos[i] = N_PROMPT + i / 2;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i % 2;
-        batch.logits[i] = 1;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
+    for (int i = 0; i < 2 * N_NEXT; i++)
+        harness_add(&batch, tokens[N_PROMPT + i / 2], N_PROMPT + i / 2, i % 2, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     for (int i = 0; i < N_NEXT; i++)
         assert_memory_equal(llama_get_logits_ith(context, 2 * i),
                             llama_get_logits_ith(context, 2 * i + 1), n * sizeof(float));
-    llama_batch_free(batch);
     llama_free(context);
 }
 

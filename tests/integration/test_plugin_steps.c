@@ -29,7 +29,7 @@ static float *logits_of_step(struct llama_context *context, const llama_token *t
  * divergence some 5000 times as large. Two kernels that round differently diverge, too, for which a
  * factor of 8 leaves room. If rows were sealed before their queries are over, both steps would
  * diverge about equally. */
-static void queries_see_the_rows_of_their_step_exactly(void **state)
+CASE(queries_see_the_rows_of_their_step_exactly)
 {
     llama_token tokens[2 * STEP];
     struct llama_context *ours = harness_context(&preset), *theirs = harness_context(&stock);
@@ -65,17 +65,9 @@ static void check_exact_rows(size_t n_rows)
 
 /* Each tensor has four pages of 64 rows: the first, and three that the newest 128 rows may lie in.
  * The rows of a step are there once for the keys of all layers, and once for the values. */
-static void the_room_of_a_step_is_there_once(void **state)
+CASE(the_room_of_a_step_is_there_once)
 {
     check_exact_rows(2 * (size_t)llama_model_n_layer(harness_model()) * 4 * 64 + 2 * STEP);
-}
-
-/* Two layers have a sliding window, and their own cache with room for a step. Its tensors keep no
- * first and no newest tokens. Each has one page, for the block that the next row goes to. */
-static void a_windows_cache_has_its_own_room(void **state)
-{
-    harness_load_tiny("gemma3");
-    check_exact_rows(2 * (2 * 4 + 2 * 1) * 64 + 2 * 2 * STEP);
 }
 
 /* Asks for the sizes of a cache's tensors in llama.cpp's order, as ggml does. */
@@ -92,7 +84,7 @@ static void ask(const struct ggml_context *context, size_t *bytes, size_t n)
 }
 
 /* --fit adds up these sizes, and each cache asks for them once or twice. */
-static void plans_count_the_room_of_a_step_once(void **state)
+CASE(plans_count_the_room_of_a_step_once)
 {
     enum { N = 12 };                                   /* keys and values of six layers */
     static const int layers[] = { 5, 11, 0, 1, 2, 6 }; /* layers of two caches, as with a window */
@@ -117,14 +109,12 @@ static void plans_count_the_room_of_a_step_once(void **state)
     llama_free(context);
 }
 
-int main(void)
+/* Two layers have a sliding window, and their own cache with room for a step. Its tensors keep no
+ * first and no newest tokens. Each has one page, for the block that the next row goes to. */
+CASE(a_windows_cache_has_its_own_room)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(queries_see_the_rows_of_their_step_exactly),
-        cmocka_unit_test(the_room_of_a_step_is_there_once),
-        cmocka_unit_test(plans_count_the_room_of_a_step_once),
-        cmocka_unit_test(a_windows_cache_has_its_own_room), /* replaces the model */
-    };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+    harness_load_tiny("gemma3");
+    check_exact_rows(2 * (2 * 4 + 2 * 1) * 64 + 2 * 2 * STEP);
 }
+
+RUN_CASES(harness_start, harness_stop)

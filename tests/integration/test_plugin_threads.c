@@ -75,7 +75,7 @@ static float *logits_with(struct ggml_threadpool *pool)
     return logits;
 }
 
-static void the_contexts_threads_are_used(void **state)
+CASE(the_contexts_threads_are_used)
 {
     int before = thread_count(), openmp = has_openmp();
     struct ggml_threadpool *pool = harness_new_pool(2);
@@ -139,7 +139,7 @@ static void live(void)
     llama_free(context);
 }
 
-static void another_thread_asks_for_memory(void **state)
+CASE(another_thread_asks_for_memory)
 {
     void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_memory");
     poll p = { .most = 0 };
@@ -155,12 +155,4 @@ static void another_thread_asks_for_memory(void **state)
     assert_true(p.n > 0 && p.most > 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_contexts_threads_are_used),
-        cmocka_unit_test(another_thread_asks_for_memory),
-    };
-
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
-}
+RUN_CASES(harness_start, harness_stop)

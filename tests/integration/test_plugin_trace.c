@@ -34,7 +34,7 @@ static const char *new_lines(void)
     return found;
 }
 
-static void one_conversation(void **state)
+CASE(one_conversation)
 {
     struct llama_context *context =
         harness_context(&(harness_options){ .spec = "turboquant-4", .n_ctx = N_CTX });
@@ -65,7 +65,7 @@ static void one_conversation(void **state)
 }
 
 /* The second stream becomes a copy of the first. A graph of two streams has two lines. */
-static void two_streams(void **state)
+CASE(two_streams)
 {
     struct llama_context *context = harness_context(
         &(harness_options){ .spec = "turboquant-4", .n_ctx = 2 * N_CTX, .n_seq = 2 });
@@ -74,18 +74,11 @@ static void two_streams(void **state)
     new_lines();
     harness_decode(context, tokens, 5, 0, 0, false);
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
-    batch.n_tokens = 2;
-    for (int32_t i = 0; i < 2; i++) {
-        batch.token[i] = tokens[i];
-        batch.pos[i] = 5;
-        batch.n_seq_id[i] = 1;
-        batch.seq_id[i][0] = i;
-        batch.logits[i] = true;
-    }
-    assert_int_equal(llama_decode(context, batch), 0);
+    for (int32_t i = 0; i < 2; i++)
+        harness_add(&batch, tokens[i], 5, i, true);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
     assert_string_equal(new_lines(), "o 2 512 - - -\ns 0 256 0+5 0+5 0+5\np 1 0 - - -\n"
                                      "s 0 256 5+1 5+1 0+6\ns 1 256 5+1 5+1 0+6\n");
-    llama_batch_free(batch);
     llama_free(context);
 }
 
@@ -108,10 +101,4 @@ static int stop(void **state)
     return harness_stop(state);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(one_conversation),
-                                        cmocka_unit_test(two_streams) };
-
-    return cmocka_run_group_tests(tests, start, stop);
-}
+RUN_CASES(start, stop)

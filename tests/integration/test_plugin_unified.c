@@ -12,19 +12,6 @@ static size_t logits_bytes(void)
     return (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
 }
 
-static int32_t add_token(struct llama_batch *batch, llama_token token, llama_pos pos,
-                         llama_seq_id sequence)
-{
-    int32_t i = batch->n_tokens++;
-
-    batch->token[i] = token;
-    batch->pos[i] = pos;
-    batch->n_seq_id[i] = 1;
-    batch->seq_id[i][0] = sequence;
-    batch->logits[i] = sequence == 0;
-    return i;
-}
-
 /* Logits of the prompt's last token and of each later token of sequence 0, which is then
  * removed. The neighbours, sequences 1 and 2, continue from position n_beside[i] by one token in
  * each batch. */
@@ -41,10 +28,10 @@ static float *answer(struct llama_context *context, const int *n_beside, int n_n
         int32_t own;
         batch.n_tokens = 0;
         for (int s = 1; s <= n_neighbours; s += 2)
-            add_token(&batch, tokens[s + i], n_beside[s - 1] + i, s);
-        own = add_token(&batch, tokens[N_PROMPT + i], N_PROMPT + i, 0);
+            harness_add(&batch, tokens[s + i], n_beside[s - 1] + i, s, false);
+        own = harness_add(&batch, tokens[N_PROMPT + i], N_PROMPT + i, 0, true);
         for (int s = 2; s <= n_neighbours; s += 2)
-            add_token(&batch, tokens[s + i], n_beside[s - 1] + i, s);
+            harness_add(&batch, tokens[s + i], n_beside[s - 1] + i, s, false);
         assert_int_equal(llama_decode(context, batch), 0);
         memcpy(logits + (size_t)(i + 1) * bytes, llama_get_logits_ith(context, own), bytes);
     }
@@ -83,7 +70,7 @@ static void check(const harness_options *usual, const int n_beside[][2], int n_c
     llama_free(context);
 }
 
-static void compressed_cache(void **state)
+CASE(compressed_cache)
 {
     static const int beside[][2] = { { 0, 0 }, { 37, 11 }, { 64, 0 } };
 
@@ -91,7 +78,7 @@ static void compressed_cache(void **state)
     check(&(harness_options){ .spec = "trellis-4:center=first,norm=first" }, beside, 3);
 }
 
-static void accelerated_cache(void **state)
+CASE(accelerated_cache)
 {
     static const int beside[][2] = { { 64, 0 }, { 128, 0 } };
 
@@ -108,10 +95,4 @@ static int start(void **state)
     return status;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(compressed_cache),
-                                        cmocka_unit_test(accelerated_cache) };
-
-    return cmocka_run_group_tests(tests, start, harness_stop);
-}
+RUN_CASES(start, harness_stop)

@@ -136,7 +136,7 @@ static void check(const variant *v)
     release(&g);
 }
 
-static void plain(void **state)
+CASE(plain)
 {
     const variant variants[] = {
         { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NORMAL, .base = 10000, .scale = 1 },
@@ -149,7 +149,7 @@ static void plain(void **state)
         check(&variants[i]);
 }
 
-static void with_factors(void **state)
+CASE(with_factors)
 {
     check(&(variant){ .n_dims = DIM,
                       .mode = GGML_ROPE_TYPE_NORMAL,
@@ -163,7 +163,7 @@ static void with_factors(void **state)
                       .factors = true });
 }
 
-static void yarn(void **state)
+CASE(yarn)
 {
     const variant v = { .n_dims = DIM,
                         .mode = GGML_ROPE_TYPE_NEOX,
@@ -215,7 +215,7 @@ static bool is_noted(const variant *v, float attn_factor, int offset)
 
 /* Only shifts that rotate the first channels and change no length are noted. Other shifts encode
  * keys again. */
-static void shifts_are_noted(void **state)
+CASE(shifts_are_noted)
 {
     const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NEOX, .base = 10000, .scale = 1 };
     const variant some = { .n_dims = DIM / 4,
@@ -271,7 +271,7 @@ static void delete_tensor(kvant_tensor *tensor, kvant_codec *codec)
     free(tensor_memory);
 }
 
-static void positions_of_the_batch(void **state)
+CASE(positions_of_the_batch)
 {
     const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NORMAL, .base = 10000, .scale = 1 };
     kvant_codec *codec = NULL;
@@ -299,7 +299,7 @@ static void positions_of_the_batch(void **state)
     delete_tensor(tensor, codec);
 }
 
-static void other_rows_have_none(void **state)
+CASE(other_rows_have_none)
 {
     const variant v = { .n_dims = DIM, .mode = GGML_ROPE_TYPE_NORMAL, .base = 10000, .scale = 1 };
     int sections[4] = { 8, 12, 12, 0 };
@@ -324,16 +324,4 @@ static void other_rows_have_none(void **state)
     release(&g);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain),
-        cmocka_unit_test(with_factors),
-        cmocka_unit_test(yarn),
-        cmocka_unit_test(shifts_are_noted),
-        cmocka_unit_test(positions_of_the_batch),
-        cmocka_unit_test(other_rows_have_none),
-    };
-
-    return cmocka_run_group_tests(tests, start, NULL);
-}
+RUN_CASES(start, NULL)

@@ -153,13 +153,7 @@ static void check_positions(const twins *t)
 
 static void add(struct llama_batch *batch, const twins_slot *slot, int seq, int pos, bool output)
 {
-    const int i = batch->n_tokens++;
-
-    batch->token[i] = slot->held[pos];
-    batch->pos[i] = pos;
-    batch->n_seq_id[i] = 1;
-    batch->seq_id[i][0] = seq;
-    batch->logits[i] = output;
+    harness_add(batch, slot->held[pos], pos, seq, output);
 }
 
 /* The next n tokens of the text belong to the slot. Returns the position of the first. */

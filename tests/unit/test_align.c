@@ -48,7 +48,7 @@ static void assert_fits(const kvp_alignment *a)
     assert_int_equal(row, a->n);
 }
 
-static void fillers_lead_to_blocks(void **state)
+CASE(fillers_lead_to_blocks)
 {
     static const struct {
         int64_t first;  /* cell */
@@ -76,7 +76,7 @@ static void fillers_lead_to_blocks(void **state)
     }
 }
 
-static void other_orders_have_no_plan(void **state)
+CASE(other_orders_have_no_plan)
 {
     const kvp_align_place backwards[] = { { 0, 1, true }, { 1, 0, false } },
                           twice[] = { { 0, 3, true }, { 1, 3, false } };
@@ -179,7 +179,7 @@ static void check_fillers(size_t words)
 }
 
 /* An older and a newer llama.cpp write them. */
-static void states_get_fillers(void **state)
+CASE(states_get_fillers)
 {
     check_fillers(8);
     check_fillers(16);
@@ -187,7 +187,7 @@ static void states_get_fillers(void **state)
 
 /* Every byte that says something is changed. The state is then refused, or it has the same cells
  * and rows as before. */
-static void other_forms_stay_unchanged(void **state)
+CASE(other_forms_stay_unchanged)
 {
     static const uint8_t changes[] = { 1, 2, 0x80, 0xff };
     const uint32_t n = 100;
@@ -224,7 +224,7 @@ static void other_forms_stay_unchanged(void **state)
 }
 
 /* Rows that are no runs, and bytes behind the last tensor. */
-static void states_with_other_rows_stay_unchanged(void **state)
+CASE(states_with_other_rows_stay_unchanged)
 {
     const uint32_t n = 100;
 
@@ -243,15 +243,4 @@ static void states_with_other_rows_stay_unchanged(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fillers_lead_to_blocks),
-        cmocka_unit_test(other_orders_have_no_plan),
-        cmocka_unit_test(states_get_fillers),
-        cmocka_unit_test(other_forms_stay_unchanged),
-        cmocka_unit_test(states_with_other_rows_stay_unchanged),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -201,30 +201,12 @@ static kvant_status create_and_drop(const void *context)
     return status;
 }
 
-static void layers(void **state)
-{
-    kvant_calibration *calibration;
-    assert_int_equal(calibrate(&calibration), KVANT_OK);
-    for (size_t i = 0; i < COUNT(plain_specs); i++)
-        refuse_each_allocation(create_and_drop, &(site){ plain_specs[i], NULL }, plain_specs[i],
-                               false);
-    for (size_t i = 0; i < COUNT(file_specs); i++)
-        refuse_each_allocation(create_and_drop, &(site){ file_specs[i], calibration },
-                               file_specs[i], false);
-    kvant_calibration_free(&calibration);
-}
-
 static kvant_status calibrate_and_drop(const void *context)
 {
     kvant_calibration *calibration;
     const kvant_status status = calibrate(&calibration);
     kvant_calibration_free(&calibration);
     return status;
-}
-
-static void calibrations(void **state)
-{
-    refuse_each_allocation(calibrate_and_drop, NULL, "calibrate", false);
 }
 
 /* Shifts keys and writes further rows. A call that fails leaves all keys where they were. */
@@ -256,11 +238,6 @@ static kvant_status shift_and_drop(const void *spec)
     }
     drop(&c);
     return status;
-}
-
-static void shifts(void **state)
-{
-    refuse_each_allocation(shift_and_drop, "int-8", "shift", false);
 }
 
 static kvant_status load_and_drop(const void *path)
@@ -300,19 +277,6 @@ static kvant_status save_settings(const void *path)
     return status;
 }
 
-static void files(void **state)
-{
-    char path[64], err[256];
-    kvant_calibration *calibration;
-    snprintf(path, sizeof path, "allocation_failure.%ld", (long)getpid());
-    assert_int_equal(calibrate(&calibration), KVANT_OK);
-    assert_int_equal(kvant_calibration_save(calibration, path, err, sizeof err), KVANT_OK);
-    kvant_calibration_free(&calibration);
-    refuse_each_allocation(load_and_drop, path, "load a calibration", false);
-    refuse_each_allocation(save_settings, path, "save and load settings", false);
-    remove(path);
-}
-
 static const uint32_t batches[][2] = { { 0, 70 }, { 70, 1 }, { 71, TOKENS - 71 } };
 
 /* The output of a layer when no allocation fails. */
@@ -325,35 +289,6 @@ static void want_of(const char *spec, float *out)
             assert_int_equal(write_rows(&c, role, batches[i][0], batches[i][1], rows, 2), KVANT_OK);
     assert_int_equal(attend(&c, out), KVANT_OK);
     drop(&c);
-}
-
-/* A write whose allocation is refused stores nothing and can be repeated. A write that allocates
- * nothing cannot fail. */
-static void writes(void **state)
-{
-    for (size_t i = 0; i < COUNT(plain_specs); i++) {
-        float want[WIDTH], got[WIDTH];
-        want_of(plain_specs[i], want);
-        for (long at = 1, met = 1; met; at++) {
-            layer c;
-            assert_int_equal(create(&c, plain_specs[i], NULL), KVANT_OK);
-            met = 0;
-            for (size_t b = 0; b < 2 * COUNT(batches); b++) {
-                const uint32_t first = batches[b / 2][0], n = batches[b / 2][1];
-                const int role = (int)(b % 2);
-                arm(at, true);
-                const kvant_status status = write_rows(&c, role, first, n, rows, 2);
-                met += refused;
-                assert_int_equal(status, refused ? KVANT_ERR_MEMORY : KVANT_OK);
-                arm(0, false);
-                if (status != KVANT_OK)
-                    assert_int_equal(write_rows(&c, role, first, n, rows, 2), KVANT_OK);
-            }
-            assert_int_equal(attend(&c, got), KVANT_OK);
-            assert_memory_equal(got, want, sizeof got);
-            drop(&c);
-        }
-    }
 }
 
 /* --- Keys and values together --- */
@@ -416,9 +351,84 @@ static void end_both(layer *c, float *out)
     drop(c);
 }
 
+/* --- Threads that do not start --- */
+
+/* When the system starts no thread, calls are slower but right. This test runs first, while the
+ * library has no threads yet. */
+CASE(threads_that_do_not_start)
+{
+    float alone[WIDTH], together[WIDTH];
+    no_threads = true;
+    want_of(plain_specs[0], alone);
+    no_threads = false;
+    assert_true(threads_refused > 0);
+    want_of(plain_specs[0], together);
+    assert_memory_equal(alone, together, sizeof alone);
+}
+
+CASE(layers)
+{
+    kvant_calibration *calibration;
+    assert_int_equal(calibrate(&calibration), KVANT_OK);
+    for (size_t i = 0; i < COUNT(plain_specs); i++)
+        refuse_each_allocation(create_and_drop, &(site){ plain_specs[i], NULL }, plain_specs[i],
+                               false);
+    for (size_t i = 0; i < COUNT(file_specs); i++)
+        refuse_each_allocation(create_and_drop, &(site){ file_specs[i], calibration },
+                               file_specs[i], false);
+    kvant_calibration_free(&calibration);
+}
+
+CASE(calibrations)
+{
+    refuse_each_allocation(calibrate_and_drop, NULL, "calibrate", false);
+}
+
+CASE(files)
+{
+    char path[64], err[256];
+    kvant_calibration *calibration;
+    snprintf(path, sizeof path, "allocation_failure.%ld", (long)getpid());
+    assert_int_equal(calibrate(&calibration), KVANT_OK);
+    assert_int_equal(kvant_calibration_save(calibration, path, err, sizeof err), KVANT_OK);
+    kvant_calibration_free(&calibration);
+    refuse_each_allocation(load_and_drop, path, "load a calibration", false);
+    refuse_each_allocation(save_settings, path, "save and load settings", false);
+    remove(path);
+}
+
+/* A write whose allocation is refused stores nothing and can be repeated. A write that allocates
+ * nothing cannot fail. */
+CASE(writes)
+{
+    for (size_t i = 0; i < COUNT(plain_specs); i++) {
+        float want[WIDTH], got[WIDTH];
+        want_of(plain_specs[i], want);
+        for (long at = 1, met = 1; met; at++) {
+            layer c;
+            assert_int_equal(create(&c, plain_specs[i], NULL), KVANT_OK);
+            met = 0;
+            for (size_t b = 0; b < 2 * COUNT(batches); b++) {
+                const uint32_t first = batches[b / 2][0], n = batches[b / 2][1];
+                const int role = (int)(b % 2);
+                arm(at, true);
+                const kvant_status status = write_rows(&c, role, first, n, rows, 2);
+                met += refused;
+                assert_int_equal(status, refused ? KVANT_ERR_MEMORY : KVANT_OK);
+                arm(0, false);
+                if (status != KVANT_OK)
+                    assert_int_equal(write_rows(&c, role, first, n, rows, 2), KVANT_OK);
+            }
+            assert_int_equal(attend(&c, got), KVANT_OK);
+            assert_memory_equal(got, want, sizeof got);
+            drop(&c);
+        }
+    }
+}
+
 /* The 64th row makes transforms of keys and of values. When the memory of one is refused, neither
  * gets a transform, and the same write later gives the same result as without the failure. */
-static void writes_of_a_layer(void **state)
+CASE(writes_of_a_layer)
 {
     for (size_t pair = 0; pair < COUNT(both_specs); pair++) {
         float want[WIDTH], got[WIDTH];
@@ -454,7 +464,7 @@ static void writes_of_a_layer(void **state)
 }
 
 /* Attention works in the workspace that the caller gives it and allocates no memory. */
-static void attention_does_not_allocate(void **state)
+CASE(attention_does_not_allocate)
 {
     for (size_t i = 0; i < COUNT(plain_specs); i++) {
         layer c;
@@ -470,33 +480,13 @@ static void attention_does_not_allocate(void **state)
     }
 }
 
-/* --- Threads that do not start --- */
-
-/* When the system starts no thread, calls are slower but right. This test runs first, while the
- * library has no threads yet. */
-static void threads_that_do_not_start(void **state)
+CASE(shifts)
 {
-    float alone[WIDTH], together[WIDTH];
-    no_threads = true;
-    want_of(plain_specs[0], alone);
-    no_threads = false;
-    assert_true(threads_refused > 0);
-    want_of(plain_specs[0], together);
-    assert_memory_equal(alone, together, sizeof alone);
+    refuse_each_allocation(shift_and_drop, "int-8", "shift", false);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_that_do_not_start),
-        cmocka_unit_test(layers),
-        cmocka_unit_test(calibrations),
-        cmocka_unit_test(files),
-        cmocka_unit_test(writes),
-        cmocka_unit_test(writes_of_a_layer),
-        cmocka_unit_test(attention_does_not_allocate),
-        cmocka_unit_test(shifts),
-    };
     fill_rows();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * attention_setup.h, and the calls that it refuses. test_attention_codes.c tests the codecs. */
 #include "attention_setup.h"
 
-static void head_dims(void **state)
+CASE(head_dims)
 {
     static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 192, 256, 512 };
     for (size_t i = 0; i < COUNT(dims); i++) {
@@ -25,7 +25,7 @@ static void head_dims(void **state)
     }
 }
 
-static void features(void **state)
+CASE(features)
 {
     setup base = { .k_dim = 64,
                    .v_dim = 64,
@@ -56,7 +56,7 @@ static void features(void **state)
 
 /* Exact and sealed pages in one call, with one rotated query and one sum, and another rotation for
  * every kv head. */
-static void windows(void **state)
+CASE(windows)
 {
     static const char *const specs[][2] = {
         { "turboquant-4:sink=4,recent=96", "int-4:axis=channel,recent=64,sink=64" },
@@ -92,7 +92,7 @@ static void windows(void **state)
         }
 }
 
-static void long_decode_is_split_and_prefill_is_tiled(void **state)
+CASE(long_decode_is_split_and_prefill_is_tiled)
 {
     check_setup((setup){ .k_dim = 64,
                          .v_dim = 64,
@@ -123,7 +123,7 @@ static void long_decode_is_split_and_prefill_is_tiled(void **state)
                          .v_spec = "int-4" });
 }
 
-static void threads_do_not_change_results(void **state)
+CASE(threads_do_not_change_results)
 {
     setup shapes[] = {
         { .k_dim = 64,
@@ -157,7 +157,7 @@ static void threads_do_not_change_results(void **state)
     }
 }
 
-static void hidden_rows_and_empty_caches_give_zeros(void **state)
+CASE(hidden_rows_and_empty_caches_give_zeros)
 {
     fixture f = make_fixture((setup){ .k_dim = 64,
                                       .v_dim = 64,
@@ -181,7 +181,7 @@ static void hidden_rows_and_empty_caches_give_zeros(void **state)
     free_fixture(&f);
 }
 
-static void bad_arguments(void **state)
+CASE(bad_arguments)
 {
     fixture f = make_fixture((setup){ .k_dim = 64,
                                       .v_dim = 64,
@@ -233,16 +233,4 @@ static void bad_arguments(void **state)
     free_fixture(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(head_dims),
-        cmocka_unit_test(features),
-        cmocka_unit_test(windows),
-        cmocka_unit_test(long_decode_is_split_and_prefill_is_tiled),
-        cmocka_unit_test(threads_do_not_change_results),
-        cmocka_unit_test(hidden_rows_and_empty_caches_give_zeros),
-        cmocka_unit_test(bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

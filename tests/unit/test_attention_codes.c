@@ -2,7 +2,7 @@
  * tiles, within the bounds of attention_setup.h. */
 #include "attention_setup.h"
 
-static void every_codec(void **state)
+CASE(every_codec)
 {
     for (size_t i = 0; i < COUNT(all_specs); i++)
         check_setup((setup){ .k_dim = 64,
@@ -17,7 +17,7 @@ static void every_codec(void **state)
 }
 
 /* exact = true has no rounding to integers, in exact and sealed pages and with many query rows. */
-static void exact_rounds_no_integers(void **state)
+CASE(exact_rounds_no_integers)
 {
     static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64",
                                          PAPERS("octopus-4", ) "int-8" };
@@ -53,7 +53,7 @@ static void exact_rounds_no_integers(void **state)
  * octopus-4: as turboquant-4, but numbers err by 4e-4. They have two roundings to a unit of 3.3 /
  * 4095, and a line in place of a square root, which adds half a unit. Together: sqrt(.9^2 + 4^2 +
  * 4^2 + 2.1^2) e-4 = 6.1e-4. With many queries its pages are unpacked, without integers. */
-static void integers_cost_what_they_may(void **state)
+CASE(integers_cost_what_they_may)
 {
     static const struct {
         const char *spec;
@@ -94,7 +94,7 @@ static void integers_cost_what_they_may(void **state)
 
 /* Work items of many rows on codes, full ones and the last, smaller one; every width of codes,
  * levels with zero points and codebooks. */
-static void prefill_on_codes(void **state)
+CASE(prefill_on_codes)
 {
     static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3",
                                          "turboquant-4", "bdr-4",        "int-2",
@@ -118,7 +118,7 @@ static void prefill_on_codes(void **state)
 #if KVANT_PAPERS
 /* Codes of chunks of every family, with and without tables. Some of them are unpacked: 7 bits a
  * coordinate, sketches, outliers. */
-static void chunks_on_codes(void **state)
+CASE(chunks_on_codes)
 {
     static const char *const specs[] = {
         "octopus-2",           "octopus-3",     "octopus-4",   "octopus-5",
@@ -143,7 +143,7 @@ static void chunks_on_codes(void **state)
 
 /* Every layout of scales, for every width and for head_dims whose last row group is not full, in
  * work items of few rows and of many. */
-static void groupings_on_codes(void **state)
+CASE(groupings_on_codes)
 {
     static const char *const specs[] = {
         "int-4:axis=channel,group=64",
@@ -179,14 +179,4 @@ static void groupings_on_codes(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_codec),
-        cmocka_unit_test(exact_rounds_no_integers),
-        cmocka_unit_test(integers_cost_what_they_may),
-        cmocka_unit_test(prefill_on_codes),
-        PAPERS(cmocka_unit_test(chunks_on_codes), ) cmocka_unit_test(groupings_on_codes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

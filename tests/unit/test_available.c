@@ -44,7 +44,7 @@ static int remove_root(void **state)
     return system(command);
 }
 
-static void version_2_of_control_groups(void **state)
+CASE_BETWEEN(version_2_of_control_groups, new_root, remove_root)
 {
     assert_true(kvant_quota_cpus(root) == UINT32_MAX); /* no such system */
     put("/proc/self/cgroup", "0::/pod/container\n");
@@ -60,14 +60,14 @@ static void version_2_of_control_groups(void **state)
 }
 
 /* A container often has its own group at the mount point, under the name that the host gave it. */
-static void a_container_sees_the_hosts_path(void **state)
+CASE_BETWEEN(a_container_sees_the_hosts_path, new_root, remove_root)
 {
     put("/proc/self/cgroup", "0::/system.slice/docker-0123.scope\n");
     put("/sys/fs/cgroup/cpu.max", "150000 50000\n");
     assert_int_equal(kvant_quota_cpus(root), 3);
 }
 
-static void version_1_of_control_groups(void **state)
+CASE_BETWEEN(version_1_of_control_groups, new_root, remove_root)
 {
     put("/proc/self/cgroup", "12:cpuset:/a\n4:cpu,cpuacct:/a/b\n1:name=systemd:/\n0::/\n");
     put("/sys/fs/cgroup/cpuset/a/cpu.cfs_quota_us", "1"); /* a file of another controller */
@@ -80,7 +80,7 @@ static void version_1_of_control_groups(void **state)
     assert_int_equal(kvant_quota_cpus(root), 4);
 }
 
-static void unreadable_files_limit_nothing(void **state)
+CASE_BETWEEN(unreadable_files_limit_nothing, new_root, remove_root)
 {
     static const char *const texts[] = { "",       "\n",       "x y",     "0 0",    "-5 100000",
                                          "100000", "100000 0", "nan nan", "1e300 1" };
@@ -106,7 +106,7 @@ static void count_worker(void *context, size_t index, uint32_t worker)
 
 /* When the process is bound to one CPU, the caller runs the whole loop. Otherwise seven workers
  * would wake and find that they have to wait for the CPU. */
-static void a_loop_on_one_cpu_runs_on_one_thread(void **state)
+CASE(a_loop_on_one_cpu_runs_on_one_thread)
 {
     cpu_set_t allowed, one;
     size_t first = 0;
@@ -124,14 +124,4 @@ static void a_loop_on_one_cpu_runs_on_one_thread(void **state)
     assert_int_equal(sched_setaffinity(0, sizeof allowed, &allowed), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(version_2_of_control_groups, new_root, remove_root),
-        cmocka_unit_test_setup_teardown(a_container_sees_the_hosts_path, new_root, remove_root),
-        cmocka_unit_test_setup_teardown(version_1_of_control_groups, new_root, remove_root),
-        cmocka_unit_test_setup_teardown(unreadable_files_limit_nothing, new_root, remove_root),
-        cmocka_unit_test(a_loop_on_one_cpu_runs_on_one_thread),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

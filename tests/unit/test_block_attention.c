@@ -15,7 +15,7 @@ static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KV
                                           KVANT_BLOCK_Q5_1, KVANT_BLOCK_Q8_0, KVANT_BLOCK_IQ4_NL };
 #define N_TYPES (sizeof types / sizeof *types)
 
-static void row_sizes_are_ggmls(void **state)
+CASE(row_sizes_are_ggmls)
 {
     assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F32, 80), 320);
     assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F16, 64), 128);
@@ -36,7 +36,7 @@ static void row_sizes_are_ggmls(void **state)
 
 /* Codes 0 .. 15 ascend through the low halves of a block's bytes and descend through the high
  * halves. The scale is 0.5 and the minimum is -3. The numbers 1, 16 and 31 have a fifth bit. */
-static void blocks_decode_as_documented(void **state)
+CASE(blocks_decode_as_documented)
 {
     const uint8_t nibbles[16] = { 0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87,
                                   0x78, 0x69, 0x5a, 0x4b, 0x3c, 0x2d, 0x1e, 0x0f };
@@ -232,7 +232,7 @@ static void check(setup s, kvant_block_type k, kvant_block_type v)
     free_fixture(&f);
 }
 
-static void outputs_are_exact_to_binary32(void **state)
+CASE(outputs_are_exact_to_binary32)
 {
     for (size_t i = 0; i < N_TYPES; i++) {
         kvant_block_type t = types[i], other = types[(i + 5) % N_TYPES];
@@ -247,7 +247,7 @@ static void outputs_are_exact_to_binary32(void **state)
 }
 
 /* Compares bits, for decode (whose context is split) and prefill. */
-static void threads_change_nothing(void **state)
+CASE(threads_change_nothing)
 {
     for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
         fixture f = make_fixture((setup){ 64, 64, 3, 9, 2300, n_queries, .mask = true },
@@ -352,7 +352,7 @@ static const uint32_t query_counts[] = { 1, 2, 4, 5, 37 };
 #define N_QUERY_COUNTS (sizeof query_counts / sizeof *query_counts)
 
 /* A unified cache holds rows of many sequences. Hidden rows must not matter, whatever they hold. */
-static void hidden_rows_have_no_influence(void **state)
+CASE(hidden_rows_have_no_influence)
 {
     for (size_t level = 0; level < sizeof cpu_levels / sizeof *cpu_levels; level++)
         for (size_t t = 0; t < N_TYPES && use_level(cpu_levels[level]); t++)
@@ -366,7 +366,7 @@ static void hidden_rows_have_no_influence(void **state)
     kvant_set_cpu_level(KVANT_CPU_AUTO);
 }
 
-static void no_tokens_give_zeros(void **state)
+CASE(no_tokens_give_zeros)
 {
     fixture f =
         make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
@@ -392,7 +392,7 @@ static void refuse(fixture *f)
         f = kept;                                                                                  \
     } while (0)
 
-static void arguments_are_checked(void **state)
+CASE(arguments_are_checked)
 {
     fixture f =
         make_fixture((setup){ 64, 64, 3, 9, 70, 2, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
@@ -439,16 +439,4 @@ static void arguments_are_checked(void **state)
     free_fixture(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(row_sizes_are_ggmls),
-        cmocka_unit_test(blocks_decode_as_documented),
-        cmocka_unit_test(outputs_are_exact_to_binary32),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(hidden_rows_have_no_influence),
-        cmocka_unit_test(no_tokens_give_zeros),
-        cmocka_unit_test(arguments_are_checked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

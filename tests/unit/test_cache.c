@@ -116,7 +116,7 @@ static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
  * 1e-5. */
 #define EXACT 1e-5
 
-static void attends_to_what_was_appended(void **state)
+CASE(attends_to_what_was_appended)
 {
     model m = make("f32", NULL);
     int32_t s = kvant_sequence_create(m.cache);
@@ -128,7 +128,7 @@ static void attends_to_what_was_appended(void **state)
     drop(&m);
 }
 
-static void presets_work_without_a_word(void **state)
+CASE(presets_work_without_a_word)
 {
     model m = make(NULL, NULL);
     kvant_cache_info empty = { .size = sizeof empty };
@@ -154,7 +154,7 @@ static void presets_work_without_a_word(void **state)
     drop(&m);
 }
 
-static void forks_share_until_they_differ(void **state)
+CASE(forks_share_until_they_differ)
 {
     static const char *const specs[] = { "f32", "int-8", "int-8:recent=70",
                                          "trellis-4:center=first,norm=first" };
@@ -187,7 +187,7 @@ static void forks_share_until_they_differ(void **state)
     }
 }
 
-static void truncated_tokens_are_gone(void **state)
+CASE(truncated_tokens_are_gone)
 {
     model m = make("f32", NULL);
     int32_t s = kvant_sequence_create(m.cache);
@@ -205,7 +205,7 @@ static void truncated_tokens_are_gone(void **state)
     drop(&m);
 }
 
-static void blocks_pass_through_a_store(void **state)
+CASE(blocks_pass_through_a_store)
 {
     static const char *const specs[] = { "f32", "turboquant-4:center=first,norm=first",
                                          "int-4:axis=channel" };
@@ -252,7 +252,7 @@ static void blocks_pass_through_a_store(void **state)
     }
 }
 
-static void errors_leave_a_working_cache(void **state)
+CASE(errors_leave_a_working_cache)
 {
     model m = make("turboquant-4:center=first,norm=first", NULL);
     int32_t s = kvant_sequence_create(m.cache);
@@ -288,7 +288,7 @@ static uint32_t free_blocks(const model *m)
 }
 
 /* An append that fails needs no block afterwards: another sequence may take them all. */
-static void failed_appends_give_their_blocks_back(void **state)
+CASE(failed_appends_give_their_blocks_back)
 {
     model m = make("f32", NULL);
     const int32_t both[2] = { kvant_sequence_create(m.cache), kvant_sequence_create(m.cache) };
@@ -329,7 +329,7 @@ static void failed_appends_give_their_blocks_back(void **state)
 }
 
 /* Shapes that libkvant knows a GPU not to support are refused before a GPU is looked for. */
-static void shapes_are_refused_on_cuda(void **state)
+CASE(shapes_are_refused_on_cuda)
 {
     kvant_cache *cache;
     kvant_cache_params params = params_of("int-4", "int-4");
@@ -341,7 +341,7 @@ static void shapes_are_refused_on_cuda(void **state)
         fail_msg("'%s'", kvant_error_message());
 }
 
-static void parameters_are_checked(void **state)
+CASE(parameters_are_checked)
 {
     kvant_cache *cache;
     kvant_cache_params params = params_of("f32", NULL);
@@ -374,7 +374,7 @@ static void parameters_are_checked(void **state)
 
 /* Tables of blocks take memory for the blocks that sequences have, not for all blocks of the cache
  * in every sequence. */
-static void tables_grow_with_their_sequences(void **state)
+CASE(tables_grow_with_their_sequences)
 {
     enum { SEQUENCES = 20000 };
     model m = { .rng = 5 };
@@ -399,7 +399,7 @@ static void tables_grow_with_their_sequences(void **state)
 }
 
 /* 0 is the default of a scale and of a softcap. Numbers that are none must not become it. */
-static void factors_are_checked(void **state)
+CASE(factors_are_checked)
 {
     const float wrong[] = { -1, NAN, INFINITY };
     float q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
@@ -425,7 +425,7 @@ static void factors_are_checked(void **state)
 
 /* Rows read back as they were written, from shared and copied blocks, and as zeros from dropped
  * blocks. */
-static void rows_are_read_back(void **state)
+CASE(rows_are_read_back)
 {
     model m = make("f32", "f32");
     int32_t a = kvant_sequence_create(m.cache);
@@ -457,7 +457,7 @@ static void rows_are_read_back(void **state)
 
 /* Queries that are added before the keys of their tokens make a matrix for these keys, whose fp16
  * numbers are in the exported block. Queries that attention sees count only for later keys. */
-static void queries_may_come_before_their_keys(void **state)
+CASE(queries_may_come_before_their_keys)
 {
     enum { N = 448 };
     const size_t matrices = (size_t)LAYERS * KV_HEADS * kvant_triangle_size(DIM) * sizeof(uint16_t);
@@ -518,22 +518,4 @@ static void queries_may_come_before_their_keys(void **state)
     free(out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attends_to_what_was_appended),
-        cmocka_unit_test(presets_work_without_a_word),
-        cmocka_unit_test(forks_share_until_they_differ),
-        cmocka_unit_test(truncated_tokens_are_gone),
-        cmocka_unit_test(blocks_pass_through_a_store),
-        cmocka_unit_test(errors_leave_a_working_cache),
-        cmocka_unit_test(failed_appends_give_their_blocks_back),
-        cmocka_unit_test(shapes_are_refused_on_cuda),
-        cmocka_unit_test(rows_are_read_back),
-        cmocka_unit_test(factors_are_checked),
-        cmocka_unit_test(parameters_are_checked),
-        cmocka_unit_test(tables_grow_with_their_sequences),
-        cmocka_unit_test(queries_may_come_before_their_keys),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

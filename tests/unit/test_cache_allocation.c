@@ -173,7 +173,7 @@ static kvant_status live(const void *context)
     return status;
 }
 
-static void caches(void **state)
+CASE(caches)
 {
     refuse_each_allocation(live, NULL, "a cache",
                            true); /* a spec is tried with several head dimensions */
@@ -226,14 +226,14 @@ static void go_on(bool on_device)
     assert_true(n > 0);
 }
 
-static void caches_go_on(void **state)
+CASE(caches_go_on)
 {
     for (spec = 0; spec < COUNT(specs); spec++)
         go_on(false);
     spec = 0;
 }
 
-static void caches_go_on_without_device_memory(void **state)
+CASE(caches_go_on_without_device_memory)
 {
     for (spec = 0; spec < COUNT(specs) && control; spec++)
         go_on(true);
@@ -259,7 +259,7 @@ static kvant_status arrive(const void *context)
     return status;
 }
 
-static void blocks_arrive(void **state)
+CASE(blocks_arrive)
 {
     static exported e;
     life l = { 0 };
@@ -282,14 +282,8 @@ static bool find_control(const char *path)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(caches),
-        cmocka_unit_test(caches_go_on),
-        cmocka_unit_test(caches_go_on_without_device_memory),
-        cmocka_unit_test(blocks_arrive),
-    };
     if (argc > 1 && !find_control(argv[1]))
         return 2;
     fill_rows();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -24,7 +24,7 @@ static uint32_t nearest(const float *centroids, uint32_t clusters, const float *
 }
 
 /* Equations 5 and 6: k^ = c_id + dequant(quant(k - c_id)), with the quantiser of int. */
-static void kmeans_is_a_centroid_and_int_of_the_rest(void **state)
+CASE(kmeans_is_a_centroid_and_int_of_the_rest)
 {
     static const struct {
         const char *spec, *rest;
@@ -98,7 +98,7 @@ static double mean_error(const char *spec, const kvant_calibration *c)
 /* Rows of 5 centres share an outlier channel. The mean removes the outlier; centroids also remove
  * the centres. A step of the quantiser is (max - min) / 15 and its mean error is step^2 / 12. The
  * ranges are about 50 (plain), 14 (mean) and 6 (centroids). */
-static void centroids_lower_the_error(void **state)
+CASE(centroids_lower_the_error)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     double plain = mean_error("int-4", c), one = mean_error("kmeans-4:c=1", c),
@@ -109,7 +109,7 @@ static void centroids_lower_the_error(void **state)
 
 /* A number has 4 bits, a token has 32 bits for scale and zero point, and a byte or two for the
  * index. Pages of 64 tokens are padded to multiples of 64 bytes, which needs no padding here. */
-static void true_bits_count_the_index(void **state)
+CASE(true_bits_count_the_index)
 {
     static const struct {
         const char *spec;
@@ -132,7 +132,7 @@ static void true_bits_count_the_index(void **state)
     kvant_calibration_free(&c);
 }
 
-static void rows_that_a_centroid_hits(void **state)
+CASE(rows_that_a_centroid_hits)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     kvant_codec *codec = create("kmeans-4:c=4", DIM, KVANT_ROLE_K, c);
@@ -153,7 +153,7 @@ static void rows_that_a_centroid_hits(void **state)
 
 static const uint32_t dims[] = { 8, 32, 64, 80 };
 
-static void rows_come_back(void **state)
+CASE(rows_come_back)
 {
     uint64_t rng = 8;
     for (size_t d = 0; d < COUNT(dims); d++) {
@@ -188,7 +188,7 @@ static void rows_come_back(void **state)
     }
 }
 
-static void scores_agree_with_decode(void **state)
+CASE(scores_agree_with_decode)
 {
     uint64_t rng = 9;
     kvant_calibration *c = calibrate_fixed(DIM);
@@ -220,7 +220,7 @@ static void scores_agree_with_decode(void **state)
     kvant_calibration_free(&c);
 }
 
-static void tokens_are_independent(void **state)
+CASE(tokens_are_independent)
 {
     uint64_t rng = 10;
     kvant_calibration *c = calibrate_fixed(DIM);
@@ -245,7 +245,7 @@ static void tokens_are_independent(void **state)
 }
 
 /* Rows of zeros, denormals and large numbers. */
-static void extreme_rows(void **state)
+CASE(extreme_rows)
 {
     static const float sizes[] = { 0, 1e-45f, 1e-40f, 1e-8f, 1e3f, 6e4f };
     kvant_calibration *c = calibrate_fixed(DIM);
@@ -266,7 +266,7 @@ static void extreme_rows(void **state)
     kvant_calibration_free(&c);
 }
 
-static void bad_numbers_are_refused(void **state)
+CASE(bad_numbers_are_refused)
 {
     static const float bad[] = { NAN, INFINITY, 3e38f };
     uint64_t rng = 11;
@@ -305,7 +305,7 @@ static void expect_error(const char *spec, uint32_t dim, const kvant_calibration
     assert_null(codec);
 }
 
-static void errors_say_what_to_do(void **state)
+CASE(errors_say_what_to_do)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     expect_error("int-4:center=file", DIM, NULL, 0, 0, KVANT_ERR_UNSUPPORTED,
@@ -355,7 +355,7 @@ static kvant_affine affine_of(const kvant_tensor *tensor, uint32_t head)
 /* A tensor with such codecs starts with the file's mean as centre and with scales from the file.
  * The scales are square roots of the largest distances from the mean (from 0 without a centre). No
  * scale is below 1/256 of the largest. */
-static void centre_and_factors_come_from_the_file(void **state)
+CASE(centre_and_factors_come_from_the_file)
 {
     static const struct {
         const char *spec;
@@ -402,7 +402,7 @@ static void centre_and_factors_come_from_the_file(void **state)
 }
 
 /* Head 0 has one channel of size 100 and otherwise zeros; head 1 has only zeros. */
-static void factors_are_never_zero(void **state)
+CASE(factors_are_never_zero)
 {
     kvant_calibrator_config config = { .size = sizeof config };
     kvant_calibrator *calibrator;
@@ -431,7 +431,7 @@ static void factors_are_never_zero(void **state)
     kvant_calibration_free(&c);
 }
 
-static void codecs_outlive_their_calibration(void **state)
+CASE(codecs_outlive_their_calibration)
 {
     uint64_t rng = 13;
     for (size_t s = 0; s < N_CALIBRATED_SPECS; s++) {
@@ -449,22 +449,4 @@ static void codecs_outlive_their_calibration(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        PAPERS(cmocka_unit_test(kmeans_is_a_centroid_and_int_of_the_rest), )
-            PAPERS(cmocka_unit_test(centroids_lower_the_error), )
-                PAPERS(cmocka_unit_test(true_bits_count_the_index),
-                       cmocka_unit_test(rows_that_a_centroid_hits), )
-                    cmocka_unit_test(rows_come_back),
-        cmocka_unit_test(scores_agree_with_decode),
-        cmocka_unit_test(tokens_are_independent),
-        cmocka_unit_test(extreme_rows),
-        cmocka_unit_test(bad_numbers_are_refused),
-        cmocka_unit_test(errors_say_what_to_do),
-        cmocka_unit_test(centre_and_factors_come_from_the_file),
-        cmocka_unit_test(factors_are_never_zero),
-        cmocka_unit_test(codecs_outlive_their_calibration),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

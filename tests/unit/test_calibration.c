@@ -3,7 +3,7 @@
 
 #include "../../src/base/half.h"
 
-static void statistics_follow_their_definitions(void **state)
+CASE(statistics_follow_their_definitions)
 {
     data *all = make_data();
     kvant_calibrator *calibrator = make_calibrator(NULL, 0, 1);
@@ -32,7 +32,7 @@ static void statistics_follow_their_definitions(void **state)
     free(all);
 }
 
-static void query_moments_follow_their_definition(void **state)
+CASE(query_moments_follow_their_definition)
 {
     data *all = make_data();
     kvant_calibration *c = make_calibration(0, 1);
@@ -55,7 +55,7 @@ static void query_moments_follow_their_definition(void **state)
     free(all);
 }
 
-static void info_says_what_was_seen(void **state)
+CASE(info_says_what_was_seen)
 {
     kvant_calibration *c = make_calibration(2, 1);
     kvant_calibration_info info = { .size = sizeof info };
@@ -82,7 +82,7 @@ static void info_says_what_was_seen(void **state)
 
 /* Rows lie around 5 centres that are far apart, with deviation 0.2 per channel. With 16 clusters at
  * most the variance around a centre is left, 32 x 0.04. With 4 clusters more is left. */
-static void clusters_are_found(void **state)
+CASE(clusters_are_found)
 {
     data *all = make_data();
     kvant_calibration *c = make_calibration(2, 2);
@@ -103,7 +103,7 @@ static void clusters_are_found(void **state)
     free(all);
 }
 
-static void threads_do_not_change_the_result(void **state)
+CASE(threads_do_not_change_the_result)
 {
     kvant_calibration *a = make_calibration(2, 1), *b = make_calibration(2, 3);
     for (uint32_t l = 0; l < LAYERS; l++)
@@ -189,7 +189,7 @@ static bool near(float a, float b)
     return fabsf(a - b) <= fabsf(a) * 0x1p-23f + 0x1p-30f;
 }
 
-static void sums_give_what_rows_give(void **state)
+CASE(sums_give_what_rows_give)
 {
     data *all = make_data();
     kvant_calibration *rows = make_calibration(2, 1), *found = calibration_of_sums(all);
@@ -219,7 +219,7 @@ static void sums_give_what_rows_give(void **state)
     free(all);
 }
 
-static void bad_sums_are_refused(void **state)
+CASE(bad_sums_are_refused)
 {
     static sums made;
     data *all = make_data();
@@ -248,7 +248,7 @@ static void bad_sums_are_refused(void **state)
 }
 
 /* A sample that is smaller than the text still holds as many different rows as it has room for. */
-static void long_texts_are_sampled(void **state)
+CASE(long_texts_are_sampled)
 {
     kvant_calibrator_config config = {
         .size = sizeof config, .clusters = few_clusters, .n_codebooks = 2, .sample_rows = 16
@@ -273,7 +273,7 @@ static void long_texts_are_sampled(void **state)
     kvant_calibration_free(&c);
 }
 
-static void bad_input_is_refused(void **state)
+CASE(bad_input_is_refused)
 {
     static const uint32_t unordered[] = { 16, 4 }, too_many[] = { 5000 };
     kvant_calibrator *calibrator;
@@ -322,18 +322,4 @@ static void bad_input_is_refused(void **state)
     kvant_calibrator_free(&calibrator);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(statistics_follow_their_definitions),
-        cmocka_unit_test(query_moments_follow_their_definition),
-        cmocka_unit_test(info_says_what_was_seen),
-        cmocka_unit_test(clusters_are_found),
-        cmocka_unit_test(threads_do_not_change_the_result),
-        cmocka_unit_test(sums_give_what_rows_give),
-        cmocka_unit_test(bad_sums_are_refused),
-        cmocka_unit_test(long_texts_are_sampled),
-        cmocka_unit_test(bad_input_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

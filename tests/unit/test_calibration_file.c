@@ -55,7 +55,7 @@ static void expect(const file *f, size_t n, kvant_status expected, const char *w
     kvant_calibration_free(&c);
 }
 
-static void files_come_back_as_they_were(void **state)
+CASE(files_come_back_as_they_were)
 {
     file f = make_file();
     kvant_calibration *a = make_calibration(2, 1), *b;
@@ -83,7 +83,7 @@ static void files_come_back_as_they_were(void **state)
     drop_file(&f);
 }
 
-static void cut_files_are_refused(void **state)
+CASE(cut_files_are_refused)
 {
     file f = make_file();
     for (size_t n = 0; n < 64; n++)
@@ -104,7 +104,7 @@ static const char *damage_at(size_t byte)
                                      : "";
 }
 
-static void flipped_bits_are_refused(void **state)
+CASE(flipped_bits_are_refused)
 {
     file f = make_file();
     for (size_t byte = 0; byte < f.n; byte += byte < 350 ? 1 : 4999)
@@ -136,7 +136,7 @@ static void sign(file *f)
 enum { FACTORS = 320 + 4 * (3 * HEADS * DIM + HEADS * DIM * DIM) };
 
 /* With a valid checksum, only the checks of the fields themselves can refuse the file. */
-static void lying_fields_are_refused(void **state)
+CASE(lying_fields_are_refused)
 {
     static const struct {
         size_t at;
@@ -247,7 +247,7 @@ static uint8_t *read_whole(const char *path, size_t *n)
 
 /* Work that is interrupted while gathering, and again between layers of k-means, makes the same
  * file as work without interruption. */
-static void work_goes_on_where_it_stopped(void **state)
+CASE(work_goes_on_where_it_stopped)
 {
     data *all = make_data();
     file f = make_file();
@@ -313,7 +313,7 @@ static void sign_bytes(uint8_t *bytes, size_t n)
     sign(&f);
 }
 
-static void checkpoints_of_other_work_are_refused(void **state)
+CASE(checkpoints_of_other_work_are_refused)
 {
     data *all = make_data();
     file f = make_file();
@@ -356,7 +356,7 @@ static void checkpoints_of_other_work_are_refused(void **state)
     free(all);
 }
 
-static void files_that_cannot_be_used_say_why(void **state)
+CASE(files_that_cannot_be_used_say_why)
 {
     file f = make_file();
     kvant_calibration *c, *good;
@@ -378,16 +378,4 @@ static void files_that_cannot_be_used_say_why(void **state)
     drop_file(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_come_back_as_they_were),
-        cmocka_unit_test(cut_files_are_refused),
-        cmocka_unit_test(flipped_bits_are_refused),
-        cmocka_unit_test(lying_fields_are_refused),
-        cmocka_unit_test(work_goes_on_where_it_stopped),
-        cmocka_unit_test(checkpoints_of_other_work_are_refused),
-        cmocka_unit_test(files_that_cannot_be_used_say_why),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -52,7 +52,7 @@ static uint32_t next_dim(uint32_t d)
     return d < 24 ? d + 1 : d < 136 ? d + 28 : d + 376;
 }
 
-static void canonical_specs_make_the_codec_that_printed_them(void **state)
+CASE(canonical_specs_make_the_codec_that_printed_them)
 {
     unsigned n = 0;
     for (size_t i = 0; i < COUNT(all_specs); i++)
@@ -71,7 +71,7 @@ static void canonical_specs_make_the_codec_that_printed_them(void **state)
     assert_true(n > 2000);
 }
 
-static void specs_differ_where_bytes_do(void **state)
+CASE(specs_differ_where_bytes_do)
 {
     static const uint64_t seeds[] = { 0, 1, 7, UINT64_MAX };
     for (size_t i = 0; i < COUNT(all_specs); i++) {
@@ -94,7 +94,7 @@ static void specs_differ_where_bytes_do(void **state)
     }
 }
 
-static void seeds_of_specs_come_before_those_of_calls(void **state)
+CASE(seeds_of_specs_come_before_those_of_calls)
 {
     kvant_codec *codec = make_codec("turboquant-4", 64, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec,
@@ -125,7 +125,7 @@ static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uin
 }
 
 /* All kv heads of a model have the same spec, but their bytes differ. */
-static void fingerprints_tell_calibrated_heads_apart(void **state)
+CASE(fingerprints_tell_calibrated_heads_apart)
 {
     static const char *const more[] = { "int-4:center=file", "int-4:norm=file" };
     kvant_calibration *c = calibrate_fixed(32);
@@ -141,13 +141,4 @@ static void fingerprints_tell_calibrated_heads_apart(void **state)
     kvant_calibration_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(canonical_specs_make_the_codec_that_printed_them),
-        cmocka_unit_test(specs_differ_where_bytes_do),
-        cmocka_unit_test(seeds_of_specs_come_before_those_of_calls),
-        cmocka_unit_test(fingerprints_tell_calibrated_heads_apart),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -61,7 +61,7 @@ static void expect_center(const layout *l, const text *t, uint32_t end, uint32_t
 
 /* The tensor learns from 1024 tokens. The expected centre uses 64 of them and the tensor another
  * part. A mean of 64 keys misses the mean of all keys by an eighth of the keys' deviation. */
-static void centers_are_means_at_the_blocks_positions(void **state)
+CASE(centers_are_means_at_the_blocks_positions)
 {
     for (uint32_t i = 0; i < 4; i++) {
         const layout *l = &layouts()[i];
@@ -88,7 +88,7 @@ static void centers_are_means_at_the_blocks_positions(void **state)
 /* RoPE rotates the mean key, so its mean over the positions of a bucket is small. At each position
  * the mean key has at least a third of these keys' squared length, which a block's own centre
  * removes. */
-static void errors_are_smaller(void **state)
+CASE(errors_are_smaller)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 3);
@@ -118,7 +118,7 @@ static void make_tables(int32_t tables[3][PAGES])
     }
 }
 
-static void attention_is_on_what_is_read(void **state)
+CASE(attention_is_on_what_is_read)
 {
     static const uint32_t n_queries[] = { 1, 8, 40 };
     int32_t tables[3][PAGES];
@@ -165,7 +165,7 @@ static void assert_same_rows(const fixture *f, const fixture *g, uint32_t slot)
 }
 
 /* Moves blocks to tensors that know no RoPE. The first block is an exact one. */
-static void blocks_take_their_centers_along(void **state)
+CASE(blocks_take_their_centers_along)
 {
     const layout l = make_layout(12, 1);
     text *t = make_text(&l, 24);
@@ -190,7 +190,7 @@ static void blocks_take_their_centers_along(void **state)
 }
 
 /* Damages fields of the header and some frequencies and numbers, with a checksum that is right. */
-static void damaged_centers_are_refused(void **state)
+CASE(damaged_centers_are_refused)
 {
     const layout l = make_layout(12, 1);
     const size_t at = 40 + 2 * WIDTH * sizeof(float) +
@@ -225,7 +225,7 @@ static void damaged_centers_are_refused(void **state)
 
 /* Rows of several sequences in one block, or rows of unknown positions: the block uses the centre
  * of its transform, as a tensor without block centres does. */
-static void blocks_of_mixed_positions_share_a_center(void **state)
+CASE(blocks_of_mixed_positions_share_a_center)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 26);
@@ -263,7 +263,7 @@ static void blocks_of_mixed_positions_share_a_center(void **state)
 
 /* llama.cpp writes keys again at other positions when it shifts a context. A few rewritten rows of
  * a block do not move its other rows. */
-static void rewritten_blocks_have_other_positions(void **state)
+CASE(rewritten_blocks_have_other_positions)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 27);
@@ -288,7 +288,7 @@ static void rewritten_blocks_have_other_positions(void **state)
 }
 
 /* Token by token, in batches, at every level. */
-static void levels_and_batches_do_not_change_bytes(void **state)
+CASE(levels_and_batches_do_not_change_bytes)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 28);
@@ -310,7 +310,7 @@ static void levels_and_batches_do_not_change_bytes(void **state)
 
 /* kvant's RoPE phases for any layout and any position. An angle of 2^31 is known within 2^31
  * 2^-53. */
-static void phases_rotate_vectors(void **state)
+CASE(phases_rotate_vectors)
 {
     static const int32_t positions[] = { 0, 1, 63, 8191, -40, INT32_MAX };
     uint64_t rng = 29;
@@ -334,7 +334,7 @@ static void phases_rotate_vectors(void **state)
     }
 }
 
-static void arguments_are_checked(void **state)
+CASE(arguments_are_checked)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     fixture f = make_centered(&l);
@@ -354,19 +354,4 @@ static void arguments_are_checked(void **state)
     drop(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(centers_are_means_at_the_blocks_positions),
-        cmocka_unit_test(errors_are_smaller),
-        cmocka_unit_test(attention_is_on_what_is_read),
-        cmocka_unit_test(blocks_take_their_centers_along),
-        cmocka_unit_test(damaged_centers_are_refused),
-        cmocka_unit_test(blocks_of_mixed_positions_share_a_center),
-        cmocka_unit_test(rewritten_blocks_have_other_positions),
-        cmocka_unit_test(levels_and_batches_do_not_change_bytes),
-        cmocka_unit_test(phases_rotate_vectors),
-        cmocka_unit_test(arguments_are_checked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

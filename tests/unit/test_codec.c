@@ -43,7 +43,7 @@ static double channel_bits(const kvant_codec_info *info)
     return fmin(info->bits, info->nominal_bits);
 }
 
-static void round_trip_error_is_bounded(void **state)
+CASE(round_trip_error_is_bounded)
 {
     uint64_t rng = 5;
     for (size_t s = 0; s < COUNT(all_specs); s++)
@@ -84,7 +84,7 @@ static void expect_consistent_sizes(const page *p, uint32_t dim)
 
 /* Uses values; extreme_rows uses keys. Rotations of 512 channels take most of this program's
  * time. */
-static void sizes_are_consistent(void **state)
+CASE(sizes_are_consistent)
 {
     for (size_t s = 0; s < COUNT(all_specs); s++)
         for (size_t d = 0; d < COUNT(odd_dims); d++)
@@ -96,7 +96,7 @@ static void sizes_are_consistent(void **state)
 }
 
 /* The sizes that README and FINDINGS state. */
-static void true_bits_of_the_usual_codecs(void **state)
+CASE(true_bits_of_the_usual_codecs)
 {
     static const struct {
         const char *spec;
@@ -123,7 +123,7 @@ static void true_bits_of_the_usual_codecs(void **state)
         }
 }
 
-static void score_and_accumulate_agree_with_decode(void **state)
+CASE(score_and_accumulate_agree_with_decode)
 {
     uint64_t rng = 6;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
@@ -167,7 +167,7 @@ static void score_and_accumulate_agree_with_decode(void **state)
     }
 }
 
-static void tokens_are_independent(void **state)
+CASE(tokens_are_independent)
 {
     uint64_t rng = 8;
     for (size_t s = 0; s < COUNT(all_specs); s++)
@@ -202,7 +202,7 @@ static void expect_refused(const page *p, const float *x, kvant_status expected,
     free(before);
 }
 
-static void bad_numbers_are_refused_and_nothing_is_written(void **state)
+CASE(bad_numbers_are_refused_and_nothing_is_written)
 {
     uint64_t rng = 9;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
@@ -224,7 +224,7 @@ static void bad_numbers_are_refused_and_nothing_is_written(void **state)
 
 /* Zeros, denormals and numbers up to the limit of fp16 are encoded. The decoded rows are finite and
  * zeros stay zero. */
-static void extreme_rows(void **state)
+CASE(extreme_rows)
 {
     static const float magnitudes[] = { 0, 1e-45f, 1e-40f, 1e-8f, 6e-5f, 1e3f, 6e4f };
     for (size_t s = 0; s < COUNT(all_specs); s++)
@@ -253,7 +253,7 @@ static void extreme_rows(void **state)
         }
 }
 
-static void zero_pages_decode_to_zeros(void **state)
+CASE(zero_pages_decode_to_zeros)
 {
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         page p = make_page(all_specs[s], 96, KVANT_ROLE_V);
@@ -265,7 +265,7 @@ static void zero_pages_decode_to_zeros(void **state)
     }
 }
 
-static void foreign_bytes_decode_without_harm(void **state)
+CASE(foreign_bytes_decode_without_harm)
 {
     uint64_t rng = 10;
     for (size_t s = 0; s < COUNT(all_specs); s++) {
@@ -278,7 +278,7 @@ static void foreign_bytes_decode_without_harm(void **state)
     }
 }
 
-static void bad_arguments(void **state)
+CASE(bad_arguments)
 {
     page p = make_page("int-4:axis=channel", 64, KVANT_ROLE_K);
     float x[64 * 64] = { 0 };
@@ -299,19 +299,4 @@ static void bad_arguments(void **state)
     kvant_codec_free(NULL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip_error_is_bounded),
-        cmocka_unit_test(sizes_are_consistent),
-        cmocka_unit_test(true_bits_of_the_usual_codecs),
-        cmocka_unit_test(score_and_accumulate_agree_with_decode),
-        cmocka_unit_test(tokens_are_independent),
-        cmocka_unit_test(bad_numbers_are_refused_and_nothing_is_written),
-        cmocka_unit_test(extreme_rows),
-        cmocka_unit_test(zero_pages_decode_to_zeros),
-        cmocka_unit_test(foreign_bytes_decode_without_harm),
-        cmocka_unit_test(bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

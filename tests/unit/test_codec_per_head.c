@@ -173,7 +173,7 @@ static void check_attention(const side *k, const side *v, uint32_t n_queries, ui
 
 /* Pairs of codecs with different sizes, different centres and different paths through attention:
  * codes by row, by column, trellis words, tiles. */
-static void a_head_is_what_it_is_alone(void **state)
+CASE(a_head_is_what_it_is_alone)
 {
     static const struct {
         const char *k[N_HEADS], *v[N_HEADS];
@@ -211,7 +211,7 @@ static void a_head_is_what_it_is_alone(void **state)
 }
 
 /* A block is open or sealed for all kv heads, so codecs that disagree on it do not fit together. */
-static void heads_that_do_not_fit_together(void **state)
+CASE(heads_that_do_not_fit_together)
 {
     static const struct {
         const char *a, *b;
@@ -243,11 +243,4 @@ static void heads_that_do_not_fit_together(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_head_is_what_it_is_alone),
-        cmocka_unit_test(heads_that_do_not_fit_together),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -184,7 +184,29 @@ static void run_together(scene *s)
     pthread_barrier_destroy(&s->start);
 }
 
-static void readers_writers_and_creators(void **state)
+/* All threads use the library for the first time at once, when it fills its tables. */
+static void *first_use(void *argument)
+{
+    pthread_barrier_wait(argument);
+    return (void *)(uintptr_t)kvant_get_cpu_level();
+}
+
+CASE(first_use_by_all)
+{
+    pthread_t threads[4];
+    pthread_barrier_t start;
+    void *levels[4];
+    assert_int_equal(pthread_barrier_init(&start, NULL, COUNT(threads)), 0);
+    for (size_t i = 0; i < COUNT(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, first_use, &start), 0);
+    for (size_t i = 0; i < COUNT(threads); i++) {
+        assert_int_equal(pthread_join(threads[i], &levels[i]), 0);
+        assert_true((uintptr_t)levels[i] >= KVANT_CPU_C && levels[i] == levels[0]);
+    }
+    pthread_barrier_destroy(&start);
+}
+
+CASE(readers_writers_and_creators)
 {
     for (size_t i = 0; i < COUNT(specs); i++) {
         static scene s;
@@ -203,36 +225,10 @@ static void readers_writers_and_creators(void **state)
     }
 }
 
-/* All threads use the library for the first time at once, when it fills its tables. */
-static void *first_use(void *argument)
-{
-    pthread_barrier_wait(argument);
-    return (void *)(uintptr_t)kvant_get_cpu_level();
-}
-
-static void first_use_by_all(void **state)
-{
-    pthread_t threads[4];
-    pthread_barrier_t start;
-    void *levels[4];
-    assert_int_equal(pthread_barrier_init(&start, NULL, COUNT(threads)), 0);
-    for (size_t i = 0; i < COUNT(threads); i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, first_use, &start), 0);
-    for (size_t i = 0; i < COUNT(threads); i++) {
-        assert_int_equal(pthread_join(threads[i], &levels[i]), 0);
-        assert_true((uintptr_t)levels[i] >= KVANT_CPU_C && levels[i] == levels[0]);
-    }
-    pthread_barrier_destroy(&start);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_use_by_all),
-        cmocka_unit_test(readers_writers_and_creators),
-    };
     uint64_t rng = 17;
     fill_normal(rows, COUNT(rows), &rng);
     fill_normal(query, COUNT(query), &rng);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -33,7 +33,27 @@ static void expect_refusal(const char *file, const char *words)
     assert_int_equal(kvant_cuda_append(NULL, NULL), KVANT_ERR_UNSUPPORTED);
 }
 
-static void other_libraries_are_refused(void **state)
+/* A spec that the CPU refuses needs no library. */
+CASE(specs_are_refused_first)
+{
+    char err[512] = "";
+    kvant_cuda_codec *codec;
+    assert_int_equal(
+        kvant_cuda_codec_create("nonsense", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
+        KVANT_ERR_SPEC);
+    assert_non_null(strstr(err, "nonsense"));
+}
+
+/* Without the variable the loader's own path is searched, which has none here. */
+CASE(a_missing_library_is_refused)
+{
+    char err[512] = "";
+    unsetenv("KVANT_CUDA_LIBRARY");
+    assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err, "libkvant_cuda.so"));
+}
+
+CASE(other_libraries_are_refused)
 {
     expect_refusal("/nowhere/libkvant_cuda.so", "/nowhere/libkvant_cuda.so");
     expect_refusal("/nowhere/libkvant_cuda.so", "KVANT_CUDA_LIBRARY");
@@ -47,26 +67,6 @@ static void other_libraries_are_refused(void **state)
     host->args_bytes = 8;
     expect_refusal(library, "other structs");
     host->args_bytes = 0;
-}
-
-/* Without the variable the loader's own path is searched, which has none here. */
-static void a_missing_library_is_refused(void **state)
-{
-    char err[512] = "";
-    unsetenv("KVANT_CUDA_LIBRARY");
-    assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err, "libkvant_cuda.so"));
-}
-
-/* A spec that the CPU refuses needs no library. */
-static void specs_are_refused_first(void **state)
-{
-    char err[512] = "";
-    kvant_cuda_codec *codec;
-    assert_int_equal(
-        kvant_cuda_codec_create("nonsense", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
-        KVANT_ERR_SPEC);
-    assert_non_null(strstr(err, "nonsense"));
 }
 
 static void answer(kvant_status status, const char *said)
@@ -84,7 +84,7 @@ static void *open_at_once(void *argument)
                : "failed";
 }
 
-static void threads_open_it_together(void **state)
+CASE(threads_open_it_together)
 {
     pthread_t threads[8];
     setenv("KVANT_CUDA_LIBRARY", library, 1);
@@ -99,7 +99,48 @@ static void threads_open_it_together(void **state)
     answer(KVANT_OK, NULL);
 }
 
-static void codecs_cross_as_views(void **state)
+/* The arrays that engines copy to the device; no library is needed for them. */
+CASE(tables_are_those_of_the_calibration)
+{
+    static const struct {
+        const char *spec;
+        kvant_role role;
+        size_t key_transform_size;
+        bool center, scale;
+    } cases[] = { { "int-4", KVANT_ROLE_K, 0, false, false },
+                  { "int-4:center=file,norm=file", KVANT_ROLE_V, 0, true, true },
+                  { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
+                  { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
+    kvant_calibration *calibration = calibrate_fixed(32);
+    assert_non_null(calibration);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        kvant_codec *codec;
+        kvant_calibration_entry entry = { .size = sizeof entry };
+        kvant_cuda_tables tables = { .size = sizeof tables };
+        assert_ok(kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1,
+                                                1, &codec, NULL, 0));
+        assert_ok(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry));
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
+        assert_int_equal(tables.key_transform_size, cases[i].key_transform_size);
+        assert_int_equal(tables.key_transform != NULL, cases[i].key_transform_size > 0);
+        assert_int_equal(tables.scale != NULL, cases[i].scale);
+        assert_int_equal(tables.center != NULL, cases[i].center);
+        if (tables.center)
+            assert_memory_equal(tables.center, entry.mean, 32 * sizeof(float));
+        for (size_t j = 0; tables.key_transform_size == 32 && j < 32; j++) {
+            assert_true(tables.key_transform[j] == entry.diagonal[j]);
+            assert_true(fabsf(tables.key_transform[j] * tables.inverse_key_transform[j] - 1) <
+                        1e-6f);
+        }
+        tables.size = offsetof(kvant_cuda_tables, key_transform_size); /* of no version */
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_cuda_codec_tables(NULL, &tables), KVANT_ERR_ARGUMENT);
+        kvant_codec_free(&codec);
+    }
+    kvant_calibration_free(&calibration);
+}
+
+CASE(codecs_cross_as_views)
 {
     static const struct {
         const char *spec;
@@ -143,47 +184,6 @@ static void codecs_cross_as_views(void **state)
     answer(KVANT_OK, NULL);
     kvant_cuda_codec_free(&codec);
     kvant_cuda_codec_free(NULL);
-}
-
-/* The arrays that engines copy to the device; no library is needed for them. */
-static void tables_are_those_of_the_calibration(void **state)
-{
-    static const struct {
-        const char *spec;
-        kvant_role role;
-        size_t key_transform_size;
-        bool center, scale;
-    } cases[] = { { "int-4", KVANT_ROLE_K, 0, false, false },
-                  { "int-4:center=file,norm=file", KVANT_ROLE_V, 0, true, true },
-                  { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
-                  { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
-    kvant_calibration *calibration = calibrate_fixed(32);
-    assert_non_null(calibration);
-    for (size_t i = 0; i < COUNT(cases); i++) {
-        kvant_codec *codec;
-        kvant_calibration_entry entry = { .size = sizeof entry };
-        kvant_cuda_tables tables = { .size = sizeof tables };
-        assert_ok(kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1,
-                                                1, &codec, NULL, 0));
-        assert_ok(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry));
-        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
-        assert_int_equal(tables.key_transform_size, cases[i].key_transform_size);
-        assert_int_equal(tables.key_transform != NULL, cases[i].key_transform_size > 0);
-        assert_int_equal(tables.scale != NULL, cases[i].scale);
-        assert_int_equal(tables.center != NULL, cases[i].center);
-        if (tables.center)
-            assert_memory_equal(tables.center, entry.mean, 32 * sizeof(float));
-        for (size_t j = 0; tables.key_transform_size == 32 && j < 32; j++) {
-            assert_true(tables.key_transform[j] == entry.diagonal[j]);
-            assert_true(fabsf(tables.key_transform[j] * tables.inverse_key_transform[j] - 1) <
-                        1e-6f);
-        }
-        tables.size = offsetof(kvant_cuda_tables, key_transform_size); /* of no version */
-        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_ERR_ARGUMENT);
-        assert_int_equal(kvant_cuda_codec_tables(NULL, &tables), KVANT_ERR_ARGUMENT);
-        kvant_codec_free(&codec);
-    }
-    kvant_calibration_free(&calibration);
 }
 
 /* Each struct of cuda.h is the first part of a struct of cuda_kernels.h, member by member. */
@@ -258,25 +258,7 @@ SAME(attention_args, sinks);
 SAME(attention_args, centroids);
 SAME(attention_args, k_center);
 
-/* A caller of a later version: what this one does not know has to be zero. */
-static void longer_structs_are_taken(void **state)
-{
-    struct {
-        kvant_cuda_decode_args args;
-        size_t later;
-    } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
-    kvant_cuda_decode_args got;
-    answer(KVANT_ERR_CUDA, NULL);
-    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
-    memcpy(&got, host->arguments, sizeof got);
-    assert_int_equal(got.size, sizeof got);
-    assert_int_equal(got.n_blocks, 3);
-    decode.later = 1;
-    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_ARGUMENT);
-    answer(KVANT_OK, NULL);
-}
-
-static void calls_reach_the_table(void **state)
+CASE(calls_reach_the_table)
 {
     kvant_cuda_stream stream = &library;
     kvant_cuda_kernel_append_args append = { .size = sizeof append };
@@ -318,7 +300,7 @@ static void calls_reach_the_table(void **state)
 }
 
 /* The table is given the members of cuda.h where they are, and zeros behind them. */
-static void short_structs_become_whole_ones(void **state)
+CASE(short_structs_become_whole_ones)
 {
     answer(KVANT_ERR_FULL, NULL);
 #define BECOMES(name, type)                                                                        \
@@ -339,6 +321,24 @@ static void short_structs_become_whole_ones(void **state)
     answer(KVANT_OK, NULL);
 }
 
+/* A caller of a later version: what this one does not know has to be zero. */
+CASE(longer_structs_are_taken)
+{
+    struct {
+        kvant_cuda_decode_args args;
+        size_t later;
+    } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
+    kvant_cuda_decode_args got;
+    answer(KVANT_ERR_CUDA, NULL);
+    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
+    memcpy(&got, host->arguments, sizeof got);
+    assert_int_equal(got.size, sizeof got);
+    assert_int_equal(got.n_blocks, 3);
+    decode.later = 1;
+    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_ARGUMENT);
+    answer(KVANT_OK, NULL);
+}
+
 /* The library stays open, so its settings stay between the calls of libkvant. */
 static host_control *open_host(void)
 {
@@ -353,20 +353,9 @@ static host_control *open_host(void)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(specs_are_refused_first),
-        cmocka_unit_test(a_missing_library_is_refused),
-        cmocka_unit_test(other_libraries_are_refused),
-        cmocka_unit_test(threads_open_it_together),
-        cmocka_unit_test(tables_are_those_of_the_calibration),
-        cmocka_unit_test(codecs_cross_as_views),
-        cmocka_unit_test(calls_reach_the_table),
-        cmocka_unit_test(short_structs_become_whole_ones),
-        cmocka_unit_test(longer_structs_are_taken),
-    };
     if (argc != 2)
         return 2;
     library = argv[1];
     host = open_host();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

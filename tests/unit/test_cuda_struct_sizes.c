@@ -49,7 +49,7 @@ static kvant_status reached(kvant_status status)
     }
 TABLE(CALL)
 
-static void calls_of_the_table(void **state)
+CASE(calls_of_the_table)
 {
     host->answer = KVANT_ERR_FULL;
 #define CHECK(name, type, last)                                                                    \
@@ -85,7 +85,7 @@ static kvant_status find_learn_bytes(void *args)
     return kvant_cuda_learn_bytes(args) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-static void plans_of_learning(void **state)
+CASE(plans_of_learning)
 {
     const kvant_cuda_learn_args args = { .head_dim = DIM, .part = DIM, .n_kv_heads = 1 };
     CHECK_GIVEN(kvant_cuda_learn_plan, kvant_cuda_learn_args, plan_learning, &args,
@@ -111,7 +111,7 @@ static kvant_status fill_tables(void *tables)
     return kvant_cuda_codec_tables(codec, tables);
 }
 
-static void codecs_and_block_rows(void **state)
+CASE(codecs_and_block_rows)
 {
     const kvant_cuda_block_args args = { .size = sizeof args,
                                          .k.type = 8, /* q8_0 */
@@ -146,7 +146,7 @@ static kvant_status step(void *args)
     return kvant_cache_step(cache, 0, args);
 }
 
-static void steps_of_a_cache(void **state)
+CASE(steps_of_a_cache)
 {
     static float rows[DIM], out[DIM];
     kvant_cache_params params = KVANT_CACHE_PARAMS;
@@ -174,7 +174,7 @@ static kvant_status search(void *query)
     return kvant_index_gpu_search(gpu_index, query, &score, &id);
 }
 
-static void searches(void **state)
+CASE(searches)
 {
     const kvant_index_params params = { .size = sizeof params, .dim = DIM };
     static const float row[DIM] = { 1 };
@@ -192,13 +192,6 @@ static void searches(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_of_the_table),
-        cmocka_unit_test(plans_of_learning),
-        cmocka_unit_test(codecs_and_block_rows),
-        cmocka_unit_test(steps_of_a_cache),
-        cmocka_unit_test(searches),
-    };
     void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : NULL;
     void *symbol = library ? dlsym(library, HOST_CONTROL_FUNCTION) : NULL;
     host_control_fn *get;
@@ -206,5 +199,5 @@ int main(int argc, char **argv)
         return 2;
     memcpy(&get, &symbol, sizeof get);
     host = get();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

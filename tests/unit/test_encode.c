@@ -88,7 +88,7 @@ static void encode_all_ways(subject *s)
     assert_memory_equal(s->page, s->other, s->page_bytes);
 }
 
-static void batches_and_blocks_give_the_same_bytes(void **state)
+CASE(batches_and_blocks_give_the_same_bytes)
 {
     for_each_codec(encode_all_ways);
 }
@@ -156,7 +156,7 @@ static void compare_checks_with_and_without_affine(subject *s)
     compare_checks(s, &tiny);
 }
 
-static void checks_agree_with_the_transformed_row(void **state)
+CASE(checks_agree_with_the_transformed_row)
 {
     for_each_codec(compare_checks_with_and_without_affine);
 }
@@ -179,7 +179,7 @@ static void refuse_bad_rows(subject *s)
         }
 }
 
-static void rows_that_are_no_numbers_are_refused(void **state)
+CASE(rows_that_are_no_numbers_are_refused)
 {
     for_each_codec(refuse_bad_rows);
 }
@@ -211,18 +211,9 @@ static void read_open_page(subject *s)
     free(back);
 }
 
-static void open_pages_hold_transformed_rows(void **state)
+CASE(open_pages_hold_transformed_rows)
 {
     for_each_codec(read_open_page);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_and_blocks_give_the_same_bytes),
-        cmocka_unit_test(checks_agree_with_the_transformed_row),
-        cmocka_unit_test(rows_that_are_no_numbers_are_refused),
-        cmocka_unit_test(open_pages_hold_transformed_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -53,7 +53,7 @@ static void check(const char *const *files, size_t n, eval_cut cut, const llama_
 
 #define FIRSTS(...) ((const llama_token[]){ __VA_ARGS__, 0 })
 
-static void chunks_follow_each_other(void **state)
+CASE(chunks_follow_each_other)
 {
     const char *const one[] = { "35" }, *const two[] = { "35", "17" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(35000, 35008, 35016, 35024));
@@ -62,7 +62,7 @@ static void chunks_follow_each_other(void **state)
     check(two, 2, (eval_cut){ .n_ctx = 8, .n_parts = 1, .at_most = 1 }, FIRSTS(35000, 17000));
 }
 
-static void long_texts_are_scored_in_part(void **state)
+CASE(long_texts_are_scored_in_part)
 {
     const char *const one[] = { "47" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(47000, 47008, 47016, 47024));
@@ -74,7 +74,7 @@ static void long_texts_are_scored_in_part(void **state)
 }
 
 /* The tokens that `kvant tune` measures and the tokens that it checks with are never the same. */
-static void chunks_are_taken_from_all_parts(void **state)
+CASE(chunks_are_taken_from_all_parts)
 {
     const char *const one[] = { "101" };
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 3, .at_most = 3 },
@@ -84,7 +84,7 @@ static void chunks_are_taken_from_all_parts(void **state)
     check(one, 1, (eval_cut){ .n_ctx = 30, .n_parts = 3 }, FIRSTS(101000, 101033, 101066));
 }
 
-static void texts_without_the_chunks(void **state)
+CASE(texts_without_the_chunks)
 {
     static const struct {
         const char *file;
@@ -116,13 +116,4 @@ static void texts_without_the_chunks(void **state)
         strstr(complaint, "20 has only 2 chunks of 8 tokens, fewer than the 5 of --chunks"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks_follow_each_other),
-        cmocka_unit_test(long_texts_are_scored_in_part),
-        cmocka_unit_test(chunks_are_taken_from_all_parts),
-        cmocka_unit_test(texts_without_the_chunks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

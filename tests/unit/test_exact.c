@@ -55,7 +55,7 @@ static void write_and_check_ends(fixture *f, uint64_t seed, uint64_t clock)
     }
 }
 
-static void first_and_newest_rows_are_exact(void **state)
+CASE(first_and_newest_rows_are_exact)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel",
                                          "int-4:center=first", "int-4:sink=4,recent=40" };
@@ -72,7 +72,7 @@ static void first_and_newest_rows_are_exact(void **state)
 }
 
 /* A server writes more rows to a sequence than an int32_t counts. */
-static void after_billions_of_rows_the_newest_are_exact(void **state)
+CASE(after_billions_of_rows_the_newest_are_exact)
 {
     static const uint64_t clocks[] = { (UINT64_C(1) << 30) - 1000, INT32_MAX - 1000, INT32_MAX,
                                        UINT64_C(1) << 40 };
@@ -86,7 +86,7 @@ static void after_billions_of_rows_the_newest_are_exact(void **state)
 }
 
 /* The codes of a row do not depend on the steps that wrote it or on later rows. */
-static void steps_and_threads_do_not_change_bytes(void **state)
+CASE(steps_and_threads_do_not_change_bytes)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel" };
     static const uint32_t steps[] = { 1, 7, 64, 512, 700 };
@@ -112,7 +112,7 @@ static void steps_and_threads_do_not_change_bytes(void **state)
 
 /* A draft of eight tokens of which four are rejected: their slots are written again. The four count
  * once, so the window before the next draft ends with row n + 3. */
-static void rejected_rows_make_no_row_older(void **state)
+CASE(rejected_rows_make_no_row_older)
 {
     uint64_t rng = 5;
     fixture f = make_exact("int-4", 1, 20, &usual);
@@ -130,7 +130,7 @@ static void rejected_rows_make_no_row_older(void **state)
 /* A text that is written to the slots of an earlier text has the same window as the first text,
  * although some of the earlier rows are still exact. Each text is longer than its exact part.
  * Blocks beyond the text hold earlier rows. */
-static void a_text_in_used_slots_has_the_same_window(void **state)
+CASE(a_text_in_used_slots_has_the_same_window)
 {
     static const uint32_t lengths[] = { 600, 374, 300, 900, 450 }, most[] = { 1, 9, 64, 512 };
     for (uint64_t seed = 1; seed < 9; seed++) {
@@ -167,7 +167,7 @@ static void check_rows(const fixture *f, uint32_t first, uint32_t n)
 /* The exact part of all sequences together is bounded. The sequence that is written keeps its own
  * part. The newest tokens of other sequences are sealed before their first tokens, and the first
  * tokens of the sequence that was written last are sealed last. */
-static void the_bound_of_all_sequences_holds(void **state)
+CASE(the_bound_of_all_sequences_holds)
 {
     const kvant_exact_part part = {
         .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64
@@ -202,7 +202,7 @@ static void the_bound_of_all_sequences_holds(void **state)
 }
 
 /* Codecs whose pages are fp16 rows need no exact pages. A wrong exact part is refused. */
-static void sizes(void **state)
+CASE(sizes)
 {
     static const kvant_exact_part bad[] = {
         { .size = sizeof *bad, .first = 32, .newest = 64, .total = 96, .step = 1 },
@@ -242,7 +242,7 @@ static void sizes(void **state)
 /* An exact part without first tokens has no sinks either, whatever sink= says, so a sliding
  * window's cache needs no page for them. A window of 64 rows begins anywhere, so it lies in 2
  * blocks; a step lies in one. */
-static void without_first_tokens_there_are_no_sinks(void **state)
+CASE(without_first_tokens_there_are_no_sinks)
 {
     const kvant_exact_part part = { .size = sizeof part, .newest = 64, .total = 64, .step = 64 };
     uint64_t rng = 3;
@@ -258,7 +258,7 @@ static void without_first_tokens_there_are_no_sinks(void **state)
 }
 
 /* A block that is exact in one cache is imported into another cache with any exact part. */
-static void open_blocks_are_imported(void **state)
+CASE(open_blocks_are_imported)
 {
     uint64_t rng = 12;
     fixture from = make_exact("int-4", 1, 8, &usual), to = make_exact("int-4", 1, 8, &usual);
@@ -349,7 +349,7 @@ static void cut(kvant_cache *cache, sequence *s, uint32_t n)
 
 /* With steps of at most 300 rows, the pool of 18 pages has room for all sequences. Each needs 4
  * blocks, and the step 5 more. */
-static void random_sequences(void **state)
+CASE(random_sequences)
 {
     static sequence all[MOST_SEQUENCES];
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -396,7 +396,7 @@ static void random_sequences(void **state)
 
 /* The layers of a cache share the pages of a step. A layer's rows are exact until the next layer's
  * rows are written; after that its first 64 and newest 128 rows are. */
-static void layers_keep_a_step_until_the_next_layer(void **state)
+CASE(layers_keep_a_step_until_the_next_layer)
 {
     enum { LAYERS = 3, N = 1500, STEP = 500 };
     static float k[LAYERS][N][D], v[LAYERS][N][D], got[2][N][D];
@@ -435,20 +435,4 @@ static void layers_keep_a_step_until_the_next_layer(void **state)
     kvant_cache_free(&cache);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_and_newest_rows_are_exact),
-        cmocka_unit_test(after_billions_of_rows_the_newest_are_exact),
-        cmocka_unit_test(steps_and_threads_do_not_change_bytes),
-        cmocka_unit_test(rejected_rows_make_no_row_older),
-        cmocka_unit_test(a_text_in_used_slots_has_the_same_window),
-        cmocka_unit_test(the_bound_of_all_sequences_holds),
-        cmocka_unit_test(sizes),
-        cmocka_unit_test(without_first_tokens_there_are_no_sinks),
-        cmocka_unit_test(open_blocks_are_imported),
-        cmocka_unit_test(layers_keep_a_step_until_the_next_layer),
-        cmocka_unit_test(random_sequences),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -279,7 +279,7 @@ static void check_same(const example *e, way *one, way *two, uint32_t n, uint32_
     free(b.data);
 }
 
-static void equal_tokens_give_equal_bytes(void **state)
+CASE(equal_tokens_give_equal_bytes)
 {
     static const struct {
         const char *name;
@@ -301,7 +301,7 @@ static void equal_tokens_give_equal_bytes(void **state)
         }
 }
 
-static void refused_rows_are_not_exported(void **state)
+CASE(refused_rows_are_not_exported)
 {
     for (size_t i = 0; i < EXAMPLES; i += 3) {
         const example e = example_of(i);
@@ -310,7 +310,7 @@ static void refused_rows_are_not_exported(void **state)
     }
 }
 
-static void imported_blocks_are_exported_alike(void **state)
+CASE(imported_blocks_are_exported_alike)
 {
     for (size_t i = 0; i < EXAMPLES; i++) {
         const example e = example_of(i);
@@ -320,7 +320,7 @@ static void imported_blocks_are_exported_alike(void **state)
 }
 
 /* The count of tokens stands before the records, and no checksum covers it. */
-static void other_counts_are_refused(void **state)
+CASE(other_counts_are_refused)
 {
     static const uint64_t counts[] = { 0,   1,   169, 171,  128,        192,
                                        193, 256, 234, 1024, UINT32_MAX, UINT64_MAX };
@@ -343,7 +343,7 @@ static void other_counts_are_refused(void **state)
 }
 
 /* A damaged export of another text: later rows do not get its transforms. */
-static void damaged_blocks_leave_nothing(void **state)
+CASE(damaged_blocks_leave_nothing)
 {
     for (size_t i = 0; i < COUNT(pairs); i++) {
         const example e = example_of(i);
@@ -365,7 +365,7 @@ static void damaged_blocks_leave_nothing(void **state)
 }
 
 /* A refused append leaves no token, so blocks can be imported afterwards. */
-static void blocks_follow_refused_rows(void **state)
+CASE(blocks_follow_refused_rows)
 {
     const example e = { .k = "int-4", .v = "int-4" };
     kvant_cache *cache = make(&e);
@@ -390,7 +390,7 @@ static void lie_about_age(const bytes *b)
 
 /* A record can claim that its rows are older than any row can be. Rows that are stored after them
  * still leave the window in time. */
-static void ages_that_lie_do_no_harm(void **state)
+CASE(ages_that_lie_do_no_harm)
 {
     const example e = { .k = "turboquant-4:recent=64", .v = "turboquant-4:recent=64" };
     kvant_cache *cache = make(&e);
@@ -415,7 +415,7 @@ static kvant_status size_of(kvant_cache *cache, int32_t s, uint32_t first, uint3
 }
 
 /* The blocks of a window that moved on: a new sequence begins after the same dropped blocks. */
-static void dropped_blocks_stay_dropped(void **state)
+CASE(dropped_blocks_stay_dropped)
 {
     const example e = example_of(COUNT(pairs) - 1);
     kvant_cache *cache = make(&e);
@@ -440,7 +440,7 @@ static void dropped_blocks_stay_dropped(void **state)
 }
 
 /* Matrices take many bytes, and blocks that are exported together share them. */
-static void blocks_together_take_less(void **state)
+CASE(blocks_together_take_less)
 {
     const example e = example_of(0);
     kvant_cache *cache = make(&e);
@@ -459,7 +459,7 @@ static void blocks_together_take_less(void **state)
 
 /* Rows of a window are quantised when they leave it. The rows that stay in a sealed block do
  * not depend on rows that were cut, except where they gave scales. */
-static void sealed_rows_do_not_depend_on_others(void **state)
+CASE(sealed_rows_do_not_depend_on_others)
 {
     for (size_t i = 0; i < EXAMPLES; i++) {
         const example e = example_of(i);
@@ -502,7 +502,7 @@ static void check_reads(kvant_cache *cache, int32_t s, uint32_t n, kvant_cache *
 
 /* Groups that were sealed together with rows that are cut later: the rows that stay are exported as
  * fp16, without the scales. */
-static void cut_groups_move_as_rows(void **state)
+CASE(cut_groups_move_as_rows)
 {
     static way *const ways[] = { cut, forked, left_alone, alone_and_grown };
     for (size_t i = 0; i < EXAMPLES; i++)
@@ -525,20 +525,4 @@ static void cut_groups_move_as_rows(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_tokens_give_equal_bytes),
-        cmocka_unit_test(refused_rows_are_not_exported),
-        cmocka_unit_test(imported_blocks_are_exported_alike),
-        cmocka_unit_test(other_counts_are_refused),
-        cmocka_unit_test(damaged_blocks_leave_nothing),
-        cmocka_unit_test(blocks_follow_refused_rows),
-        cmocka_unit_test(ages_that_lie_do_no_harm),
-        cmocka_unit_test(dropped_blocks_stay_dropped),
-        cmocka_unit_test(blocks_together_take_less),
-        cmocka_unit_test(sealed_rows_do_not_depend_on_others),
-        cmocka_unit_test(cut_groups_move_as_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

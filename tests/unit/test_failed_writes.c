@@ -59,7 +59,7 @@ static void write_badly(fixture *f, batch *b, uint64_t *rng)
                      want);
 }
 
-static void failed_writes_change_nothing(void **state)
+CASE(failed_writes_change_nothing)
 {
     static batch good, bad;
     for (size_t c = 0; c < COUNT(cases); c++)
@@ -88,7 +88,7 @@ static void failed_writes_change_nothing(void **state)
 
 /* Writing keys and values together gives the result of two writes. If one of the two is refused,
  * neither is stored and neither teaches anything. */
-static void a_layer_is_written_whole_or_not(void **state)
+CASE(a_layer_is_written_whole_or_not)
 {
     static batch b;
     static float values[MOST * WIDTH];
@@ -130,7 +130,7 @@ static void a_layer_is_written_whole_or_not(void **state)
 
 /* A NaN among the values of a long batch: the keys had learned from queries before, and still know
  * it. */
-static void refused_values_do_not_make_keys_forget(void **state)
+CASE(refused_values_do_not_make_keys_forget)
 {
     static float rows[MOST * WIDTH], bad[MOST * WIDTH];
     int64_t slots[MOST];
@@ -175,7 +175,7 @@ static void refused_values_do_not_make_keys_forget(void **state)
 
 /* A row that a sealed page would accept may be too large for an exact page. Rows that would be
  * pending in an exact page are refused by the range of fp16. */
-static void rows_must_fit_the_page_they_go_to(void **state)
+CASE(rows_must_fit_the_page_they_go_to)
 {
     uint64_t rng = 70;
     fixture sealed = make("turboquant-4:rotate=none", 1, BLOCKS, 0),
@@ -203,7 +203,7 @@ static void rows_must_fit_the_page_they_go_to(void **state)
 
 /* The largest number of fp16 stays finite when it is sealed, although scales round up, and when its
  * block becomes exact again. */
-static void largest_numbers_stay_finite(void **state)
+CASE(largest_numbers_stay_finite)
 {
     static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64",
                                          "int-7:recent=64" };
@@ -231,14 +231,4 @@ static void largest_numbers_stay_finite(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(failed_writes_change_nothing),
-        cmocka_unit_test(a_layer_is_written_whole_or_not),
-        cmocka_unit_test(refused_values_do_not_make_keys_forget),
-        cmocka_unit_test(rows_must_fit_the_page_they_go_to),
-        cmocka_unit_test(largest_numbers_stay_finite),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

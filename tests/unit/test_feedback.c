@@ -8,7 +8,7 @@
 
 /* M^T D M must be the matrix again. Its entries are sums of d products whose sizes the diagonal
  * bounds, each rounded. */
-static void unit_lower_factors_multiply_back(void **state)
+CASE(unit_lower_factors_multiply_back)
 {
     enum { N = 24 };
     static double a[N * N], m[N * N], lower[N * N], pivots[N];
@@ -136,7 +136,7 @@ static double expected_gain(const kvant_calibration *c)
     return halves * three_quarters * three_quarters / (DIM * whole * whole);
 }
 
-static void scores_lose_less(void **state)
+CASE(scores_lose_less)
 {
     static const char *const specs[][2] = {
         { "turboquant-4:transform=file", "turboquant-4:transform=file,feedback" },
@@ -158,7 +158,7 @@ static void scores_lose_less(void **state)
 
 /* A row of length zero, and rows on both sides of the limit that a scale of twice their length
  * allows. */
-static void rows_at_the_limits(void **state)
+CASE(rows_at_the_limits)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     kvant_codec *codec = create("turboquant-4:transform=file,feedback", DIM, KVANT_ROLE_K, c);
@@ -196,7 +196,7 @@ static void expect_refusal(const kvant_calibration *c, const char *spec, kvant_s
     assert_non_null(strstr(err, word));
 }
 
-static void only_where_it_means_something(void **state)
+CASE(only_where_it_means_something)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     expect_refusal(c, "turboquant-4:feedback", KVANT_ERR_SPEC, "transform=file");
@@ -218,13 +218,4 @@ static void only_where_it_means_something(void **state)
     kvant_calibration_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unit_lower_factors_multiply_back),
-        cmocka_unit_test(scores_lose_less),
-        cmocka_unit_test(rows_at_the_limits),
-        cmocka_unit_test(only_where_it_means_something),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

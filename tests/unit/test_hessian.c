@@ -6,7 +6,7 @@
 
 /* --- eigenvectors --- */
 
-static void eigenvectors_of_a_known_matrix(void **state)
+CASE(eigenvectors_of_a_known_matrix)
 {
     static const double matrix[] = {
         2, -9, 0, 1, 2, -9, 0, 0, 5
@@ -22,7 +22,7 @@ static void eigenvectors_of_a_known_matrix(void **state)
 
 /* Vectors are rounded to binary32, so |v_i v_j - delta| <= sqrt(n) 2^-24 and |M v - lambda v| <= 2
  * sqrt(n) 2^-24 |M|. */
-static void eigenvectors_follow_their_definition(void **state)
+CASE(eigenvectors_follow_their_definition)
 {
     static const uint32_t sizes[] = { 1, 2, 5, 64, 80 };
     uint64_t rng = 21;
@@ -98,7 +98,7 @@ static void apply_basis(const float *basis, double *x)
 
 /* Equation 11: (q H) R, with R's columns the eigenvectors of the second moment; pool=layer sums the
  * kv heads. */
-static void hessian_rotates_as_the_paper_says(void **state)
+CASE(hessian_rotates_as_the_paper_says)
 {
     static const struct {
         const char *spec;
@@ -139,7 +139,7 @@ static void hessian_rotates_as_the_paper_says(void **state)
 }
 
 /* In the eigenbasis the queries' second moment is diagonal and descending. */
-static void hessian_separates_the_queries_directions(void **state)
+CASE(hessian_separates_the_queries_directions)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     const float *moment = entry_of(c, 1, KVANT_ROLE_K).query_moment;
@@ -163,7 +163,7 @@ static void hessian_separates_the_queries_directions(void **state)
 }
 
 /* After its rotation, hessian is int: equal y give equal bytes. */
-static void hessian_quantises_as_int(void **state)
+CASE(hessian_quantises_as_int)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 5;
@@ -185,14 +185,4 @@ static void hessian_quantises_as_int(void **state)
     kvant_calibration_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigenvectors_of_a_known_matrix),
-        cmocka_unit_test(eigenvectors_follow_their_definition),
-        cmocka_unit_test(hessian_rotates_as_the_paper_says),
-        cmocka_unit_test(hessian_separates_the_queries_directions),
-        cmocka_unit_test(hessian_quantises_as_int),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

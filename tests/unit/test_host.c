@@ -16,7 +16,7 @@ static bool is_filled(const char *at, size_t n, char value)
     return true;
 }
 
-static void only_written_pages_are_resident(void **state)
+CASE(only_written_pages_are_resident)
 {
     char *memory = kvp_host_reserve(BYTES);
     assert_non_null(memory);
@@ -30,7 +30,7 @@ static void only_written_pages_are_resident(void **state)
 }
 
 /* The cleared part begins and ends within a page. Its neighbours keep what they have. */
-static void cleared_memory_is_zero(void **state)
+CASE(cleared_memory_is_zero)
 {
     char *memory = kvp_host_reserve(BYTES);
     const size_t first = 3 * PAGE + 100, bytes = 5 * PAGE + 77;
@@ -53,7 +53,7 @@ static void cleared_memory_is_zero(void **state)
     kvp_host_release(memory, BYTES);
 }
 
-static void a_mapped_model_is_found(void **state)
+CASE(a_mapped_model_is_found)
 {
     char folder[] = "/tmp/kvant-host-XXXXXX", path[128], found[KVP_MODEL_PATH], text[2][96];
     int file;
@@ -82,20 +82,11 @@ static void a_mapped_model_is_found(void **state)
     remove(folder);
 }
 
-static void the_machine_has_memory(void **state)
+CASE(the_machine_has_memory)
 {
     size_t available = 0, total = 0;
     kvant_os_memory(&available, &total);
     assert_true(available > 0 && total >= available);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_written_pages_are_resident),
-        cmocka_unit_test(cleared_memory_is_zero),
-        cmocka_unit_test(a_mapped_model_is_found),
-        cmocka_unit_test(the_machine_has_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -9,7 +9,7 @@
 
 /* --- sizes (Tables 12 and 21 of the paper) --- */
 
-static void sizes_of_the_papers_table(void **state)
+CASE(sizes_of_the_papers_table)
 {
     static const struct {
         const char *spec;
@@ -39,7 +39,7 @@ static int compare_codewords(const void *a, const void *b)
     return 0;
 }
 
-static void codewords_are_distinct_units(void **state)
+CASE(codewords_are_distinct_units)
 {
     static const char *const specs[] = {
         "hqmq-s24r4",  "hqmq-s24r4:book=random",  "hqmq-s96r4",
@@ -68,7 +68,7 @@ static void codewords_are_distinct_units(void **state)
 
 /* The 24 units are a group: every product of two units is a unit. Units are at least 60 degrees
  * apart. */
-static void units_are_a_group(void **state)
+CASE(units_are_a_group)
 {
     for (uint32_t a = 0; a < KVANT_HURWITZ_UNITS; a++)
         for (uint32_t b = 0; b < KVANT_HURWITZ_UNITS; b++) {
@@ -144,7 +144,7 @@ static double random_coset_distance(uint32_t n)
 /* Proposition 3.1: random secondaries cover the sphere as independent cosets do, so distances fall
  * as (24 S)^(-1/3). The test takes the mean over 24 books of each size and allows three standard
  * errors. */
-static void random_books_cover_as_the_proposition_says(void **state)
+CASE(random_books_cover_as_the_proposition_says)
 {
     static const uint32_t sizes[] = { 24, 96, 192 };
     enum { BOOKS = 24, SAMPLES = 2000 };
@@ -189,7 +189,7 @@ static covering book_covering(const char *spec, uint64_t *rng)
  * Upper bound: a sample is farther than r from independent cosets with probability at most exp(-N
  * cap(r)). At N cap(r) = ln T + 7 any of T samples is with probability exp(-7). The bound cap(r) >
  * 0.97 x 2 r^3 / (3 pi) holds up to r = 0.4. From it follows 4.35. */
-static void covering_radius_falls_with_the_cube_root(void **state)
+CASE(covering_radius_falls_with_the_cube_root)
 {
     static const struct {
         const char *spec;
@@ -211,7 +211,7 @@ static void covering_radius_falls_with_the_cube_root(void **state)
 
 /* A book=spread is better than any random book by a fifth. No book of N points can be better than N
  * balls that fill the sphere: E r^2 = 3/5 R^2 with (4 pi / 3) R^3 = 2 pi^2 / N. */
-static void spread_books_are_better_than_random_ones(void **state)
+CASE(spread_books_are_better_than_random_ones)
 {
     static const uint32_t sizes[] = { 24, 96, 192 };
     uint64_t rng = 23;
@@ -232,7 +232,7 @@ static void spread_books_are_better_than_random_ones(void **state)
 /* The closed form finds the same as a search through all codewords: the decoded chunk is as close
  * in angle as the best codeword. Rounding is allowed for 4 products and 3 sums in either order.
  * Each order errs by 7 x 2^-24 of sum |x_i w_i| <= |x|. */
-static void the_search_finds_the_nearest_codeword(void **state)
+CASE(the_search_finds_the_nearest_codeword)
 {
     static const char *const specs[] = { "hqmq-s24r3", "hqmq-s96r4", "hqmq-s5r2",
                                          "hqmq-s192r6:book=random" };
@@ -267,7 +267,7 @@ static void the_search_finds_the_nearest_codeword(void **state)
 /* Error = error of the direction + error of the radius. The first was measured above for this book,
  * the second is the error of a uniform quantiser, step^2 / 12 per chunk. The bound of 2 % is five
  * standard errors of 20000 directions; 82000 chunks vary less. */
-static void error_is_that_of_direction_and_radius(void **state)
+CASE(error_is_that_of_direction_and_radius)
 {
     static const struct {
         const char *spec;
@@ -305,7 +305,7 @@ static void error_is_that_of_direction_and_radius(void **state)
 /* With scale=unbiased the coded part of a row keeps its length: <y, decoded> = |y|^2 except for the
  * rounding of the stored scale. This needs chunks whose radius is not 0, as nearly all chunks of
  * normal rows have at 4 bits. */
-static void unbiased_scale(void **state)
+CASE(unbiased_scale)
 {
     enum { D = 64 };
     static float x[64 * D], decoded[64 * D];
@@ -328,7 +328,7 @@ static void unbiased_scale(void **state)
 
 /* --- specs --- */
 
-static void bad_specs_are_refused(void **state)
+CASE(bad_specs_are_refused)
 {
     static const char *const specs[] = {
         "hqmq-4",
@@ -354,29 +354,8 @@ static void bad_specs_are_refused(void **state)
         "naive-8",
         "naive-2:slots=65",
     };
-    for (size_t i = 0; i < COUNT(specs); i++) {
-        kvant_codec *codec;
-        char err[256] = "";
-        if (kvant_codec_create(specs[i], 128, KVANT_ROLE_K, 1, &codec, err, sizeof err) !=
-                KVANT_ERR_SPEC ||
-            !err[0])
-            fail_msg("%s: not refused, or without a message", specs[i]);
-    }
+    for (size_t i = 0; i < COUNT(specs); i++)
+        expect_bad_spec(specs[i], 128, KVANT_ERR_SPEC, "");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_of_the_papers_table),
-        cmocka_unit_test(codewords_are_distinct_units),
-        cmocka_unit_test(units_are_a_group),
-        cmocka_unit_test(random_books_cover_as_the_proposition_says),
-        cmocka_unit_test(covering_radius_falls_with_the_cube_root),
-        cmocka_unit_test(spread_books_are_better_than_random_ones),
-        cmocka_unit_test(the_search_finds_the_nearest_codeword),
-        cmocka_unit_test(error_is_that_of_direction_and_radius),
-        cmocka_unit_test(unbiased_scale),
-        cmocka_unit_test(bad_specs_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -32,7 +32,7 @@ static double relative_error(const char *spec, double *error_of_mean)
 }
 
 /* Tables 8 and 16 do not count the 16 / d bits of the scale. */
-static void sizes_of_the_papers_tables(void **state)
+CASE(sizes_of_the_papers_tables)
 {
     static const struct {
         const char *spec;
@@ -81,7 +81,7 @@ static void random_remainder(uint64_t *rng, double rest[4])
  * and the best constant a, it is E |rest|^2 - (E sum |rest_k|)^2 / 4. The frame hardly matters: the
  * axes differ from a random frame by less than the 5 % that the test allows. The radius adds its
  * step^2 / 12, about 1e-5 at 8 bits. */
-static void spherical_errors(void **state)
+CASE(spherical_errors)
 {
     enum { SAMPLES = 100000 };
     uint64_t rng = 32;
@@ -130,7 +130,7 @@ static void spherical_errors(void **state)
         fail_msg("4 signs: %.4f, four frames give %.4f to %.4f", signs, smallest, largest);
 }
 
-static void more_signs_err_less(void **state)
+CASE(more_signs_err_less)
 {
     double before = 1, error;
     for (int signs = 0; signs <= 8; signs += 2) {
@@ -147,7 +147,7 @@ static void more_signs_err_less(void **state)
  * A book of random sums with a joint search cannot be better than balls that fill the sphere. It
  * errs at most twice as much as a book with as many random points. Such a book errs by Gamma(5/3)
  * (3 pi / (2 K^2))^(2/3), which is E r^2 for P(angle > r) = exp(-K^2 2 r^3 / (3 pi)). */
-static void additive_errors(void **state)
+CASE(additive_errors)
 {
     double error;
     for (uint32_t k = 24; k <= 48; k *= 2) {
@@ -163,7 +163,7 @@ static void additive_errors(void **state)
     }
 }
 
-static void bad_specs_are_refused(void **state)
+CASE(bad_specs_are_refused)
 {
     static const char *const specs[] = { "spherical-r1jl4",
                                          "spherical-r4jl9",
@@ -174,22 +174,8 @@ static void bad_specs_are_refused(void **state)
                                          "addvq-k24r9",
                                          "addvq-k24r4:book=random",
                                          "addvq-k24r4:search=best" };
-    for (size_t i = 0; i < COUNT(specs); i++) {
-        kvant_codec *codec;
-        char err[256] = "";
-        if (kvant_codec_create(specs[i], 64, KVANT_ROLE_K, 1, &codec, err, sizeof err) !=
-                KVANT_ERR_SPEC ||
-            !err[0])
-            fail_msg("%s: not refused, or without a message", specs[i]);
-    }
+    for (size_t i = 0; i < COUNT(specs); i++)
+        expect_bad_spec(specs[i], 64, KVANT_ERR_SPEC, "");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_of_the_papers_tables), cmocka_unit_test(spherical_errors),
-        cmocka_unit_test(more_signs_err_less),        cmocka_unit_test(additive_errors),
-        cmocka_unit_test(bad_specs_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

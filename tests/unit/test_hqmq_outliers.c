@@ -4,7 +4,7 @@
 #include "../../src/base/half.h"
 
 /* A slot for an outlier takes 64 bits per token; the paper counts (1 - p) b + 16 p + 1/4. */
-static void sizes_with_outliers(void **state)
+CASE(sizes_with_outliers)
 {
     static const struct {
         const char *spec;
@@ -26,7 +26,7 @@ static void sizes_with_outliers(void **state)
 }
 
 /* Slots hold fp16 numbers. The rest of the row is coded as if it had no outliers. */
-static void outliers_are_kept(void **state)
+CASE(outliers_are_kept)
 {
     enum { D = 128 };
     static float x[64 * D], with[64 * D], plain[64 * D], clean[64 * D];
@@ -52,7 +52,7 @@ static void outliers_are_kept(void **state)
 
 /* With more outliers than slots, the largest are kept and the rest are ordinary chunks. Rows
  * without outliers do not change. */
-static void more_outliers_than_slots(void **state)
+CASE(more_outliers_than_slots)
 {
     enum { D = 64 };
     static float x[64 * D], decoded[64 * D];
@@ -148,7 +148,7 @@ static void fill_outliers(const outlier_set *set, float *x, uint32_t tokens, uin
  * which moves the threshold past a small number of chunks. If sizes differ, the paper's rule spends
  * its bits on whole large tokens and may err less with equal bits. The printed figures are the
  * figures of codecs.md. */
-static void the_streaming_rule_against_the_papers(void **state)
+CASE(the_streaming_rule_against_the_papers)
 {
     enum { D = 128, TOKENS = 1024 };
     static const outlier_set sets[] = { { "two outlier channels", 0, 40, 25, 0 },
@@ -184,7 +184,7 @@ static void the_streaming_rule_against_the_papers(void **state)
 /* With room for every chunk, median=page is the paper's rule page by page: the same outliers and
  * the same error. The bound 1e-6 allows for sums of 8192 squares in another order. No norm of these
  * rows lies within 2^-23 of its threshold; otherwise errors would differ by a chunk's error. */
-static void the_median_of_a_page_is_the_papers_rule(void **state)
+CASE(the_median_of_a_page_is_the_papers_rule)
 {
     enum { D = 128, TOKENS = 256 };
     static const outlier_set sets[] = { { "", 0, 40, 25, 0 }, { "", 0.5, 1, 1, 0.03 } };
@@ -204,7 +204,7 @@ static void the_median_of_a_page_is_the_papers_rule(void **state)
 
 /* The page has half as many slots as outliers. The largest outliers are kept as fp16, the rest are
  * coded. */
-static void a_full_page_keeps_the_largest(void **state)
+CASE(a_full_page_keeps_the_largest)
 {
     enum { D = 64, SLOTS = 32 };
     static const char *const specs[] = { "hqmq-s96r8:med3,median=page,slots=32",
@@ -237,7 +237,7 @@ static void a_full_page_keeps_the_largest(void **state)
  * is the error of int4 without outliers. It is step^2 / 12 with step = largest / 7. The mean
  * square of the largest of 120 normal numbers is 8.04. The bound of 12 % is three standard
  * errors of 64 rows. */
-static void the_scale_decides_the_papers_ablation(void **state)
+CASE(the_scale_decides_the_papers_ablation)
 {
     enum { D = 128 };
     static const outlier_set set = { "", 0, 200, 200, 0 };
@@ -255,16 +255,4 @@ static void the_scale_decides_the_papers_ablation(void **state)
     assert_true(fabs(error[2] / (8.04 / 49 / 12) - 1) <= 0.12);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_with_outliers),
-        cmocka_unit_test(outliers_are_kept),
-        cmocka_unit_test(more_outliers_than_slots),
-        cmocka_unit_test(the_streaming_rule_against_the_papers),
-        cmocka_unit_test(the_median_of_a_page_is_the_papers_rule),
-        cmocka_unit_test(a_full_page_keeps_the_largest),
-        cmocka_unit_test(the_scale_decides_the_papers_ablation),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -31,7 +31,7 @@ static bool takes(const char *spec, uint32_t dim)
 }
 
 /* R is orthonormal and R^T is its inverse; a single number spreads over all dimensions. */
-static void rotations(void **state)
+CASE(rotations)
 {
     static const uint32_t dims[] = { 1, 2, 3, 7, 64, 100, 384, 511, 1000, 8192 };
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -60,7 +60,7 @@ static void rotations(void **state)
  * with the error of Lloyd and Max (Max 1960, table I; for 5 bits and more their fixed point).
  * Integer levels cost up to 0.3 %, and more where levels are dense. For 8 uniform bits the error is
  * step^2 / 12 plus the part beyond the last level. */
-static void books(void **state)
+CASE(books)
 {
     static const double most[9] = { 0,
                                     0.3634 * 1.003,
@@ -92,7 +92,7 @@ static void books(void **state)
  * is the error of the codebook. From 40,000 pairs one sigma of its deviation is 0.35 %, and one
  * sigma of its mean is 0.005 of the deviation. A trellis gains more than 1 dB. So it errs less than
  * 0.79 of Lloyd and Max's variance. It cannot err less than Shannon's 2^-2b. */
-static void estimator(void **state)
+CASE(estimator)
 {
     static const double variance[] = { 0.3634 / 0.6366,   0.1175 / 0.8825, 0.03456 / 0.96544,
                                        0.00952 / 0.99048, 0.002519,        0.000657 };
@@ -130,7 +130,7 @@ static void estimator(void **state)
 /* All rows and queries share a part that is three times as long as the rest. With this part as
  * centre, only the rest causes errors: <q, x> = <q - w c, x - c> + w <c, x>. Here w leaves no part
  * of q along c. The second half of the queries is 2^40 times shorter. */
-static void centred(void **state)
+CASE(centred)
 {
     enum { DIM = 256, N = 400, QUERIES = 100 };
     float *x = random_rows(N, DIM, 13), *q = random_rows(QUERIES, DIM, 14),
@@ -195,7 +195,7 @@ static double along_centre(const kvant_index *index, const float *q, const float
  * step of at most |q| / 127 in each of d dimensions. With lists, the rounded vector differs from
  * the reconstructed vector by a mean of vectors. L2 uses the stored vector's own length. All
  * results come in order. */
-static void scores(void **state)
+CASE(scores)
 {
     static const uint32_t dims[] = { 1, 5, 16, 100, 300 };
     enum { N = 75, QUERIES = 5 };
@@ -239,7 +239,7 @@ static void scores(void **state)
 
 /* Results are equal at every CPU level, with any number of threads, one query at a time, and in any
  * order of vectors. */
-static void same_results(void **state)
+CASE(same_results)
 {
     enum { DIM = 72, N = 9000, QUERIES = 70, K = 13 };
     float *x = random_rows(N, DIM, 31), *q = random_rows(QUERIES, DIM, 32),
@@ -296,7 +296,7 @@ static void same_results(void **state)
 
 /* Powers of two scale exactly: a query of any length finds the same vectors, and a vector of any
  * length keeps its direction. */
-static void scaling(void **state)
+CASE(scaling)
 {
     enum { DIM = 48, N = 200, QUERIES = 8, K = 20 };
     static const int powers[] = { -140, -60, -10, 3, 50 };
@@ -341,7 +341,7 @@ static const float *original(void *context, uint64_t id)
 
 /* Rows that are stored with 8 bits: a number errs by at most half a step, which is at most |x| /
  * 127. */
-static void stored_rows(void **state)
+CASE(stored_rows)
 {
     enum { DIM = 64, N = 500, K = 10 };
     float *x = random_rows(N, DIM, 63), *q = random_rows(4, DIM, 64);
@@ -379,7 +379,7 @@ static void stored_rows(void **state)
 
 /* Ranking again gives exact scores in exact order. The vector whose original is not given keeps its
  * estimate. */
-static void rerank(void **state)
+CASE(rerank)
 {
     enum { DIM = 64, N = 500, K = 10 };
     float *x = random_rows(N, DIM, 61), *q = random_rows(4, DIM, 62);
@@ -414,7 +414,7 @@ static void rerank(void **state)
 }
 
 /* Zeros have no direction: their scores are 0 and nothing is divided by 0. */
-static void zeros(void **state)
+CASE(zeros)
 {
     const float x[3][4] = { { 0 }, { 1, 0, 0, 0 }, { -1, 0, 0, 0 } };
     for (int metric = 0; metric < 3; metric++) {
@@ -430,13 +430,4 @@ static void zeros(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rotations), cmocka_unit_test(books),  cmocka_unit_test(estimator),
-        cmocka_unit_test(centred),   cmocka_unit_test(scores), cmocka_unit_test(same_results),
-        cmocka_unit_test(scaling),   cmocka_unit_test(rerank), cmocka_unit_test(stored_rows),
-        cmocka_unit_test(zeros),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -64,7 +64,7 @@ static kvant_status index_life(const void *path)
     return status;
 }
 
-static void indexes(void **state)
+CASE(indexes)
 {
     char path[64];
     snprintf(path, sizeof path, "allocation_failure_index.%ld", (long)getpid());
@@ -80,7 +80,7 @@ static void indexes(void **state)
 }
 
 /* An addition or the first removal that meets a refused allocation leaves the index as it was. */
-static void index_changes(void **state)
+CASE(index_changes)
 {
     const kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = "turboquant-4" };
     const kvant_index_query query = {
@@ -112,9 +112,7 @@ static void index_changes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(indexes),
-                                        cmocka_unit_test(index_changes) };
     uint64_t rng = 31;
     fill_normal(rows, COUNT(rows), &rng);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

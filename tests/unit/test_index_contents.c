@@ -55,7 +55,7 @@ static void change(const char *spec, uint32_t n_probe)
     free(examples);
 }
 
-static void changes(void **state)
+CASE(changes)
 {
     change("turboquant-3", 0);
     change("turboquant-3:lists=3", 3);
@@ -88,7 +88,7 @@ static kvant_index *given(const float *centroids, uint32_t dim, size_t n_centroi
 /* A search of all lists finds the same as a flat index; a search of some lists finds only vectors
  * of these lists. A list's vectors are near its centroid: the rows are 3 distant clusters, and one
  * list is enough for each. */
-static void lists(void **state)
+CASE(lists)
 {
     enum { DIM = 32, N = 1500, CLUSTERS = 3, K = 20 };
     float *x = random_rows(N, DIM, 81), *centres = random_rows(CLUSTERS, DIM, 82);
@@ -127,7 +127,7 @@ static int odd_ids(void *context, uint64_t id)
     return id % 2 == 1;
 }
 
-static void filters(void **state)
+CASE(filters)
 {
     enum { DIM = 16, N = 100 };
     const uint64_t allowed[] = { 7, 64, 7, 33, 1000000, 98, 31 };
@@ -166,7 +166,7 @@ static void filters(void **state)
 
 /* Rows lie in a plane of 12 of 60 dimensions, far from 0. The centre and dims=12 lose nothing, so
  * the error is the error of 12 dimensions. Before training nothing can be added. */
-static void training(void **state)
+CASE(training)
 {
     enum { DIM = 60, KEPT = 12, N = 400 };
     float *basis = random_rows(KEPT + 1, DIM, 71), *z = random_rows(N, KEPT, 72),
@@ -202,7 +202,7 @@ static void training(void **state)
     free(x);
 }
 
-static void mistakes(void **state)
+CASE(mistakes)
 {
     float x[2][4] = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } };
     const uint64_t twice[2] = { 9, 9 }, none[1] = { KVANT_INDEX_NO_ID };
@@ -270,7 +270,7 @@ static void mistakes(void **state)
 }
 
 /* Every vector has its own list, so a search finds as many vectors as it searches lists. */
-static void any_number_of_lists(void **state)
+CASE(any_number_of_lists)
 {
     enum { DIM = 8, N = 2500 };
     static const uint32_t probes[] = { 0, 1, 1024, 1025, 2000, N - 1, N, N + 1, UINT32_MAX };
@@ -300,15 +300,4 @@ static void any_number_of_lists(void **state)
     free(x);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(changes),
-        cmocka_unit_test(lists),
-        cmocka_unit_test(any_number_of_lists),
-        cmocka_unit_test(filters),
-        cmocka_unit_test(training),
-        cmocka_unit_test(mistakes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -79,7 +79,7 @@ static kvant_index *opened(open_fn *open, const char *path)
     return index;
 }
 
-static void saved_and_found(void **state)
+CASE(saved_and_found)
 {
     static const char *const specs[] = { "turboquant-1",
                                          "turboquant-2:seed=5",
@@ -122,7 +122,7 @@ static void saved_and_found(void **state)
 }
 
 /* Empties an index. New ids continue after the largest id that was ever used. */
-static void emptied(void **state)
+CASE(emptied)
 {
     files f = make_files();
     kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_INNER_PRODUCT, false);
@@ -178,7 +178,7 @@ static void refused_or_found(const char *path, size_t at)
     kvant_index_free(&view);
 }
 
-static void flipped_bits(void **state)
+CASE(flipped_bits)
 {
     files f = make_files();
     size_t n;
@@ -196,7 +196,7 @@ static void flipped_bits(void **state)
     remove_files(&f);
 }
 
-static void other_lengths(void **state)
+CASE(other_lengths)
 {
     files f = make_files();
     size_t n;
@@ -220,7 +220,7 @@ static void other_lengths(void **state)
 }
 
 /* A save that fails leaves the old file, and a view goes on with the file that it was opened on. */
-static void failed_and_replaced(void **state)
+CASE(failed_and_replaced)
 {
     files f = make_files();
     char err[256] = "", nowhere[160];
@@ -245,7 +245,7 @@ static void failed_and_replaced(void **state)
 }
 
 /* Another program writes a shorter file over the file of a view. */
-static void cut_while_open(void **state)
+CASE(cut_while_open)
 {
     files f = make_files();
     float row[DIM], score;
@@ -270,7 +270,7 @@ static void cut_while_open(void **state)
 
 /* No part of a removed vector is in the file, nor its id, whether the removed vector was the last
  * or others come after it. */
-static void removed_vectors_are_gone(void **state)
+CASE(removed_vectors_are_gone)
 {
     static const char *const specs[] = { "turboquant-4", "turboquant-4:lists=2,rows=int8",
                                          "int-3:asym" };
@@ -298,16 +298,4 @@ static void removed_vectors_are_gone(void **state)
     remove_files(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(saved_and_found),
-        cmocka_unit_test(emptied),
-        cmocka_unit_test(flipped_bits),
-        cmocka_unit_test(other_lengths),
-        cmocka_unit_test(failed_and_replaced),
-        cmocka_unit_test(cut_while_open),
-        cmocka_unit_test(removed_vectors_are_gone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -43,7 +43,7 @@ static void *run(void *context)
     return NULL;
 }
 
-static void searches(void **state)
+CASE(searches)
 {
     static float rows[N * DIM], queries[QUERIES * DIM];
     static job alone, jobs[SEARCHERS];
@@ -79,8 +79,4 @@ static void searches(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(searches) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -32,7 +32,7 @@ static void free_page(page *p)
 
 /* InnerQ's Table 3: the bits of a key's number and of a value's number, averaged. At head_dim 128
  * no page has padding, so the true bits are equal to the table. */
-static void bits_are_those_of_table_3(void **state)
+CASE(bits_are_those_of_table_3)
 {
     static const struct {
         const char *spec;
@@ -56,7 +56,7 @@ static void bits_are_those_of_table_3(void **state)
 
 /* Section 5.1: windows of 128 tokens in all. InnerQ gives 32 of them to the first tokens. Only keys
  * are normalised. */
-static void windows_and_normalisation_are_asked_for(void **state)
+CASE(windows_and_normalisation_are_asked_for)
 {
     for (int role = 0; role < 2; role++) {
         kvant_codec *innerq = make_codec("innerq-hybrid", 64, (kvant_role)role);
@@ -73,7 +73,7 @@ static void windows_and_normalisation_are_asked_for(void **state)
 }
 
 /* Sections 4.4 and 5: each name is a uniform codec. */
-static void names_stand_for_uniform_codecs(void **state)
+CASE(names_stand_for_uniform_codecs)
 {
     static const struct {
         const char *name, *key, *value;
@@ -101,7 +101,7 @@ static void names_stand_for_uniform_codecs(void **state)
 }
 
 /* The last group of a token may be smaller. It is quantised like a row of that length. */
-static void last_groups_may_be_smaller(void **state)
+CASE(last_groups_may_be_smaller)
 {
     static const struct {
         uint32_t d, rest;
@@ -139,7 +139,7 @@ static void refused(const char *spec, const char *wanted)
         fail_msg("%s: '%s' does not say '%s'", spec, err, wanted);
 }
 
-static void bad_specs_name_the_valid_values(void **state)
+CASE(bad_specs_name_the_valid_values)
 {
     refused("innerq", "innerq-base, innerq-hybrid or innerq-small");
     refused("innerq-3", "innerq-base, innerq-hybrid or innerq-small");
@@ -234,7 +234,7 @@ static void measure(const char *spec, kvant_role role, double *mse, double *erro
 /* Three standard errors, plus the rounding of scale and zero point to fp16. A decoded number has a
  * root mean square of at most 1. It moves by at most 2^-11 of itself and of its zero point (below 4
  * sigma), which changes a mean square m by 2 sqrt(m) times that. */
-static void mse_is_that_of_the_ranges_of_normal_groups(void **state)
+CASE(mse_is_that_of_the_ranges_of_normal_groups)
 {
     static const struct {
         const char *spec;
@@ -307,7 +307,7 @@ static group_error error_of(const float *x, const float *decoded, uint32_t d, bo
 /* Every group has the error of its better arm. The encoder sums 32 differences in binary32. Each
  * errs by at most 2^-24 of a decoded number, which is 2^-19 at magnitude 30. The sums err by 37
  * 2^-24 of themselves. So a group whose arms are that close may choose either. */
-static void hybrid_takes_the_better_arm(void **state)
+CASE(hybrid_takes_the_better_arm)
 {
     static const struct {
         const char *hybrid, *symmetric, *asymmetric;
@@ -377,7 +377,7 @@ static double asymmetric_share(bool code, uint32_t n_groups, uint64_t *rng)
 /* InnerQ's section 6.2 finds 99 % of all groups symmetric. With four asymmetric levels against
  * three symmetric levels, as section 4.1.2 says, nearly all normal groups are asymmetric. With the
  * two levels of the authors' program nearly none are. */
-static void share_of_asymmetric_groups(void **state)
+CASE(share_of_asymmetric_groups)
 {
     enum { PAGES = 20, D = 128, GROUPS = PAGES * D * 2 };
     static float x[64 * D];
@@ -406,7 +406,7 @@ static void share_of_asymmetric_groups(void **state)
 /* Section 4.1.2: a group of positive numbers needs its zero point, and a tie stays symmetric.
  * The authors' levels of one bit less may need a scale beyond fp16; then the group cannot choose
  * them. */
-static void choices_with_a_known_answer(void **state)
+CASE(choices_with_a_known_answer)
 {
     static const struct {
         float base, spread;
@@ -431,18 +431,4 @@ static void choices_with_a_known_answer(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_are_those_of_table_3),
-        cmocka_unit_test(windows_and_normalisation_are_asked_for),
-        cmocka_unit_test(names_stand_for_uniform_codecs),
-        cmocka_unit_test(last_groups_may_be_smaller),
-        cmocka_unit_test(bad_specs_name_the_valid_values),
-        cmocka_unit_test(mse_is_that_of_the_ranges_of_normal_groups),
-        cmocka_unit_test(hybrid_takes_the_better_arm),
-        cmocka_unit_test(share_of_asymmetric_groups),
-        cmocka_unit_test(choices_with_a_known_answer),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

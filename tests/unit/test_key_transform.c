@@ -55,7 +55,7 @@ static double difference(const double *a, const double *b, uint32_t d)
 
 /* Products and eigenvectors err by about d 2^-53 of the norms of their factors. Condition numbers
  * in these tests stay below 10^6. */
-static void inverses_and_roots_follow_their_definitions(void **state)
+CASE(inverses_and_roots_follow_their_definitions)
 {
     static const uint32_t dims[] = { 1, 2, 7, 64 };
     uint64_t rng = 31;
@@ -81,7 +81,7 @@ static void inverses_and_roots_follow_their_definitions(void **state)
 
 /* Vectors are orthonormal and M v = lambda v within some n 2^-53 |M|, for matrices with equal,
  * zero, negative and graded eigenvalues. */
-static void eigenvectors_follow_their_definition(void **state)
+CASE(eigenvectors_follow_their_definition)
 {
     static const uint32_t dims[] = { 1, 2, 3, 16, 65, 128 };
     uint64_t rng = 41;
@@ -137,7 +137,7 @@ static void geometric_mean(const double *a, const double *b, uint32_t d, double 
 
 /* Eigenvalues of a square root err by 2.7 10^-6 of themselves, so products of two such roots err by
  * twice as much of the largest. */
-static void means_solve_their_equation(void **state)
+CASE(means_solve_their_equation)
 {
     static const uint32_t dims[] = { 1, 2, 5, 24, 64, 128 };
     uint64_t rng = 32;
@@ -155,7 +155,7 @@ static void means_solve_their_equation(void **state)
     }
 }
 
-static void what_is_not_positive_definite_is_refused(void **state)
+CASE(what_is_not_positive_definite_is_refused)
 {
     static const double indefinite[] = { 1, 2, 2, 1 }, zero[4] = { 0 },
                         nan_matrix[] = { NAN, 0, 0, 1 };
@@ -213,7 +213,7 @@ static double error_of_diagonal(const float *diagonal, const double *q, const do
 /* W is the best matrix up to the cost of the floors (3 10^-4 of the mean for each moment, 2^-10 |W|
  * on W) and of binary16. Near the optimum, an error of W counts in the second order and a floor in
  * the first. So 1 % is many times both. Any other matrix that one could use is worse. */
-static void matrices_make_errors_of_scores_small(void **state)
+CASE(matrices_make_errors_of_scores_small)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], best[SMALL * SMALL],
         best_inverse[SMALL * SMALL];
@@ -246,7 +246,7 @@ static void matrices_make_errors_of_scores_small(void **state)
 
 /* The lengths of keys are kept, so that scales stay in the range of fp16: tr(W^2 K) = tr K, except
  * for the floors. */
-static void matrices_keep_the_length_of_keys(void **state)
+CASE(matrices_keep_the_length_of_keys)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], squared[SMALL * SMALL];
     uint64_t rng = 34;
@@ -281,7 +281,7 @@ static void expect_identity(const double *q, const double *k)
 
 /* Without queries, or with keys that never change, there is nothing to choose W by. Dead channels
  * of queries or keys get a floor and do not become infinite. */
-static void unused_directions_stay_within_bounds(void **state)
+CASE(unused_directions_stay_within_bounds)
 {
     static double q[SMALL * SMALL], k[SMALL * SMALL], zero[SMALL * SMALL];
     uint64_t rng = 35;
@@ -307,7 +307,7 @@ static void unused_directions_stay_within_bounds(void **state)
 
 /* Two keys with equal scores share the probability, a third is hidden, and a query that sees no key
  * adds nothing. */
-static void attention_weights_are_those_of_softmax(void **state)
+CASE(attention_weights_are_those_of_softmax)
 {
     static const float keys[] = { 1, 0, 1, 5, 7, 7, 1, 2 }, queries[] = { 3, 0, 1, 1 };
     static const float mask[] = { 0,         0,         -INFINITY, -INFINITY,
@@ -330,7 +330,7 @@ static void attention_weights_are_those_of_softmax(void **state)
 
 /* Keys that attention looks at have another covariance than all keys. W follows the former, and the
  * first keys do not count. */
-static void attention_changes_the_matrix(void **state)
+CASE(attention_changes_the_matrix)
 {
     enum { N = 80, D = 4 };
     static float keys[N * D], q[D] = { 1, 0.5f, 0.25f, 0.25f };
@@ -367,7 +367,7 @@ static void attention_changes_the_matrix(void **state)
 }
 
 /* The codes of a triangle are rounded as roundf() rounds, also next to a half and beyond 7. */
-static void codes_of_triangles_round_to_nearest(void **state)
+CASE(codes_of_triangles_round_to_nearest)
 {
     for (int i = -40; i <= 40; i++)
         for (int step = -1; step <= 1; step++)
@@ -381,19 +381,4 @@ static void codes_of_triangles_round_to_nearest(void **state)
     assert_int_equal(kvant_triangle_code(1, 0), 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(inverses_and_roots_follow_their_definitions),
-        cmocka_unit_test(eigenvectors_follow_their_definition),
-        cmocka_unit_test(means_solve_their_equation),
-        cmocka_unit_test(what_is_not_positive_definite_is_refused),
-        cmocka_unit_test(matrices_make_errors_of_scores_small),
-        cmocka_unit_test(matrices_keep_the_length_of_keys),
-        cmocka_unit_test(unused_directions_stay_within_bounds),
-        cmocka_unit_test(attention_weights_are_those_of_softmax),
-        cmocka_unit_test(attention_changes_the_matrix),
-        cmocka_unit_test(codes_of_triangles_round_to_nearest),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

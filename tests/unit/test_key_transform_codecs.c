@@ -41,7 +41,7 @@ static double condition(const kvant_codec *codec, const kvant_calibration *c)
  * sum has up to DIM roundings. R adds up to DIM more (dense) or 2 log2 DIM + 2, and twice that
  * where it was multiplied into the matrix. In all that is 4 DIM 2^-24 for each of the two factors,
  * relative to |W| |W^-1| |x| |q|. (Frobenius norms bound the norms of matrices of magnitudes.) */
-static void inner_products_stay(void **state)
+CASE(inner_products_stay)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     uint64_t rng = 37;
@@ -97,7 +97,7 @@ static double score_error(const char *spec, const kvant_calibration *c)
     return error;
 }
 
-static void scores_err_less(void **state)
+CASE(scores_err_less)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     double none = score_error("turboquant-4:center=file", c),
@@ -107,7 +107,7 @@ static void scores_err_less(void **state)
     kvant_calibration_free(&c);
 }
 
-static void specs_say_what_they_do(void **state)
+CASE(specs_say_what_they_do)
 {
     static const struct {
         const char *spec, *key, *value;
@@ -151,7 +151,7 @@ static void expect_refusal(const char *spec, uint32_t dim, kvant_role role,
     assert_null(codec);
 }
 
-static void mistakes_are_named(void **state)
+CASE(mistakes_are_named)
 {
     kvant_calibration *c = calibrate_fixed(DIM);
     for (int role = 0; role < 2; role++) {
@@ -172,7 +172,7 @@ static void mistakes_are_named(void **state)
 }
 
 /* A valid file with a matrix that no calibrator would write. */
-static void matrices_without_inverse_are_refused(void **state)
+CASE(matrices_without_inverse_are_refused)
 {
     for (uint32_t kind = 0; kind < 3; kind++) {
         kvant_calibration *c = calibrate_fixed(DIM);
@@ -189,7 +189,7 @@ static void matrices_without_inverse_are_refused(void **state)
     }
 }
 
-static void bad_rows_are_refused(void **state)
+CASE(bad_rows_are_refused)
 {
     static const float bad[] = { NAN, INFINITY, 3e38f, 60000 };
     kvant_calibration *c = calibrate_fixed(DIM);
@@ -216,7 +216,7 @@ static void bad_rows_are_refused(void **state)
     kvant_calibration_free(&c);
 }
 
-static void pages_do_not_tell_the_level(void **state)
+CASE(pages_do_not_tell_the_level)
 {
     static const uint32_t dims[] = { 32, 64, 80 };
     uint64_t rng = 39;
@@ -249,7 +249,7 @@ static void pages_do_not_tell_the_level(void **state)
 
 /* Attention on a tensor equals attention on the rows that the tensor reads back, for sealed and
  * exact pages, codes and tiles. */
-static void attention_undoes_the_transform(void **state)
+CASE(attention_undoes_the_transform)
 {
     enum { N = 300 };
     static const char *const specs[] = {
@@ -329,17 +329,4 @@ static void attention_undoes_the_transform(void **state)
     kvant_calibration_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(inner_products_stay),
-        cmocka_unit_test(scores_err_less),
-        cmocka_unit_test(specs_say_what_they_do),
-        cmocka_unit_test(mistakes_are_named),
-        cmocka_unit_test(matrices_without_inverse_are_refused),
-        cmocka_unit_test(bad_rows_are_refused),
-        cmocka_unit_test(pages_do_not_tell_the_level),
-        cmocka_unit_test(attention_undoes_the_transform),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

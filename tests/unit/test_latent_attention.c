@@ -161,7 +161,7 @@ static void check(setup s)
     free_fixture(&f);
 }
 
-static void outputs_are_exact_to_binary32(void **state)
+CASE(outputs_are_exact_to_binary32)
 {
     static const char *const specs[][2] = { { "f16", "f16" },
                                             { "int-8", "int-8" },
@@ -178,7 +178,7 @@ static void outputs_are_exact_to_binary32(void **state)
     }
 }
 
-static void every_level_is_exact_to_binary32(void **state)
+CASE(every_level_is_exact_to_binary32)
 {
     for (size_t i = 0; i < sizeof cpu_levels / sizeof *cpu_levels; i++) {
         if (!use_level(cpu_levels[i]))
@@ -190,7 +190,7 @@ static void every_level_is_exact_to_binary32(void **state)
 }
 
 /* Compares bits, for decode (whose context is split) and prefill. */
-static void threads_change_nothing(void **state)
+CASE(threads_change_nothing)
 {
     for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
         fixture f = make_fixture((setup){ "trellis-4", "int-8", 9, 2300, n_queries, .mask = true });
@@ -209,7 +209,7 @@ static void threads_change_nothing(void **state)
 }
 
 /* A query with a NaN changes only the outputs of its heads. */
-static void nan_queries_give_nan(void **state)
+CASE(nan_queries_give_nan)
 {
     fixture f = make_fixture((setup){ "trellis-4", "int-8", 2, 100, 1, .mask = false });
     f.data.q[ROW - 1] = NAN;
@@ -231,7 +231,7 @@ static void expect_refused(const kvant_tensor *tensor, uint32_t values,
     assert_int_equal(kvant_latent_attention(tensor, values, problem, NULL, 0), KVANT_ERR_ARGUMENT);
 }
 
-static void arguments_are_checked(void **state)
+CASE(arguments_are_checked)
 {
     const struct {
         const char *spec, *why;
@@ -266,14 +266,4 @@ static void arguments_are_checked(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outputs_are_exact_to_binary32),
-        cmocka_unit_test(every_level_is_exact_to_binary32),
-        cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(nan_queries_give_nan),
-        cmocka_unit_test(arguments_are_checked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

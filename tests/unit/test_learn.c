@@ -6,7 +6,7 @@
 
 /* Rows */
 
-static void repeated_tokens_are_alike(void **state)
+CASE(repeated_tokens_are_alike)
 {
     double text[64], repeated[64];
     float values[64 * 4];
@@ -30,7 +30,7 @@ static void repeated_tokens_are_alike(void **state)
 }
 
 /* The limits in the order in which they apply. */
-static void limits_depend_on_the_estimate(void **state)
+CASE(limits_depend_on_the_estimate)
 {
     static const struct {
         kvant_learn_estimate estimate;
@@ -44,7 +44,7 @@ static void limits_depend_on_the_estimate(void **state)
 
 /* Matrices of a cache that judges */
 
-static void matrices_are_due_after_four_times_the_rows(void **state)
+CASE(matrices_are_due_after_four_times_the_rows)
 {
     static const uint32_t due[][2] = { { 16, 256 },  { 64, 256 },  { 65, 260 },
                                        { 239, 956 }, { 240, 960 }, { 1000, 960 } };
@@ -67,7 +67,7 @@ static void matrices_are_due_after_four_times_the_rows(void **state)
 
 /* Every bucket gets exactly one run, whatever the order of positions and the transforms that are
  * left. */
-static void buckets_are_shared_out(void **state)
+CASE(buckets_are_shared_out)
 {
     srand(7);
     for (uint32_t round = 0; round < 2000; round++) {
@@ -93,7 +93,7 @@ static void buckets_are_shared_out(void **state)
     }
 }
 
-static void queries_of_prompts_are_of_use(void **state)
+CASE(queries_of_prompts_are_of_use)
 {
     kvant_learn_schedule s = { 0 };
     assert_true(kvant_learn_wants_queries(&s, true, 1));
@@ -107,7 +107,7 @@ static void queries_of_prompts_are_of_use(void **state)
 
 /* Position buckets of a cache with lessons */
 
-static void later_positions_take_later_buckets(void **state)
+CASE(later_positions_take_later_buckets)
 {
     kvant_lesson_buckets b = { .since = 5 };
     kvant_lesson_buckets_begin(&b);
@@ -133,7 +133,7 @@ static void later_positions_take_later_buckets(void **state)
     }
 }
 
-static void a_failed_bucket_ends_learning(void **state)
+CASE(a_failed_bucket_ends_learning)
 {
     kvant_lesson_buckets b;
     kvant_lesson_buckets_begin(&b);
@@ -154,7 +154,7 @@ static kvant_lesson_step step_of(size_t n, uint32_t n_used)
     return (kvant_lesson_step){ .n = n, .stays_exact = true, .n_used = n_used, .n_pages = 12 };
 }
 
-static void a_lesson_begins_when_two_thirds_are_full(void **state)
+CASE(a_lesson_begins_when_two_thirds_are_full)
 {
     kvant_lesson l = { 0 };
     kvant_lesson_step step = step_of(1, 7), prompt = step_of(64, 8);
@@ -167,7 +167,7 @@ static void a_lesson_begins_when_two_thirds_are_full(void **state)
     assert_int_equal(kvant_lesson_next(&l, &prompt), KVANT_LESSON_NONE);
 }
 
-static void single_tokens_join_when_pages_are_full(void **state)
+CASE(single_tokens_join_when_pages_are_full)
 {
     kvant_lesson l = { .begun = true, .tried = true };
     kvant_lesson_step step = step_of(1, 12), prompt = step_of(512, 12);
@@ -181,7 +181,7 @@ static void single_tokens_join_when_pages_are_full(void **state)
     assert_int_equal(kvant_lesson_next(&l, &step), KVANT_LESSON_JOIN);
 }
 
-static void rows_that_are_sealed_need_transforms(void **state)
+CASE(rows_that_are_sealed_need_transforms)
 {
     kvant_lesson none = { 0 }, begun = { .begun = true };
     kvant_lesson_step step = step_of(512, 12);
@@ -199,7 +199,7 @@ static void rows_that_are_sealed_need_transforms(void **state)
     assert_int_equal(kvant_lesson_next(&none, &step), KVANT_LESSON_NONE);
 }
 
-static void stages_in_place_follow_the_rows(void **state)
+CASE(stages_in_place_follow_the_rows)
 {
     static const size_t begins[][2] = {
         { 256, 128 }, { 2048, 1024 }, { 3072, 1024 }, { 8192, 2730 }, { 32768, 10922 }
@@ -231,20 +231,4 @@ static void stages_in_place_follow_the_rows(void **state)
     assert_true(kvant_lesson_in_place_goes_on(&l, 8192, 7048, false));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(repeated_tokens_are_alike),
-        cmocka_unit_test(limits_depend_on_the_estimate),
-        cmocka_unit_test(matrices_are_due_after_four_times_the_rows),
-        cmocka_unit_test(buckets_are_shared_out),
-        cmocka_unit_test(queries_of_prompts_are_of_use),
-        cmocka_unit_test(later_positions_take_later_buckets),
-        cmocka_unit_test(a_failed_bucket_ends_learning),
-        cmocka_unit_test(a_lesson_begins_when_two_thirds_are_full),
-        cmocka_unit_test(single_tokens_join_when_pages_are_full),
-        cmocka_unit_test(rows_that_are_sealed_need_transforms),
-        cmocka_unit_test(stages_in_place_follow_the_rows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -55,7 +55,7 @@ static double row_error(const fixture *f, uint32_t first, uint32_t n)
     return sqrt(sum / n);
 }
 
-static void matrices_make_errors_of_scores_small(void **state)
+CASE(matrices_make_errors_of_scores_small)
 {
     const kind k = make_kind(1);
     text *t = make_text(&k, 2);
@@ -74,7 +74,7 @@ static void matrices_make_errors_of_scores_small(void **state)
 
 /* Values learn a matrix without queries, and then outputs of attention, which are sums of values,
  * err less. A centre in the spec stays, with its page of fp16. */
-static void values_get_matrices_without_queries(void **state)
+CASE(values_get_matrices_without_queries)
 {
     const kind k = make_kind(31);
     text *t = make_text(&k, 32);
@@ -98,7 +98,7 @@ static void values_get_matrices_without_queries(void **state)
 }
 
 /* If nobody adds queries, or no query is finite, the codec has only centre and scale. */
-static void without_queries_there_are_factors(void **state)
+CASE(without_queries_there_are_factors)
 {
     const kind k = make_kind(3);
     text *t = make_text(&k, 4);
@@ -119,7 +119,7 @@ static void without_queries_there_are_factors(void **state)
 
 /* The second matrix is for new blocks. A third matrix for the same rows would not help enough, and
  * single tokens are no longer examined. Rows of another kind get a matrix of their own. */
-static void later_matrices_are_for_later_blocks(void **state)
+CASE(later_matrices_are_for_later_blocks)
 {
     const kind k = make_kind(5), other = make_kind(6);
     text *t = make_text(&k, 7), *u = make_text(&other, 8);
@@ -160,7 +160,7 @@ static void later_matrices_are_for_later_blocks(void **state)
 }
 
 /* One token at a time: the 64th row makes the first version. */
-static void single_tokens_are_learnt_from(void **state)
+CASE(single_tokens_are_learnt_from)
 {
     const kind k = make_kind(9);
     text *t = make_text(&k, 10);
@@ -183,7 +183,7 @@ static uint32_t queries_seen(const fixture *f)
 }
 
 /* One in eight later tokens counts, whether its queries are added before its row or after it. */
-static void single_tokens_queries_count_before_and_behind_rows(void **state)
+CASE(single_tokens_queries_count_before_and_behind_rows)
 {
     enum { N_ENOUGH = 200, N_MORE = 160 };
     for (int behind = 0; behind < 2; behind++) {
@@ -208,7 +208,7 @@ static void single_tokens_queries_count_before_and_behind_rows(void **state)
 
 /* The first rows are nearly one row, then text follows. The text is stored as well as it is
  * alone. */
-static void hostile_first_rows_do_not_spoil(void **state)
+CASE(hostile_first_rows_do_not_spoil)
 {
     static const struct {
         uint32_t n, batch;
@@ -252,7 +252,7 @@ static void repeat_rotated(float *rows, uint32_t n_heads, uint32_t n)
 
 /* A long prompt of one repeated token, whose blocks stay, then text in some of these blocks. The
  * text is stored as well as it is alone. */
-static void a_long_monotonous_prompt_leaves_a_place(void **state)
+CASE(a_long_monotonous_prompt_leaves_a_place)
 {
     const kind k = make_kind(23), other = make_kind(24);
     text *t = make_text(&k, 25), *hostile = make_text(&other, 26);
@@ -270,7 +270,7 @@ static void a_long_monotonous_prompt_leaves_a_place(void **state)
 }
 
 /* A few rows and queries far from all others. */
-static void outliers_do_not_spoil(void **state)
+CASE(outliers_do_not_spoil)
 {
     const kind k = make_kind(15);
     text *t = make_text(&k, 16), *u = make_text(&k, 16);
@@ -287,7 +287,7 @@ static void outliers_do_not_spoil(void **state)
     free(u);
 }
 
-static void threads_do_not_change_bytes(void **state)
+CASE(threads_do_not_change_bytes)
 {
     const kind k = make_kind(17);
     text *t = make_text(&k, 18);
@@ -301,7 +301,7 @@ static void threads_do_not_change_bytes(void **state)
 }
 
 /* Rows that are refused change no byte that follows. */
-static void refused_rows_leave_no_trace(void **state)
+CASE(refused_rows_leave_no_trace)
 {
     const kind k = make_kind(19);
     text *t = make_text(&k, 20);
@@ -322,20 +322,4 @@ static void refused_rows_leave_no_trace(void **state)
     free(t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matrices_make_errors_of_scores_small),
-        cmocka_unit_test(values_get_matrices_without_queries),
-        cmocka_unit_test(without_queries_there_are_factors),
-        cmocka_unit_test(later_matrices_are_for_later_blocks),
-        cmocka_unit_test(single_tokens_are_learnt_from),
-        cmocka_unit_test(single_tokens_queries_count_before_and_behind_rows),
-        cmocka_unit_test(hostile_first_rows_do_not_spoil),
-        cmocka_unit_test(a_long_monotonous_prompt_leaves_a_place),
-        cmocka_unit_test(outliers_do_not_spoil),
-        cmocka_unit_test(threads_do_not_change_bytes),
-        cmocka_unit_test(refused_rows_leave_no_trace),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

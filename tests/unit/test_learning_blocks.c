@@ -64,7 +64,7 @@ static void moved_blocks_keep_matrices_of(kvant_role role)
     free(t);
 }
 
-static void moved_blocks_keep_their_matrices(void **state)
+CASE(moved_blocks_keep_their_matrices)
 {
     moved_blocks_keep_matrices_of(KVANT_ROLE_K);
     moved_blocks_keep_matrices_of(KVANT_ROLE_V);
@@ -129,7 +129,7 @@ static void check_kept(kvant_tensor *tensor, kvant_key_transform *key_transform,
 }
 
 /* Beyond 128 channels W is block diagonal. Rows read back and scores stay right in all parts. */
-static void large_heads_have_parts(void **state)
+CASE(large_heads_have_parts)
 {
     static const struct {
         uint32_t head_dim, part;
@@ -183,7 +183,7 @@ static void large_heads_have_parts(void **state)
     }
 }
 
-static void parts_have_every_channel_once(void **state)
+CASE(parts_have_every_channel_once)
 {
     static const uint32_t dims[] = { 17, 63, 64, 127, 128, 129, 136, 192, 255, 256, 512 };
     for (size_t i = 0; i < COUNT(dims); i++) {
@@ -204,7 +204,7 @@ static void parts_have_every_channel_once(void **state)
 
 /* A block's transform as a codec, here with another quantiser. Both must agree on rows, queries and
  * pages. */
-static void a_transform_is_a_codec(void **state)
+CASE(a_transform_is_a_codec)
 {
     const kind k = make_kind(40);
     text *t = make_text(&k, 41);
@@ -248,13 +248,4 @@ static void a_transform_is_a_codec(void **state)
     free(t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moved_blocks_keep_their_matrices),
-        cmocka_unit_test(large_heads_have_parts),
-        cmocka_unit_test(parts_have_every_channel_once),
-        cmocka_unit_test(a_transform_is_a_codec),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

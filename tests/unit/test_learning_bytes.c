@@ -102,7 +102,7 @@ static void check_balance(const fixture *f, balance before)
     assert_in_range(now.bytes - before.bytes, counted, counted + rounding);
 }
 
-static void what_is_allocated_is_counted(void **state)
+CASE(what_is_allocated_is_counted)
 {
     for (uint32_t i = 0; i < 4; i++) {
         const layout *l = &layouts()[i];
@@ -129,10 +129,4 @@ static void what_is_allocated_is_counted(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_allocated_is_counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -17,7 +17,7 @@ static size_t sums_bytes(const kvant_learning *l)
     return (l->n_sub_heads * (l->part + 2 * kvant_lower_floats(l->part)) + WIDTH) * sizeof(float);
 }
 
-static void it_is_counted_until_it_is_given_back(void **state)
+CASE(it_is_counted_until_it_is_given_back)
 {
     for (uint32_t i = 0; i < 4; i++) {
         const layout *l = &layouts()[i];
@@ -52,7 +52,7 @@ static void it_is_counted_until_it_is_given_back(void **state)
 }
 
 /* A caller may ask for matrices of further positions at any time. */
-static void buckets_of_a_caller_keep_the_moments(void **state)
+CASE(buckets_of_a_caller_keep_the_moments)
 {
     const layout *l = &layouts()[0];
     text *t = make_text(l, 1);
@@ -69,7 +69,7 @@ static void buckets_of_a_caller_keep_the_moments(void **state)
 }
 
 /* The tensor counts only blocks that hold rows: after rows were written, cleared and moved. */
-static void blocks_with_rows_are_counted(void **state)
+CASE(blocks_with_rows_are_counted)
 {
     fixture f = make("turboquant-4:center=first", 1, 8, 0);
     uint64_t rng = 1;
@@ -87,12 +87,4 @@ static void blocks_with_rows_are_counted(void **state)
     drop(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_is_counted_until_it_is_given_back),
-        cmocka_unit_test(buckets_of_a_caller_keep_the_moments),
-        cmocka_unit_test(blocks_with_rows_are_counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -101,7 +101,7 @@ static void check_equal(const fixture *a, const fixture *b, uint32_t head)
         kvant_codec_free(&made[i]);
 }
 
-static void a_tensor_learns_the_same_without_storing(void **state)
+CASE(a_tensor_learns_the_same_without_storing)
 {
     fixture stored = make(), learned = make();
     ask(&stored);
@@ -117,7 +117,7 @@ static void a_tensor_learns_the_same_without_storing(void **state)
 }
 
 /* After rows that are no numbers, the tensor learns as a new one does. */
-static void refused_rows_teach_nothing(void **state)
+CASE(refused_rows_teach_nothing)
 {
     fixture fresh = make(), other = make();
     const float former = rows[100 * WIDTH];
@@ -149,11 +149,4 @@ static int start(void **state)
     return 0;
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tensor_learns_the_same_without_storing),
-        cmocka_unit_test(refused_rows_teach_nothing),
-    };
-    return cmocka_run_group_tests(tests, start, NULL);
-}
+RUN_CASES(start, NULL)

@@ -4,7 +4,7 @@
 
 /* A CPU level may choose the sign of the zero at the end of a range. Pages must not depend on
  * it. */
-static void zeros_of_both_signs_leave_no_trace(void **state)
+CASE(zeros_of_both_signs_leave_no_trace)
 {
     static const char *const specs[] = { "int-4", "int-4:sym",    "int-4:group=16",
                                          "bdr-4", "turboquant-4", "int-3:group=32,hybrid" };
@@ -29,7 +29,7 @@ static void zeros_of_both_signs_leave_no_trace(void **state)
 }
 
 /* Every codec writes the same pages at every level that the machine has. */
-static void pages_do_not_tell_the_level(void **state)
+CASE(pages_do_not_tell_the_level)
 {
     static const uint32_t dims[] = { 40, 64, 80, 128 };
     uint64_t rng = 5;
@@ -63,11 +63,4 @@ static void pages_do_not_tell_the_level(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(zeros_of_both_signs_leave_no_trace),
-        cmocka_unit_test(pages_do_not_tell_the_level),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -103,7 +103,7 @@ static const context_settings settings = { .n_ctx = 1001,
                                            .type_k = GGML_TYPE_Q8_0,
                                            .type_v = GGML_TYPE_Q4_0 };
 
-static void contexts_of_all_versions(void **state)
+CASE(contexts_of_all_versions)
 {
     for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) {
         const struct context_case *c = &contexts[i];
@@ -129,7 +129,7 @@ static void contexts_of_all_versions(void **state)
     }
 }
 
-static void models_of_all_versions(void **state)
+CASE(models_of_all_versions)
 {
     const model_settings model = { .n_gpu_layers = 99, .progress = no_progress };
 
@@ -146,7 +146,7 @@ static void models_of_all_versions(void **state)
 }
 
 /* Every word that kvant knows may lie elsewhere in a later version, and is refused then. */
-static void other_layouts_are_refused(void **state)
+CASE(other_layouts_are_refused)
 {
     const struct context_case *c = &contexts[2];
     const size_t places[] = { 0, 1, 2, 3, c->threads, c->flash_attention, c->on_node, c->type_k + 1,
@@ -166,13 +166,4 @@ static void other_layouts_are_refused(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contexts_of_all_versions),
-        cmocka_unit_test(models_of_all_versions),
-        cmocka_unit_test(other_layouts_are_refused),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

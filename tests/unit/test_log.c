@@ -7,7 +7,7 @@
 
 #include "../../integrations/llama.cpp/log.h"
 
-static void a_message_is_one_line(void **state)
+CASE(a_message_is_one_line)
 {
     char text[64] = "";
     FILE *file = tmpfile();
@@ -25,9 +25,4 @@ static void a_message_is_one_line(void **state)
     close(own);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(a_message_is_one_line) };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

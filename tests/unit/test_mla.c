@@ -7,7 +7,7 @@
 
 /* Row lengths of models. DeepSeek and Kimi: 576, Mistral Small 4: 320. An indexer: 128, DeepSeek 4:
  * 512. */
-static void rows_of_latents_are_no_power_of_two(void **state)
+CASE(rows_of_latents_are_no_power_of_two)
 {
     static const uint64_t latents[] = { 192, 320, 576, 1088 };
     static const uint64_t others[] = {
@@ -20,7 +20,7 @@ static void rows_of_latents_are_no_power_of_two(void **state)
         assert_false(kvp_mla_has_row(others[i]));
 }
 
-static void specs_lose_what_is_learned(void **state)
+CASE(specs_lose_what_is_learned)
 {
     static const char *const specs[][3] = {
         { "trellis-4", "trellis-4", "int-8" },
@@ -77,7 +77,7 @@ static void check_codecs(const char *spec, const char *rope, uint32_t layer,
     kvant_scheme_free(&settings.rope);
 }
 
-static void rope_channels_have_a_codec_of_their_own(void **state)
+CASE(rope_channels_have_a_codec_of_their_own)
 {
     check_codecs("trellis-4", "int-8", 1, "trellis-4", "int-8");
     check_codecs("f16", "int-8", 1, "f16", "f16");
@@ -87,7 +87,7 @@ static void rope_channels_have_a_codec_of_their_own(void **state)
     check_codecs("int-4:recent=64", "int-8", 1, "int-4", "int-4");
 }
 
-static void settings_without_latents_have_no_codecs(void **state)
+CASE(settings_without_latents_have_no_codecs)
 {
     const kvp_settings none = { .scheme = NULL };
     kvp_settings learns = { .latents = scheme_of("trellis-4:center=first", 0),
@@ -104,7 +104,7 @@ static void settings_without_latents_have_no_codecs(void **state)
 }
 
 /* The reserved memory is enough even if the layer is a protected layer. */
-static void reserves_for_protected_layers(void **state)
+CASE(reserves_for_protected_layers)
 {
     kvp_settings settings = { .latents = scheme_of("trellis-4", 1), .rope = scheme_of("int-8", 1) };
     kvant_scheme_location place = { .size = sizeof(place), .layer = 1 };
@@ -126,15 +126,4 @@ static void reserves_for_protected_layers(void **state)
     kvant_scheme_free(&settings.rope);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_latents_are_no_power_of_two),
-        cmocka_unit_test(specs_lose_what_is_learned),
-        cmocka_unit_test(rope_channels_have_a_codec_of_their_own),
-        cmocka_unit_test(settings_without_latents_have_no_codecs),
-        cmocka_unit_test(reserves_for_protected_layers),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

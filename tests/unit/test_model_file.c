@@ -91,7 +91,7 @@ static uint32_t layers_of(const void *bytes, size_t n)
     return count(bytes, n).with_keys;
 }
 
-static void layers_with_keys_of_their_own_are_counted(void **state)
+CASE(layers_with_keys_of_their_own_are_counted)
 {
     static const struct {
         const char *key;
@@ -138,7 +138,7 @@ static void layers_with_keys_of_their_own_are_counted(void **state)
 
 /* Truncated files, and files with any four bytes changed: the reader answers and reads no byte
  * outside of the file. */
-static void damaged_files_are_not_believed(void **state)
+CASE(damaged_files_are_not_believed)
 {
     const file whole = begin_model(0);
     for (size_t n = 0; n < whole.n; n++)
@@ -150,11 +150,4 @@ static void damaged_files_are_not_believed(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_with_keys_of_their_own_are_counted),
-        cmocka_unit_test(damaged_files_are_not_believed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

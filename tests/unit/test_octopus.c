@@ -46,7 +46,7 @@ static double norm_density(double r, double d)
 /* Every level is the centroid of its cell. Newton's method ends at 1e-15 and binary32 rounds by
  * 2^-25. The midpoint rules of this file err by less than 1e-5 of a cell's width: curvature times
  * step squared. The kink of the fold costs 1 / STEPS^2 more. */
-static void directions_are_lloyd_max(void **state)
+CASE(directions_are_lloyd_max)
 {
     for (uint32_t bits = 1; bits <= KVANT_OCTAHEDRAL_BITS; bits++) {
         float level[256];
@@ -62,7 +62,7 @@ static void directions_are_lloyd_max(void **state)
     }
 }
 
-static void norms_are_lloyd_max(void **state)
+CASE(norms_are_lloyd_max)
 {
     static const uint32_t dims[] = { 7, 16, 64, 80, 128, 512 };
     for (size_t i = 0; i < COUNT(dims); i++) {
@@ -89,7 +89,7 @@ static void norms_are_lloyd_max(void **state)
 /* --- the octahedral map --- */
 
 /* Equations 5 and 6 of the paper, written as it writes them. */
-static void the_map_is_the_papers(void **state)
+CASE(the_map_is_the_papers)
 {
     uint64_t rng = 3;
     for (int i = 0; i < 10000; i++) {
@@ -126,7 +126,7 @@ static void expect_near(const char *what, const char *spec, double got, double w
 /* Table 1: scalar rounding. The test allows 2 % and half a unit of the last printed digit. Its own
  * sampling error is smaller. An mse of 4096 rows errs by sqrt(2 / 128 / 4096). This is 0.2 %. A
  * mean product error of 1024 queries, whose length varies by 1 / sqrt(256), errs by as much. */
-static void table_1(void **state)
+CASE(table_1)
 {
     static const struct {
         const char *spec;
@@ -148,7 +148,7 @@ static void table_1(void **state)
 
 /* Table 1, OCTOPUS-QJL: cosine and mse are printed for the codes without the sketch, products for
  * the codes with it. */
-static void table_1_sketched(void **state)
+CASE(table_1_sketched)
 {
     static const double product[] = { 2.015, 1.084, 0.565 };
     for (uint32_t bits = 2; bits <= 4; bits++) {
@@ -173,7 +173,7 @@ static void expect_joint(const char *spec, double mse, double want)
 /* Table 5. Its b = 1 spends a bit on each of the three numbers (split=1.1), because b - 1 bits had
  * no codebook there. Its 2x2 is round=next, and it pads with zeros. A 2x2 search with the two
  * levels around the number is as good as 3x3. */
-static void table_5(void **state)
+CASE(table_5)
 {
     static const double scalar[] = { 0.6022, 0.0897, 0.0261, 0.0071 },
                         full[] = { 0.5172, 0.0832, 0.0243, 0.0067 },
@@ -202,7 +202,7 @@ static void table_5(void **state)
 }
 
 /* Table 4: the mse of (b + delta, b - delta). Only delta = 1 is better than 0. */
-static void table_4(void **state)
+CASE(table_4)
 {
     static const struct {
         const char *spec;
@@ -250,7 +250,7 @@ static void fill_triplets(kvant_triplets *t, uint64_t *rng)
 
 /* Appendix E: a 3x3 search finds the same codes as a search of all codes. So does a 2x2 search of
  * the levels around the number. */
-static void local_search_finds_the_best(void **state)
+CASE(local_search_finds_the_best)
 {
     uint64_t rng = 17;
     for (uint32_t bits = 2; bits <= 5; bits++) {
@@ -269,7 +269,7 @@ static void local_search_finds_the_best(void **state)
 }
 
 /* Tries all codes with the decoder, in double precision. No code is closer than the chosen code. */
-static void codes_minimise_the_error(void **state)
+CASE(codes_minimise_the_error)
 {
     uint64_t rng = 18;
     static octopus_book book;
@@ -292,7 +292,7 @@ static void codes_minimise_the_error(void **state)
     }
 }
 
-static void levels_agree(void **state)
+CASE(levels_agree)
 {
     uint64_t rng = 19;
     for (size_t l = 0; l < COUNT(cpu_levels); l++) {
@@ -319,7 +319,7 @@ static void levels_agree(void **state)
 
 /* The stored scale is the one with <y, y'> = |y|^2, so the slope is 1 where scale=norm has 1 - mse.
  * The test allows three standard errors, as test_turboquant.c does. */
-static void unbiased_scale(void **state)
+CASE(unbiased_scale)
 {
     for (uint32_t bits = 1; bits <= 4; bits++) {
         char norm[64], unbiased[64];
@@ -335,7 +335,7 @@ static void unbiased_scale(void **state)
 /* The last triplet's missing channels may decode to any number. With one or two channels in use,
  * the triplet must err per channel at most as much as whole triplets do. Padding with zeros errs
  * several times as much. */
-static void last_triplet(void **state)
+CASE(last_triplet)
 {
     static const uint32_t dims[] = { 64, 80, 128 };
     for (size_t i = 0; i < COUNT(dims); i++)
@@ -364,7 +364,7 @@ static void last_triplet(void **state)
 
 /* Rows that are near no direction keep a finite scale: one bit per coordinate has no direction near
  * (0, 0, 1). */
-static void hopeless_rows(void **state)
+CASE(hopeless_rows)
 {
     kvant_codec *codec = make_codec("octopus-1:split=1.1,rotate=none", 126, KVANT_ROLE_K);
     void *page = aligned(info_of(codec).page_bytes);
@@ -380,27 +380,16 @@ static void hopeless_rows(void **state)
     kvant_codec_free(&codec);
 }
 
-static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected,
-                         const char *hint)
+CASE(options)
 {
-    kvant_codec *codec;
-    char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     expected);
-    if (!strstr(err, hint))
-        fail_msg("%s: the message '%s' does not say '%s'", spec, err, hint);
-}
-
-static void options(void **state)
-{
-    expect_error("octopus-6", 128, KVANT_ERR_SPEC, "1 to 5 bits");
-    expect_error("octopus-4", 5, KVANT_ERR_UNSUPPORTED, "head_dim 6");
-    expect_error("octopus-4:split=5", 128, KVANT_ERR_SPEC, "split=5.3");
-    expect_error("octopus-4:split=9.0", 128, KVANT_ERR_SPEC, "up to 8 and 7");
-    expect_error("octopus-4:split=5.2", 128, KVANT_ERR_SPEC, "as in split=5.3");
-    expect_error("octopus-2:split=0.4", 128, KVANT_ERR_SPEC, "1 to 8 bits");
-    expect_error("octopus-4:round=4x4", 128, KVANT_ERR_SPEC, "full, scalar, 2x2, 3x3");
-    expect_error("octopus-4:qjl,scale=unbiased", 128, KVANT_ERR_SPEC, "exclude each other");
+    expect_bad_spec("octopus-6", 128, KVANT_ERR_SPEC, "1 to 5 bits");
+    expect_bad_spec("octopus-4", 5, KVANT_ERR_UNSUPPORTED, "head_dim 6");
+    expect_bad_spec("octopus-4:split=5", 128, KVANT_ERR_SPEC, "split=5.3");
+    expect_bad_spec("octopus-4:split=9.0", 128, KVANT_ERR_SPEC, "up to 8 and 7");
+    expect_bad_spec("octopus-4:split=5.2", 128, KVANT_ERR_SPEC, "as in split=5.3");
+    expect_bad_spec("octopus-2:split=0.4", 128, KVANT_ERR_SPEC, "1 to 8 bits");
+    expect_bad_spec("octopus-4:round=4x4", 128, KVANT_ERR_SPEC, "full, scalar, 2x2, 3x3");
+    expect_bad_spec("octopus-4:qjl,scale=unbiased", 128, KVANT_ERR_SPEC, "exclude each other");
     kvant_codec *codec = make_codec("octopus-4", 128, KVANT_ROLE_V);
     kvant_codec_info info = info_of(codec);
     assert_true(info.bits == 13 && info.nominal_bits == 4);
@@ -410,23 +399,4 @@ static void options(void **state)
     kvant_codec_free(&codec);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(directions_are_lloyd_max),
-        cmocka_unit_test(norms_are_lloyd_max),
-        cmocka_unit_test(the_map_is_the_papers),
-        cmocka_unit_test(table_1),
-        cmocka_unit_test(table_1_sketched),
-        cmocka_unit_test(table_5),
-        cmocka_unit_test(table_4),
-        cmocka_unit_test(local_search_finds_the_best),
-        cmocka_unit_test(codes_minimise_the_error),
-        cmocka_unit_test(levels_agree),
-        cmocka_unit_test(unbiased_scale),
-        cmocka_unit_test(last_triplet),
-        cmocka_unit_test(hopeless_rows),
-        cmocka_unit_test(options),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

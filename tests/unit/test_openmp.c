@@ -131,7 +131,7 @@ static void watch(void)
 }
 
 /* Runs first: libgomp read the environment when the program started. */
-static void the_environment_decides(void **state)
+CASE(the_environment_decides)
 {
     setenv("GOMP_SPINCOUNT", "300000", 1);
     assert_true(kvp_openmp_is_watched());
@@ -146,7 +146,7 @@ static void the_environment_decides(void **state)
 
 /* A thread that spins for a millisecond or two spends that time. A thread that sleeps spends some
  * microseconds of spinning and the time of falling asleep and waking, which is less than 100 us. */
-static void threads_sleep_on_a_shared_core(void **state)
+CASE(threads_sleep_on_a_shared_core)
 {
     const int n = omp_get_num_procs();
     double before, after;
@@ -163,8 +163,6 @@ static void threads_sleep_on_a_shared_core(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_environment_decides),
-                                        cmocka_unit_test(threads_sleep_on_a_shared_core) };
     cpu_set_t allowed;
 
     make_mock();
@@ -173,5 +171,5 @@ int main(void)
         print_message("skipped: needs two CPUs and /proc/thread-self/schedstat\n");
         return 77;
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -110,7 +110,7 @@ static void compare(const char *spec, int order, uint32_t d)
     free(without.page);
 }
 
-static void an_order_is_a_permutation_of_rows_and_queries(void **state)
+CASE(an_order_is_a_permutation_of_rows_and_queries)
 {
     static const uint32_t dims[] = { 4, 8, 62, 64, 80, 96, 128, 256, 512 };
     for (size_t s = 0; s < COUNT(codecs); s++)
@@ -123,7 +123,7 @@ static void an_order_is_a_permutation_of_rows_and_queries(void **state)
 }
 
 /* Pairs of channels that RoPE rotates lie side by side or half a row apart. */
-static void dealt_chunks_have_no_pair_and_equal_sums(void **state)
+CASE(dealt_chunks_have_no_pair_and_equal_sums)
 {
     for (uint32_t d = 8; d <= KVANT_MAX_HEAD_DIM; d += 8) {
         uint32_t from[KVANT_MAX_HEAD_DIM];
@@ -151,7 +151,7 @@ static void expect_spec(const char *spec, kvant_role role, const char *canonical
 }
 
 /* The specs of older blocks name no order: they stay the specs of the stored order. */
-static void the_order_of_keys_is_part_of_their_spec(void **state)
+CASE(the_order_of_keys_is_part_of_their_spec)
 {
     static const char plain[] = "int-4:group=16,asym,axis=token,rotate=none",
                       pairs[] = "int-4:group=16,asym,axis=token,rotate=none,order=pairs";
@@ -161,7 +161,7 @@ static void the_order_of_keys_is_part_of_their_spec(void **state)
 }
 
 /* With or without a GPU: kernels would scale queries in the stored order. */
-static void gpus_refuse_an_order_with_a_norm(void **state)
+CASE(gpus_refuse_an_order_with_a_norm)
 {
     static const char *const specs[] = { "int-4:order=halves,norm=first",
                                          "int-4:order=dealt,center=first,norm=first" };
@@ -176,13 +176,4 @@ static void gpus_refuse_an_order_with_a_norm(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_order_is_a_permutation_of_rows_and_queries),
-        cmocka_unit_test(dealt_chunks_have_no_pair_and_equal_sums),
-        cmocka_unit_test(the_order_of_keys_is_part_of_their_spec),
-        cmocka_unit_test(gpus_refuse_an_order_with_a_norm),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -32,7 +32,7 @@ static void write_file(const char *path, const char *text)
     assert_true(kvant_os_close(file));
 }
 
-static void reads_and_writes_at_places(void **state)
+CASE(reads_and_writes_at_places)
 {
     const char *path = path_of("places");
     char text[8] = "";
@@ -59,7 +59,7 @@ static void reads_and_writes_at_places(void **state)
 }
 
 /* A view of an index goes on reading the file that it was opened for. */
-static void replaces_a_mapped_file(void **state)
+CASE(replaces_a_mapped_file)
 {
     const char *old = path_of("old"), *new = path_of("new");
     uint64_t size = 0;
@@ -85,7 +85,7 @@ static void replaces_a_mapped_file(void **state)
 }
 
 /* A file that is written as a whole replaces what has its name, but no device and no pipe. */
-static void devices_and_pipes_stay(void **state)
+CASE(devices_and_pipes_stay)
 {
 #if defined(_WIN32)
     skip(); /* there are no such names in folders */
@@ -104,7 +104,7 @@ static void devices_and_pipes_stay(void **state)
 #endif
 }
 
-static void names_end_paths(void **state)
+CASE(names_end_paths)
 {
     assert_string_equal(kvant_os_file_name("a/b/c.gguf"), "c.gguf");
     assert_string_equal(kvant_os_file_name("c.gguf"), "c.gguf");
@@ -114,7 +114,7 @@ static void names_end_paths(void **state)
     assert_false(kvant_os_is_absolute(""));
 }
 
-static void variables_are_read(void **state)
+CASE(variables_are_read)
 {
     assert_int_equal(setenv("KVANT_TEST_A", "first", 1), 0);
     assert_int_equal(setenv("KVANT_TEST_B", "second", 1), 0);
@@ -129,7 +129,7 @@ static void *add(void *user)
     return (char *)user + 1;
 }
 
-static void threads_are_joined(void **state)
+CASE(threads_are_joined)
 {
     char bytes[2];
     void *result = NULL;
@@ -141,7 +141,7 @@ static void threads_are_joined(void **state)
     assert_true(kvant_os_process() != 0);
 }
 
-static void a_missing_library_has_a_reason(void **state)
+CASE(a_missing_library_has_a_reason)
 {
     assert_null(kvant_os_open_library(KVANT_OS_LIBRARY("kvant-nowhere")));
     assert_non_null(strstr(kvant_os_library_error(), "kvant-nowhere"));
@@ -159,16 +159,4 @@ static int remove_folder(void **state)
     return system(command);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_and_writes_at_places),
-        cmocka_unit_test(replaces_a_mapped_file),
-        cmocka_unit_test(devices_and_pipes_stay),
-        cmocka_unit_test(names_end_paths),
-        cmocka_unit_test(variables_are_read),
-        cmocka_unit_test(threads_are_joined),
-        cmocka_unit_test(a_missing_library_has_a_reason),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+RUN_CASES(make_folder, remove_folder)

@@ -189,7 +189,7 @@ static int seed_of_file(int n_seeds)
     return -1;
 }
 
-static void states_come_back(void **state)
+CASE(states_come_back)
 {
     kvp_plain plain = make(0), got;
     size_t n, n_tokens = 0;
@@ -214,7 +214,7 @@ static void states_come_back(void **state)
     kvp_plain_free(&plain);
 }
 
-static void every_damage_is_found(void **state)
+CASE(every_damage_is_found)
 {
     kvp_plain plain = make(0), got;
     size_t n;
@@ -247,7 +247,7 @@ static void seal(uint8_t *packed, size_t prefix)
 }
 
 /* Heads and runs that cannot be, with the right checksum. */
-static void impossible_sizes_are_refused(void **state)
+CASE(impossible_sizes_are_refused)
 {
     enum { N_CASES = 14 };
     kvp_plain plain = make(0), got;
@@ -307,7 +307,7 @@ static bool write_until(kvp_plain *plain, size_t limit)
 }
 
 /* Whatever a killed process has written, the former state is there, and the next one is written. */
-static void killed_writers_harm_nothing(void **state)
+CASE(killed_writers_harm_nothing)
 {
     kvp_plain former = make(0), plain = make(1);
     const size_t n = kvp_pack_bytes(&plain, N_TOKENS);
@@ -326,7 +326,7 @@ static void killed_writers_harm_nothing(void **state)
 }
 
 /* Two processes do not write one file at the same time. */
-static void a_file_has_one_writer(void **state)
+CASE(a_file_has_one_writer)
 {
     kvp_plain plain = make(1);
     char name[80];
@@ -366,7 +366,7 @@ static const char *load_file(kvp_plain *plain)
     return why;
 }
 
-static void large_states_come_back(void **state)
+CASE(large_states_come_back)
 {
     kvp_plain plain = make_large(0), got;
     uint64_t at = kvp_pack_prefix(&plain, N_TOKENS);
@@ -428,7 +428,7 @@ static uint32_t receive(kvp_unpacking *u, const kvp_plain *expected, bool whole)
 }
 
 /* Each run is there and right when it is received, and a damaged one is found then. */
-static void large_states_come_run_by_run(void **state)
+CASE(large_states_come_run_by_run)
 {
     kvp_plain plain = make_large(2);
     uint64_t at = kvp_pack_prefix(&plain, 0) + plain.runs[0].kept + plain.runs[1].kept;
@@ -466,7 +466,7 @@ static void large_states_come_run_by_run(void **state)
 }
 
 /* A caller that wants no more runs, and one that has not received all of them. */
-static void runs_may_stay(void **state)
+CASE(runs_may_stay)
 {
     kvp_plain plain = make_large(2);
     size_t n;
@@ -486,7 +486,7 @@ static void runs_may_stay(void **state)
 }
 
 /* The disk is full, or a process is killed, while a thread writes. */
-static void threads_that_cannot_write_harm_nothing(void **state)
+CASE(threads_that_cannot_write_harm_nothing)
 {
     kvp_plain plain = make_large(1), got;
     const size_t n = kvp_pack_bytes(&plain, N_TOKENS);
@@ -510,7 +510,7 @@ static void threads_that_cannot_write_harm_nothing(void **state)
 }
 
 /* A run that was not found before, runs that are missing, and a caller that cannot make them. */
-static void states_that_change_are_not_saved(void **state)
+CASE(states_that_change_are_not_saved)
 {
     kvp_plain plain = make(0);
     kvp_packing p;
@@ -532,20 +532,4 @@ static void states_that_change_are_not_saved(void **state)
     kvp_plain_free(&plain);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(states_come_back),
-        cmocka_unit_test(every_damage_is_found),
-        cmocka_unit_test(impossible_sizes_are_refused),
-        cmocka_unit_test(killed_writers_harm_nothing),
-        cmocka_unit_test(a_file_has_one_writer),
-        cmocka_unit_test(large_states_come_back),
-        cmocka_unit_test(large_states_come_run_by_run),
-        cmocka_unit_test(runs_may_stay),
-        cmocka_unit_test(threads_that_cannot_write_harm_nothing),
-        cmocka_unit_test(states_that_change_are_not_saved),
-    };
-
-    return cmocka_run_group_tests(tests, start, stop);
-}
+RUN_CASES(start, stop)

@@ -24,7 +24,7 @@ static uint32_t plane_words(uint32_t p, uint32_t row_tiles, uint32_t column_tile
     return 32 * ((column_tiles + cw - 1) / cw) * row_tiles;
 }
 
-static void codes_lie_where_the_document_says(void **state)
+CASE(codes_lie_where_the_document_says)
 {
     static const uint32_t dims[] = { 1, 16, 40, 64, 80, 96, 112, 128, 256 };
     static const uint32_t planes[9][3] = { { 0 },    { 1 },    { 2 },       { 2, 1 }, { 4 },
@@ -102,7 +102,7 @@ static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_ro
     free(rows);
 }
 
-static void unpacking_is_decoding_at_every_level(void **state)
+CASE(unpacking_is_decoding_at_every_level)
 {
     static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 256 };
     uint64_t rng = 11;
@@ -126,7 +126,7 @@ static void unpacking_is_decoding_at_every_level(void **state)
 
 /* Attention multiplies integers in place of chunk codes. An integer times step and the token's
  * scale must be the decoded number, within `error` steps. */
-static void numbers_are_near_decoding(void **state)
+CASE(numbers_are_near_decoding)
 {
     static const uint32_t dims[] = { 32, 64, 80, 96, 112, 128, 256 };
     uint64_t rng = 14;
@@ -176,7 +176,7 @@ static void numbers_are_near_decoding(void **state)
 }
 
 /* Positions are a permutation: no two rows share a position. */
-static void positions_are_a_permutation(void **state)
+CASE(positions_are_a_permutation)
 {
     for (uint32_t dim = 1; dim <= 512; dim += 15) {
         kvant_layout layout;
@@ -194,7 +194,7 @@ static void positions_are_a_permutation(void **state)
         assert_int_equal(kvant_token_position(t), kvant_layout_row_position(&keys, t));
 }
 
-static void matmul_and_exp_agree_with_double(void **state)
+CASE(matmul_and_exp_agree_with_double)
 {
     enum { M = 14, K = 67, N = 144 };
     uint64_t rng = 12;
@@ -290,7 +290,7 @@ static void check_chunks(kvant_role role, uint32_t n_chunks, uint32_t bits, uint
     free(page);
 }
 
-static void chunk_codes_lie_where_the_document_says(void **state)
+CASE(chunk_codes_lie_where_the_document_says)
 {
     static const uint32_t counts[] = { 1, 2, 7, 16, 22, 43, 171 },
                           widths[] = { 1, 2, 4, 7, 10, 12, 13, 16, 19, 31 };
@@ -302,15 +302,4 @@ static void chunk_codes_lie_where_the_document_says(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codes_lie_where_the_document_says),
-        cmocka_unit_test(chunk_codes_lie_where_the_document_says),
-        cmocka_unit_test(unpacking_is_decoding_at_every_level),
-        cmocka_unit_test(numbers_are_near_decoding),
-        cmocka_unit_test(positions_are_a_permutation),
-        cmocka_unit_test(matmul_and_exp_agree_with_double),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -118,7 +118,7 @@ static void check_table(const cache *c, const kvp_placement *p, int sequence)
         assert_int_equal(gathered[t], t < length ? t + 1 : HIDDEN);
 }
 
-static void neighbours_do_not_matter(void **state)
+CASE(neighbours_do_not_matter)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     cache c;
@@ -138,7 +138,7 @@ static void neighbours_do_not_matter(void **state)
 
 /* The cells of removed tokens are used again, by the same sequence (prompts that share a beginning)
  * and by another. */
-static void cells_are_used_again(void **state)
+CASE(cells_are_used_again)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     cache c;
@@ -162,7 +162,7 @@ static void cells_are_used_again(void **state)
 }
 
 /* Two sequences that continue one prompt share its last block. After it each has its own blocks. */
-static void shared_beginnings(void **state)
+CASE(shared_beginnings)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     uint16_t row[N_CELLS];
@@ -195,7 +195,7 @@ static void shared_beginnings(void **state)
     kvp_placement_free(p);
 }
 
-static void restored_rows_are_one_sequence(void **state)
+CASE(restored_rows_are_one_sequence)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     int64_t cells[50], slots[50];
@@ -240,7 +240,7 @@ static void check_restored(const kvp_placement *p, const kvp_restored *rows, siz
 
 /* Saved rows get slots like those that they had, in blocks without rows of others. All tensors of a
  * cache find the same blocks. While they are restored, no row moves. */
-static void restored_blocks_keep_their_form(void **state)
+CASE(restored_blocks_keep_their_form)
 {
     static const uint32_t index[] = { 0, 2, 3 };
     kvp_placement *p = kvp_placement_create(N_CELLS);
@@ -284,7 +284,7 @@ static void restored_blocks_keep_their_form(void **state)
 
 /* A token follows the last restored row, also when the rows had their slots already and another
  * prompt has used one of the cells since. */
-static void tokens_follow_restored_rows(void **state)
+CASE(tokens_follow_restored_rows)
 {
     static const uint32_t index[] = { 0, 1 };
     kvp_placement *p = kvp_placement_create(N_CELLS);
@@ -307,7 +307,7 @@ static void tokens_follow_restored_rows(void **state)
 }
 
 /* More blocks than are free: the cells have no slots, and get some like any rows. */
-static void too_many_restored_blocks_are_refused(void **state)
+CASE(too_many_restored_blocks_are_refused)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     const uint32_t most = kvp_placement_blocks(N_CELLS);
@@ -334,7 +334,7 @@ static void too_many_restored_blocks_are_refused(void **state)
 
 /* Far more short sequences than blocks: sequences share pages then, and every cell still has a
  * slot. */
-static void every_cell_always_has_a_slot(void **state)
+CASE(every_cell_always_has_a_slot)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     uint32_t random = 1;
@@ -357,18 +357,4 @@ static void every_cell_always_has_a_slot(void **state)
     kvp_placement_free(p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(neighbours_do_not_matter),
-        cmocka_unit_test(cells_are_used_again),
-        cmocka_unit_test(shared_beginnings),
-        cmocka_unit_test(restored_rows_are_one_sequence),
-        cmocka_unit_test(restored_blocks_keep_their_form),
-        cmocka_unit_test(tokens_follow_restored_rows),
-        cmocka_unit_test(too_many_restored_blocks_are_refused),
-        cmocka_unit_test(every_cell_always_has_a_slot),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

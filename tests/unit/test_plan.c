@@ -63,7 +63,7 @@ static void check_ends(const model *m, uint32_t which, uint32_t step)
 static const kvant_plan_params usual = { N_BLOCKS, 12, 8, 64, 128, 0 };
 
 /* 12 pages hold 192 tokens that begin anywhere in a block, and a step of 512 tokens. */
-static void ends_and_steps_are_exact_where_there_is_room(void **unused)
+CASE(ends_and_steps_are_exact_where_there_is_room)
 {
     static const uint32_t sizes[] = { 1, 3, 64, 100, 300, 512 };
     for (uint32_t seed = 1; seed < 9; seed++) {
@@ -82,7 +82,7 @@ static void ends_and_steps_are_exact_where_there_is_room(void **unused)
 
 /* Tokens that come one by one: after the pool is full for the first time, blocks are sealed 8 at a
  * time, and no block twice. */
-static void old_blocks_are_sealed_in_runs(void **unused)
+CASE(old_blocks_are_sealed_in_runs)
 {
     model m;
     const uint32_t which = 0;
@@ -97,7 +97,7 @@ static void old_blocks_are_sealed_in_runs(void **unused)
 }
 
 /* With too few pages, idle sequences lose their newest part before a busy one does. */
-static void idle_sequences_give_way(void **unused)
+CASE(idle_sequences_give_way)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 2, 64, 64, 0 }, 1);
@@ -118,7 +118,7 @@ static void idle_sequences_give_way(void **unused)
 
 /* The first blocks of idle sequences fill the pool. A sequence whose tokens come one by one still
  * keeps its newest tokens exact, and the first blocks of idle sequences are sealed. */
-static void busy_sequences_keep_their_newest_tokens(void **unused)
+CASE(busy_sequences_keep_their_newest_tokens)
 {
     model m;
     begin(&m, (kvant_plan_params){ BLOCKS, SEQUENCES, SEQUENCES, 64, 128, 0 }, 1);
@@ -135,7 +135,7 @@ static void busy_sequences_keep_their_newest_tokens(void **unused)
 
 /* The first 8 pages are for a step and are needed for something else after it. The test seals old
  * blocks, as a caller does that wants no other exact rows. The ends fit in the 4 other pages. */
-static void steps_leave_their_pages(void **unused)
+CASE(steps_leave_their_pages)
 {
     static const uint32_t sizes[] = { 1, 3, 64, 100, 300, 512 };
     for (uint32_t seed = 1; seed < 9; seed++) {
@@ -166,7 +166,7 @@ static void steps_leave_their_pages(void **unused)
 
 /* First blocks alone fill the pool: rows of a step still have the pages that are kept for a
  * step. */
-static void steps_have_pages_of_their_own(void **unused)
+CASE(steps_have_pages_of_their_own)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 9, 3, 128, 64, 0 }, 1);
@@ -182,7 +182,7 @@ static void steps_have_pages_of_their_own(void **unused)
 
 /* A block that two sequences share counts as newest while it is among the newest blocks of one of
  * them. */
-static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
+CASE(shared_blocks_are_as_new_as_for_the_shortest)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 0, 64, 0 }, 1);
@@ -207,7 +207,7 @@ static void shared_blocks_are_as_new_as_for_the_shortest(void **unused)
 }
 
 /* A step that is longer than its pages: its last rows are exact, the first ones are encoded. */
-static void long_steps_keep_their_last_rows(void **unused)
+CASE(long_steps_keep_their_last_rows)
 {
     model m;
     const uint32_t which = 0;
@@ -225,7 +225,7 @@ static void long_steps_keep_their_last_rows(void **unused)
 
 /* All first blocks are overwritten with later tokens of another sequence. They are no first blocks
  * any more, and give way to newer blocks. */
-static void overwritten_blocks_are_no_longer_first(void **unused)
+CASE(overwritten_blocks_are_no_longer_first)
 {
     model m;
     int64_t slots[SLOTS];
@@ -250,7 +250,7 @@ static void overwritten_blocks_are_no_longer_first(void **unused)
  * lower positions. The blocks age with the second sequence's tokens. The plan seals all but 4 of 10
  * pages at once. So 20 blocks need at most 5 runs. A block that were still as new as its former
  * rows would be sealed alone. */
-static void blocks_age_with_their_new_rows(void **unused)
+CASE(blocks_age_with_their_new_rows)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 10, 2, 64, 64, 0 }, 1);
@@ -267,7 +267,7 @@ static void blocks_age_with_their_new_rows(void **unused)
 
 /* Sequence 0 gets 512 tokens in its last step. Sequence 1 then needs pages: sequence 0 keeps its
  * first block and its 128 newest tokens, and no other block. */
-static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
+CASE(newest_tokens_of_an_idle_sequence_count_from_its_end)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 16, 8, 64, 128, 0 }, 1);
@@ -284,7 +284,7 @@ static void newest_tokens_of_an_idle_sequence_count_from_its_end(void **unused)
 
 /* A sequence's tokens move to positions that are lower by 1000. Its newest tokens are the same
  * ones, and tokens that follow are newer. */
-static void shifted_tokens_stay_as_new_as_they_are(void **unused)
+CASE(shifted_tokens_stay_as_new_as_they_are)
 {
     model m;
     const uint32_t which = 0;
@@ -302,11 +302,10 @@ static void shifted_tokens_stay_as_new_as_they_are(void **unused)
 }
 
 /* Tokens move as far as an int32_t allows, again and again, and keep their distances. */
-static void shifts_end_at_the_last_position(void **unused)
+CASE(shifts_end_at_the_last_position)
 {
     static const int32_t by[] = { INT32_MIN, INT32_MIN, INT32_MAX, INT32_MAX, INT32_MAX, -1, 1 };
     const int64_t slot = 0;
-    (void)unused;
     model m;
     begin(&m, usual, 1);
     assert_true(append(&m, &(uint32_t){ 0 }, 1, 512));
@@ -320,7 +319,7 @@ static void shifts_end_at_the_last_position(void **unused)
 
 /* Sequence 0 is copied as a stream is, then sequence 1. Their first and newest tokens are
  * exact in the originals and in the copies, and the copies go on. */
-static void copies_are_as_exact_as_their_originals(void **unused)
+CASE(copies_are_as_exact_as_their_originals)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 20, 4, 64, 128, 0 }, 1);
@@ -345,7 +344,7 @@ static void copies_are_as_exact_as_their_originals(void **unused)
 }
 
 /* Rewritten rows have no positions. Their blocks become exact and are as new as before. */
-static void rewritten_blocks_are_opened(void **unused)
+CASE(rewritten_blocks_are_opened)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 6, 2, 64, 64, 0 }, 1);
@@ -367,7 +366,7 @@ static void rewritten_blocks_are_opened(void **unused)
 
 /* Tokens that were sealed as nobody's first or newest tokens stay sealed when more tokens are to be
  * exact. All later tokens are exact. */
-static void parameters_change_between_steps(void **unused)
+CASE(parameters_change_between_steps)
 {
     model m;
     begin(&m, (kvant_plan_params){ N_BLOCKS, 12, 1, 0, 0, 0 }, 1);
@@ -382,7 +381,7 @@ static void parameters_change_between_steps(void **unused)
 
 /* Steps of more than 16 tokens are sealed at once. Their first tokens and the newest tokens at
  * their end are exact. Shorter steps are exact as a whole. */
-static void rows_of_long_steps_are_sealed_at_once(void **unused)
+CASE(rows_of_long_steps_are_sealed_at_once)
 {
     model m;
     const uint32_t which = 0;
@@ -405,7 +404,7 @@ static void rows_of_long_steps_are_sealed_at_once(void **unused)
 
 /* Rows that come without a step, as a restored sequence does block after block: its first block and
  * its newest blocks are exact, and a released block leaves nothing behind. */
-static void rows_without_a_step(void **unused)
+CASE(rows_without_a_step)
 {
     model m;
     int64_t slots[SLOTS];
@@ -443,7 +442,7 @@ static kvant_plan_step rows_of(int64_t first, int64_t end)
 
 /* Restored rows take free pages, first and newest tokens before the rest. The exact tokens of a
  * sequence that is there stay exact, which rows of a step may push out. */
-static void restored_rows_push_out_no_higher_rank(void **unused)
+CASE(restored_rows_push_out_no_higher_rank)
 {
     for (int restores = 0; restores < 2; restores++) {
         const kvant_plan_params params = { 16, 6, 4, 64, 128, 0 };
@@ -516,13 +515,13 @@ static uint64_t random_run(uint64_t seed, bool undoes)
     return digest;
 }
 
-static void every_row_is_in_one_place(void **unused)
+CASE(every_row_is_in_one_place)
 {
     for (uint64_t seed = 1; seed <= 60; seed++)
         random_run(seed, seed % 2);
 }
 
-static void replays_are_equal(void **unused)
+CASE(replays_are_equal)
 {
     for (uint64_t seed = 100; seed < 110; seed++) {
         assert_true(random_run(seed, false) == random_run(seed, false));
@@ -531,30 +530,4 @@ static void replays_are_equal(void **unused)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ends_and_steps_are_exact_where_there_is_room),
-        cmocka_unit_test(old_blocks_are_sealed_in_runs),
-        cmocka_unit_test(idle_sequences_give_way),
-        cmocka_unit_test(busy_sequences_keep_their_newest_tokens),
-        cmocka_unit_test(steps_leave_their_pages),
-        cmocka_unit_test(steps_have_pages_of_their_own),
-        cmocka_unit_test(shared_blocks_are_as_new_as_for_the_shortest),
-        cmocka_unit_test(long_steps_keep_their_last_rows),
-        cmocka_unit_test(overwritten_blocks_are_no_longer_first),
-        cmocka_unit_test(blocks_age_with_their_new_rows),
-        cmocka_unit_test(newest_tokens_of_an_idle_sequence_count_from_its_end),
-        cmocka_unit_test(shifted_tokens_stay_as_new_as_they_are),
-        cmocka_unit_test(shifts_end_at_the_last_position),
-        cmocka_unit_test(copies_are_as_exact_as_their_originals),
-        cmocka_unit_test(rewritten_blocks_are_opened),
-        cmocka_unit_test(parameters_change_between_steps),
-        cmocka_unit_test(rows_of_long_steps_are_sealed_at_once),
-        cmocka_unit_test(rows_without_a_step),
-        cmocka_unit_test(restored_rows_push_out_no_higher_rank),
-        cmocka_unit_test(every_row_is_in_one_place),
-        cmocka_unit_test(replays_are_equal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

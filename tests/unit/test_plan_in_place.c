@@ -4,7 +4,7 @@
 
 /* Steps of any lengths fill a cache in place. No step finds more layers in place than cells are
  * left after it, and single tokens take one layer each. */
-static void layers_leave_their_place_one_by_one(void **state)
+CASE(layers_leave_their_place_one_by_one)
 {
     enum { ROOM = 512, LAYERS = 30 };
     for (size_t first = 1; first < 40; first++) {
@@ -28,10 +28,4 @@ static void layers_leave_their_place_one_by_one(void **state)
     assert_true(kvant_plan_layers_to_go(LAYERS, 0, 100) == LAYERS);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_leave_their_place_one_by_one),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -232,7 +232,7 @@ static uint64_t replay(const char *name, uint32_t n_pages, uint32_t step_pages, 
 }
 
 /* A preset has 12 pages for one stream. With 4 pages only the step has room. */
-static void recorded_traces(void **unused)
+CASE(recorded_traces)
 {
     static const char *const names[] = { "message_removed", "slots_saved", "users_at_once" };
     static const uint32_t pages[][2] = { { 12, 8 }, { 16, 8 }, { 4, 2 } };
@@ -250,8 +250,4 @@ static void recorded_traces(void **unused)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(recorded_traces) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -6,7 +6,7 @@
 #include "../../src/math/polar_angles.h"
 #include "../../src/math/trig.h"
 
-static void sine_and_cosine(void **state)
+CASE(sine_and_cosine)
 {
     for (int i = 0; i <= 1000; i++) {
         double s, c, x = KVANT_HALF_PI * i / 1000;
@@ -18,7 +18,7 @@ static void sine_and_cosine(void **state)
 /* With 6400 keys and 102400 products, the standard errors of mse and products are below 0.3 %. The
  * table has few queries for each seed, which allows 2 %. The table prints 1 - cosine with four
  * digits; half a digit is 0.7 % of it at 4 bits. */
-static void figures_of_octopus_table_1(void **state)
+CASE(figures_of_octopus_table_1)
 {
     static const fidelity paper[] = { { 0.8902, 0.2197, 4.200 },
                                       { 0.9715, 0.0571, 2.142 },
@@ -38,7 +38,7 @@ static void figures_of_octopus_table_1(void **state)
  * are computed by 2e5 trapezoids on at most pi / 2 with the C library's functions. Their error is
  * the error of the cells' ends, 1e-5 of a cell, times a centroid's slope below 1. Levels and
  * thresholds are binary32 vectors, which adds 2^-24 each way. */
-static void angle_books_are_optimal(void **state)
+CASE(angle_books_are_optimal)
 {
     static const uint32_t sizes[][2] = { { 2, 2 },     { 4, 4 },   { 16, 16 }, { 64, 64 },
                                          { 256, 256 }, { 64, 16 }, { 32, 2 },  { 256, 254 } };
@@ -127,7 +127,7 @@ static void reference(const float *x, uint32_t d, uint32_t bits, double *directi
 
 /* Decoded rows differ from the reference by the fp16 norm, at most 2^-11 of each number, and by the
  * rounding of up to 9 products. */
-static void rows_follow_the_definition(void **state)
+CASE(rows_follow_the_definition)
 {
     static const uint32_t dims[] = { 2, 4, 6, 10, 64, 80, 96, 112, 128, 192, 250, 256, 512 };
     uint64_t rng = 3;
@@ -161,7 +161,7 @@ static void rows_follow_the_definition(void **state)
 
 /* With the unbiased scale, <y, decoded y> = |y|^2 up to fp16's rounding of the scale and d
  * roundings of the sums. */
-static void unbiased_scale(void **state)
+CASE(unbiased_scale)
 {
     uint64_t rng = 4;
     kvant_codec *codec = make_codec("polar-2", 96, KVANT_ROLE_K);
@@ -183,7 +183,7 @@ static void unbiased_scale(void **state)
 }
 
 /* A number at the end of an axis, on a diagonal or at zero is a tie, and the lower code wins. */
-static void ties(void **state)
+CASE(ties)
 {
     static const struct {
         float x, y;
@@ -204,32 +204,12 @@ static void ties(void **state)
     kvant_codec_free(&codec);
 }
 
-static void odd_head_dims_are_refused(void **state)
+CASE(odd_head_dims_are_refused)
 {
-    kvant_codec *codec;
-    char err[256] = "";
-    assert_int_equal(kvant_codec_create("polar-3", 63, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     KVANT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err, "63"));
-    assert_int_equal(kvant_codec_create("polar-5", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     KVANT_ERR_SPEC);
-    assert_non_null(strstr(err, "2 to 4"));
-    assert_int_equal(kvant_codec_create("polar", 64, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     KVANT_ERR_SPEC);
-    assert_int_equal(kvant_codec_create("polar-3.9", 72, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     KVANT_ERR_UNSUPPORTED);
+    expect_bad_spec("polar-3", 63, KVANT_ERR_UNSUPPORTED, "63");
+    expect_bad_spec("polar-5", 64, KVANT_ERR_SPEC, "2 to 4");
+    expect_bad_spec("polar", 64, KVANT_ERR_SPEC, "");
+    expect_bad_spec("polar-3.9", 72, KVANT_ERR_UNSUPPORTED, "");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sine_and_cosine),
-        cmocka_unit_test(figures_of_octopus_table_1),
-        cmocka_unit_test(angle_books_are_optimal),
-        cmocka_unit_test(rows_follow_the_definition),
-        cmocka_unit_test(unbiased_scale),
-        cmocka_unit_test(ties),
-        cmocka_unit_test(odd_head_dims_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

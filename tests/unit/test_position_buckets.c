@@ -4,7 +4,7 @@
 
 #include "../cpu_levels.h"
 
-static void vectors_are_rotated_back(void **state)
+CASE(vectors_are_rotated_back)
 {
     static const int64_t positions[] = { 0,    1, 2,    3,  700, 1400,      2100,
                                          2099, 0, 8191, -5, -12, 2147483646 };
@@ -30,7 +30,7 @@ static void vectors_are_rotated_back(void **state)
 
 /* Second moments of some vectors, each rotated by RoPE to every position of a range of position
  * buckets. Every bucket counts the same. */
-static void moments_are_means_over_positions(void **state)
+CASE(moments_are_means_over_positions)
 {
     static const struct {
         uint32_t first, end; /* of the 3 position buckets of 3000 positions */
@@ -86,7 +86,7 @@ static void moments_are_means_over_positions(void **state)
     }
 }
 
-static void bad_ropes_are_refused(void **state)
+CASE(bad_ropes_are_refused)
 {
     const layout whole = make_layout(HEAD_DIM, 0);
     const kvant_rope good = rope_of(&whole, 0, 0);
@@ -142,7 +142,7 @@ static double error_of_own(const text *t, uint32_t first, uint32_t end, uint64_t
     return error;
 }
 
-static void later_positions_are_as_good_as_early_ones(void **state)
+CASE(later_positions_are_as_good_as_early_ones)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 3);
@@ -173,7 +173,7 @@ static void later_positions_are_as_good_as_early_ones(void **state)
     free(t);
 }
 
-static void short_tails_belong_to_the_bucket_before(void **state)
+CASE(short_tails_belong_to_the_bucket_before)
 {
     static const uint32_t n[][3] = { { 1, 1, 1 },
                                      { 1040, 1, 1040 },
@@ -196,7 +196,7 @@ static void short_tails_belong_to_the_bucket_before(void **state)
 
 /* Positions count, not slots: the sequence begins elsewhere in its slots, so the slots of its first
  * tokens are different. */
-static void positions_may_be_given(void **state)
+CASE(positions_may_be_given)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     const int64_t moved = 64 - 2048;
@@ -212,7 +212,7 @@ static void positions_may_be_given(void **state)
 }
 
 /* Nothing is learned from rows of unknown positions. They are stored with centre and scale. */
-static void unknown_positions_are_rows_all_the_same(void **state)
+CASE(unknown_positions_are_rows_all_the_same)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 6);
@@ -233,7 +233,7 @@ static void unknown_positions_are_rows_all_the_same(void **state)
 
 /* n_position_transforms = 1: every transform is for all positions. Tokens after the first 512 err
  * less than without RoPE. */
-static void one_transform_serves_all_positions(void **state)
+CASE(one_transform_serves_all_positions)
 {
     const layout l = make_layout(HEAD_DIM, 1);
     text *t = make_text(&l, 7);
@@ -251,7 +251,7 @@ static void one_transform_serves_all_positions(void **state)
 }
 
 /* Text after a prompt of one repeated token is stored as well as it is alone. */
-static void hostile_prompts_do_not_spoil(void **state)
+CASE(hostile_prompts_do_not_spoil)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 8), *hostile = make_text(&l, 9);
@@ -322,7 +322,7 @@ static double error_of_bucket(fixture *f, const text *t, uint32_t first, uint32_
 
 /* The codecs also come from the second moments that one transform for all positions was made from.
  * Blocks stay as they are. */
-static void codecs_of_a_bucket_match_a_transform(void **state)
+CASE(codecs_of_a_bucket_match_a_transform)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 13);
@@ -363,7 +363,7 @@ static void codecs_of_a_bucket_match_a_transform(void **state)
 }
 
 /* RoPE rotates the mean of keys, so its mean over all positions of a bucket is near zero. */
-static void buckets_have_centers_of_their_own(void **state)
+CASE(buckets_have_centers_of_their_own)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 13);
@@ -385,7 +385,7 @@ static void buckets_have_centers_of_their_own(void **state)
 
 /* Single tokens after the learned positions: the tensor makes a transform for their positions from
  * the second moments that it has. */
-static void single_tokens_are_rotated_too(void **state)
+CASE(single_tokens_are_rotated_too)
 {
     const layout l = make_layout(HEAD_DIM, 0);
     text *t = make_text(&l, 10);
@@ -403,7 +403,7 @@ static void single_tokens_are_rotated_too(void **state)
     free(t);
 }
 
-static void levels_and_calls_do_not_change_bytes(void **state)
+CASE(levels_and_calls_do_not_change_bytes)
 {
     const layout l = make_layout(12, 1);
     const kvant_rope rope = rope_of(&l, MOST, 0);
@@ -427,22 +427,4 @@ static void levels_and_calls_do_not_change_bytes(void **state)
     free(t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vectors_are_rotated_back),
-        cmocka_unit_test(moments_are_means_over_positions),
-        cmocka_unit_test(bad_ropes_are_refused),
-        cmocka_unit_test(later_positions_are_as_good_as_early_ones),
-        cmocka_unit_test(short_tails_belong_to_the_bucket_before),
-        cmocka_unit_test(positions_may_be_given),
-        cmocka_unit_test(unknown_positions_are_rows_all_the_same),
-        cmocka_unit_test(one_transform_serves_all_positions),
-        cmocka_unit_test(hostile_prompts_do_not_spoil),
-        cmocka_unit_test(codecs_of_a_bucket_match_a_transform),
-        cmocka_unit_test(buckets_have_centers_of_their_own),
-        cmocka_unit_test(single_tokens_are_rotated_too),
-        cmocka_unit_test(levels_and_calls_do_not_change_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

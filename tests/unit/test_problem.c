@@ -74,7 +74,7 @@ static const char *const pairs[][2] = {
 /* Features, one bit each. */
 enum { CAUSAL = 1, WINDOW = 2, MASK = 4, SINKS = 8, ALIBI = 16, SOFTCAP = 32, ALL = 64 };
 
-static void every_combination(void **state)
+CASE(every_combination)
 {
     static const uint32_t queries[] = { 1, 3, MAX_QUERIES };
     static inputs in;
@@ -102,7 +102,7 @@ static void every_combination(void **state)
 }
 
 /* Blocks in any order, repeated blocks and hidden blocks; tables that two sequences share. */
-static void block_tables(void **state)
+CASE(block_tables)
 {
     static const int32_t tables[][BLOCKS] = {
         { 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0 },
@@ -137,7 +137,7 @@ static void block_tables(void **state)
 }
 
 /* Hidden tokens may hold anything. A query that sees no token gives zeros, or the sink's logit. */
-static void nothing_to_see(void **state)
+CASE(nothing_to_see)
 {
     static const int32_t hidden[2] = { -1, -1 };
     static inputs in;
@@ -172,7 +172,7 @@ static void nothing_to_see(void **state)
 }
 
 /* A query of NaNs gives NaNs, and its neighbours give the same outputs as without it. */
-static void nans_stay_with_their_heads(void **state)
+CASE(nans_stay_with_their_heads)
 {
     static inputs in;
     static attended got, want;
@@ -203,13 +203,4 @@ static void nans_stay_with_their_heads(void **state)
             }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_combination),
-        cmocka_unit_test(block_tables),
-        cmocka_unit_test(nothing_to_see),
-        cmocka_unit_test(nans_stay_with_their_heads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

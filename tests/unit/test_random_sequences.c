@@ -443,7 +443,7 @@ static void run_seed(uint64_t seed)
     kvant_cache_free(&r.cache);
 }
 
-static void sequences_hold_their_tokens(void **state)
+CASE(sequences_hold_their_tokens)
 {
     const char *n = getenv("KVANT_RANDOM_SEEDS"), *first = getenv("KVANT_RANDOM_SEED");
     const uint64_t seed = first ? strtoull(first, NULL, 10) : 1;
@@ -451,8 +451,4 @@ static void sequences_hold_their_tokens(void **state)
         run_seed(seed + i);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(sequences_hold_their_tokens) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

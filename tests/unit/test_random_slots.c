@@ -483,7 +483,7 @@ static void run_seed(uint64_t seed)
     free(r.text);
 }
 
-static void slots_hold_their_rows(void **state)
+CASE(slots_hold_their_rows)
 {
     const char *n = getenv("KVANT_RANDOM_SEEDS"), *first = getenv("KVANT_RANDOM_SEED");
     const uint64_t seed = first ? strtoull(first, NULL, 10) : 1;
@@ -491,8 +491,4 @@ static void slots_hold_their_rows(void **state)
         run_seed(seed + i);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(slots_hold_their_rows) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

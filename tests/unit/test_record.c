@@ -138,7 +138,7 @@ static void check_moves(const char *of, const text *t, const kvant_exact_part *p
     drop(&f);
 }
 
-static void rows_keep_their_bits(void **state)
+CASE(rows_keep_their_bits)
 {
     text *t = make_text(&layouts()[2], 61);
     for (size_t i = 0; i < COUNT(specs); i++) {
@@ -152,7 +152,7 @@ static void rows_keep_their_bits(void **state)
 
 /* The bytes of 24 blocks with matrices hold one copy of each transform. A tensor with RoPE has few
  * transforms for 1500 tokens. */
-static void a_record_holds_each_transform_once(void **state)
+CASE(a_record_holds_each_transform_once)
 {
     text *t = make_text(&layouts()[2], 62);
     fixture f = make_keys("trellis-4:transform=first", t, NULL);
@@ -192,7 +192,7 @@ static uint32_t read_coded(const fixture *f, const exported *e, uint64_t coded[N
 
 /* Rows that have codes, but whose block is not sealed yet, come back with their codes: the restored
  * tensor encodes only rows that the saved one would encode. */
-static void rows_with_codes_are_not_encoded_again(void **state)
+CASE(rows_with_codes_are_not_encoded_again)
 {
     static const char *const rowwise[] = { "trellis-4", "int-4", "turboquant-4" };
     text *t = make_text(&layouts()[2], 68);
@@ -219,7 +219,7 @@ static void rows_with_codes_are_not_encoded_again(void **state)
 
 /* Slots that are left out leave no bit: they read as never written, and the record equals that of
  * other rows in these slots. */
-static void other_slots_leave_no_bit(void **state)
+CASE(other_slots_leave_no_bit)
 {
     text *t = make_text(&layouts()[2], 63), *u = make_text(&layouts()[2], 64);
     const uint64_t kept = 0x00ff00ff00ff00ffu;
@@ -255,7 +255,7 @@ static void sign(const exported *e)
 
 /* A record that is cut short, or in which any byte differs, is refused, and so is one with the
  * checksum of its damaged bytes unless they are a valid record. Nothing changes. */
-static void damage_is_refused(void **state)
+CASE(damage_is_refused)
 {
     text *t = make_text(&layouts()[2], 65);
     const blocks all = all_from(0);
@@ -293,7 +293,7 @@ static void damage_is_refused(void **state)
 
 /* The sums of a position and a slot fit an int32_t wherever a record goes, so other positions are
  * refused. */
-static void impossible_positions_are_refused(void **state)
+CASE(impossible_positions_are_refused)
 {
     static const struct {
         int32_t position;
@@ -318,7 +318,7 @@ static void impossible_positions_are_refused(void **state)
     free(t);
 }
 
-static void records_of_others_are_refused(void **state)
+CASE(records_of_others_are_refused)
 {
     text *t = make_text(&layouts()[2], 66);
     fixture f = make_keys("trellis-4:transform=first", t, NULL),
@@ -351,7 +351,7 @@ static void records_of_others_are_refused(void **state)
 
 /* The keys of a tensor have one RoPE. A record whose blocks have two is refused before anything
  * changes. */
-static void two_ropes_are_refused(void **state)
+CASE(two_ropes_are_refused)
 {
     text *t = make_text(&layouts()[2], 69);
     fixture f = make_keys("int-4", t, NULL), g = make_like(&f);
@@ -371,7 +371,7 @@ static void two_ropes_are_refused(void **state)
 }
 
 /* A restored cache goes on like the cache that was saved: later rows get the same bytes. */
-static void restored_tensors_go_on_alike(void **state)
+CASE(restored_tensors_go_on_alike)
 {
     text *t = make_text(&layouts()[2], 67);
     const blocks all = all_from(0);
@@ -395,18 +395,4 @@ static void restored_tensors_go_on_alike(void **state)
     free(t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_keep_their_bits),
-        cmocka_unit_test(a_record_holds_each_transform_once),
-        cmocka_unit_test(rows_with_codes_are_not_encoded_again),
-        cmocka_unit_test(other_slots_leave_no_bit),
-        cmocka_unit_test(damage_is_refused),
-        cmocka_unit_test(impossible_positions_are_refused),
-        cmocka_unit_test(records_of_others_are_refused),
-        cmocka_unit_test(two_ropes_are_refused),
-        cmocka_unit_test(restored_tensors_go_on_alike),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -121,7 +121,7 @@ static void check_bytes(const char *of, const text *t, bool exact, int32_t by, u
 }
 
 /* A block without rows takes the transforms of two records one after another. */
-static void blocks_take_transforms(void **state)
+CASE(blocks_take_transforms)
 {
     text *t[2];
     fixture f[2], g = make("trellis-4:transform=first", 1, BLOCKS, 0);
@@ -157,7 +157,7 @@ static void blocks_take_transforms(void **state)
 }
 
 /* Any changed byte is refused, and so is a record of other slots. */
-static void damage_is_refused(void **state)
+CASE(damage_is_refused)
 {
     text *t = make_text(&layouts()[2], 74);
     fixture f = make_keys("trellis-4:transform=first", t, true);
@@ -185,7 +185,7 @@ static void damage_is_refused(void **state)
     free(t);
 }
 
-static void bytes_are_those_of_a_tensor(void **state)
+CASE(bytes_are_those_of_a_tensor)
 {
     text *t = make_text(&layouts()[2], 71);
     for (size_t i = 0; i < COUNT(specs); i++)
@@ -198,7 +198,7 @@ static void bytes_are_those_of_a_tensor(void **state)
 }
 
 /* Rows of groups share scales, so slots cannot be left out of sealed blocks without decoding. */
-static void shared_scales_are_refused(void **state)
+CASE(shared_scales_are_refused)
 {
     text *t = make_text(&layouts()[2], 72);
     fixture f = make_keys("int-4:axis=channel,group=32", t, false);
@@ -217,13 +217,4 @@ static void shared_scales_are_refused(void **state)
     free(t);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_those_of_a_tensor),
-        cmocka_unit_test(blocks_take_transforms),
-        cmocka_unit_test(damage_is_refused),
-        cmocka_unit_test(shared_scales_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -54,7 +54,7 @@ static double later_error(const char *spec, const float *first, uint32_t n, uint
 }
 
 /* One number of 1000, or of 1e5 (which fp16 cannot hold), among the first rows. */
-static void one_large_number(void **state)
+CASE(one_large_number)
 {
     static const float sizes[] = { 1000, -1000, 1e5f };
     for (size_t s = 0; s < COUNT(specs); s++)
@@ -77,7 +77,7 @@ static void one_large_number(void **state)
 }
 
 /* A monotonous first request, or one of zeros. */
-static void monotonous_first_batch(void **state)
+CASE(monotonous_first_batch)
 {
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int zeros = 0; zeros < 2; zeros++)
@@ -105,7 +105,7 @@ static void monotonous_first_batch(void **state)
 
 /* Refused rows leave everything as in a tensor that never saw them: before a transform exists,
  * while rows are pending for one, and after. */
-static void refused_rows_leave_no_trace(void **state)
+CASE(refused_rows_leave_no_trace)
 {
     static const struct {
         float number;
@@ -145,12 +145,4 @@ static void refused_rows_leave_no_trace(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_large_number),
-        cmocka_unit_test(monotonous_first_batch),
-        cmocka_unit_test(refused_rows_leave_no_trace),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -47,7 +47,7 @@ static bool begins(const char *text, const char *with)
     return strncmp(text, with, strlen(with)) == 0;
 }
 
-static void choices(void **state)
+CASE(choices)
 {
     kvant_scheme_params params = { .size = sizeof params };
     kvant_scheme *scheme = make(&params);
@@ -78,7 +78,7 @@ static void choices(void **state)
 }
 
 /* Only the layers 3, 7 and 11 have a cache. */
-static void protected_layers_are_those_with_a_cache(void **state)
+CASE(protected_layers_are_those_with_a_cache)
 {
     const kvant_scheme_params params = {
         .size = sizeof params, .k = "int-4", .protect = 1, .protect_codec = "int-8"
@@ -100,7 +100,7 @@ static void protected_layers_are_those_with_a_cache(void **state)
 }
 
 /* Sizes before head_dim is known: the sizes for every head_dim that divides the row fit. */
-static void sizes(void **state)
+CASE(sizes)
 {
     kvant_scheme_params params = { .size = sizeof params, .k = "int-4", .protect = 1 };
     kvant_scheme *scheme = make(&params);
@@ -129,7 +129,7 @@ static void sizes(void **state)
 
 /* Bits of a whole model. Protected layers, and the layers of a settings file, count as often as
  * there are layers of their kind. */
-static void bits_of_a_model(void **state)
+CASE(bits_of_a_model)
 {
     const kvant_scheme_model model = {
         .size = sizeof model, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 128 }
@@ -174,7 +174,7 @@ static void save_settings(const char *path)
 }
 
 /* Presets and settings files have a bounded exact part; specs name it themselves. */
-static void exact_part(void **state)
+CASE(exact_part)
 {
     static const struct {
         uint64_t max_tokens;
@@ -228,7 +228,7 @@ static void exact_part(void **state)
 
 /* Six of 18 layers have keys of 3 bits. That makes 2 + 16/256 bits and a sixth of a bit on average
  * over keys and values. */
-static void bits_of_tiny(void **state)
+CASE(bits_of_tiny)
 {
     const kvant_scheme_model model = {
         .size = sizeof model, .n_layers = 18, .n_kv_heads = 1, .head_dim = { 256, 256 }
@@ -250,7 +250,7 @@ static void bits_of_tiny(void **state)
     kvant_scheme_free(&scheme);
 }
 
-static void bits_of_a_settings_file(void **state)
+CASE(bits_of_a_settings_file)
 {
     const kvant_settings_layer layers[] = { { "f16", 1, 32, NULL },
                                             { "f16", 1, 32, NULL },
@@ -305,7 +305,7 @@ static void save_calibration(const char *path, uint64_t fingerprint)
 
 /* A codec that needs a calibration uses the file next to the model, if the file was made for this
  * model. Otherwise the scheme says why not. */
-static void calibration_beside_the_model(void **state)
+CASE(calibration_beside_the_model)
 {
     char folder[] = "/tmp/kvant-scheme-XXXXXX", model[64], path[64];
     assert_non_null(mkdtemp(folder));
@@ -366,7 +366,7 @@ static void calibration_beside_the_model(void **state)
     rmdir(folder);
 }
 
-static void mistakes_have_reasons(void **state)
+CASE(mistakes_have_reasons)
 {
     static const struct {
         kvant_scheme_params params;
@@ -393,16 +393,4 @@ static void mistakes_have_reasons(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(choices),
-                                        cmocka_unit_test(protected_layers_are_those_with_a_cache),
-                                        cmocka_unit_test(sizes),
-                                        cmocka_unit_test(exact_part),
-                                        cmocka_unit_test(bits_of_a_model),
-                                        cmocka_unit_test(bits_of_tiny),
-                                        cmocka_unit_test(bits_of_a_settings_file),
-                                        cmocka_unit_test(calibration_beside_the_model),
-                                        cmocka_unit_test(mistakes_have_reasons) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -55,7 +55,7 @@ static void assert_usual(const kvant_settings *settings)
     }
 }
 
-static void file_is_as_documented_and_comes_back(void **state)
+CASE(file_is_as_documented_and_comes_back)
 {
     const kvant_settings_config config = usual_config();
     kvant_settings *made = create(&config), *loaded;
@@ -80,7 +80,7 @@ static void file_is_as_documented_and_comes_back(void **state)
 
 /* Settings without a name, a fingerprint and a calibration; then settings with another spec for
  * every layer, up to the limit. */
-static void smallest_and_largest_come_back(void **state)
+CASE(smallest_and_largest_come_back)
 {
     static char specs[2 * KVANT_SETTINGS_MAX_LAYERS][16];
     static kvant_settings_layer many[2 * KVANT_SETTINGS_MAX_LAYERS];
@@ -109,7 +109,7 @@ static void smallest_and_largest_come_back(void **state)
 }
 
 /* Any single changed byte, and every shorter file. */
-static void damage_anywhere_is_found(void **state)
+CASE(damage_anywhere_is_found)
 {
     char text[1024], err[256];
     kvant_settings *settings;
@@ -135,7 +135,7 @@ static void damage_anywhere_is_found(void **state)
 }
 
 /* Breaks every rule of the format under a right checksum. The error names the line. */
-static void every_rule_names_its_line(void **state)
+CASE(every_rule_names_its_line)
 {
     static const struct {
         const char *body, *said;
@@ -233,7 +233,7 @@ static void every_rule_names_its_line(void **state)
     }
 }
 
-static void long_words_are_refused(void **state)
+CASE(long_words_are_refused)
 {
     char body[8192], word[2048], err[256] = "";
     kvant_settings *settings;
@@ -260,7 +260,7 @@ static void long_words_are_refused(void **state)
         }
 }
 
-static void other_files_are_refused(void **state)
+CASE(other_files_are_refused)
 {
     char err[256] = "";
     kvant_settings *settings;
@@ -283,7 +283,7 @@ static void other_files_are_refused(void **state)
     assert_non_null(strstr(err, "not a settings file"));
 }
 
-static void wrong_arguments_are_refused(void **state)
+CASE(wrong_arguments_are_refused)
 {
     kvant_settings_config good = usual_config(), bad;
     kvant_settings_layer wrong[2 * LAYERS];
@@ -337,16 +337,4 @@ static void wrong_arguments_are_refused(void **state)
     assert_int_equal(kvant_settings_load(NULL, &settings, err, sizeof err), KVANT_ERR_ARGUMENT);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(file_is_as_documented_and_comes_back),
-        cmocka_unit_test(smallest_and_largest_come_back),
-        cmocka_unit_test(damage_anywhere_is_found),
-        cmocka_unit_test(every_rule_names_its_line),
-        cmocka_unit_test(long_words_are_refused),
-        cmocka_unit_test(other_files_are_refused),
-        cmocka_unit_test(wrong_arguments_are_refused),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+RUN_CASES(make_folder, remove_folder)

@@ -23,7 +23,7 @@ static kvant_settings *calibrated_settings(const char *spec, uint32_t n_kv_heads
     return create(&config);
 }
 
-static void calibration_is_found_beside_and_another_refused(void **state)
+CASE(calibration_is_found_beside_and_another_refused)
 {
     kvant_calibration *own = calibrate_fixed(8), *other = calibrate_fixed(16), *loaded;
     kvant_settings *settings = calibrated_settings("int-4", 2, 8, own);
@@ -55,7 +55,7 @@ static void calibration_is_found_beside_and_another_refused(void **state)
     kvant_calibration_free(&other);
 }
 
-static void no_calibration_is_none(void **state)
+CASE(no_calibration_is_none)
 {
     kvant_settings_config config = usual_config();
     kvant_calibration *loaded = (kvant_calibration *)&config;
@@ -67,7 +67,7 @@ static void no_calibration_is_none(void **state)
     kvant_settings_free(&settings);
 }
 
-static void check_creates_every_codec(void **state)
+CASE(check_creates_every_codec)
 {
     static const struct {
         const char *spec;
@@ -101,7 +101,7 @@ static void check_creates_every_codec(void **state)
     kvant_calibration_free(&calibration);
 }
 
-static void check_creates_every_kv_head(void **state)
+CASE(check_creates_every_kv_head)
 {
     static const struct {
         const char *keys[2];
@@ -135,7 +135,7 @@ static void check_creates_every_kv_head(void **state)
 }
 
 /* Every preset works without a calibration and with one, which its keys then need. */
-static void presets_make_codecs(void **state)
+CASE(presets_make_codecs)
 {
     static const char *const names[] = { "quality", "balanced", "small", "tiny" };
     kvant_calibration *calibration = calibrate_fixed(8);
@@ -162,7 +162,7 @@ static void presets_make_codecs(void **state)
 /* A layer with head_dim d has 2 rows per token, with 2 bits per number and a scale of 16 bits. Some
  * keys have d bits more. There are as many of them as fit into the size at head_dim 64, which is
  * 2.25 bits per number. */
-static void tiny_has_the_bits_of_head_dim_64(void **state)
+CASE(tiny_has_the_bits_of_head_dim_64)
 {
     kvant_preset preset = { .size = sizeof preset };
     assert_null(kvant_preset_spec(NULL, KVANT_ROLE_K, 0, 64));
@@ -182,7 +182,7 @@ static void tiny_has_the_bits_of_head_dim_64(void **state)
     assert_ptr_equal(kvant_preset_spec(&preset, KVANT_ROLE_K, 2, 256), preset.k);
 }
 
-static void other_presets_are_refused(void **state)
+CASE(other_presets_are_refused)
 {
     kvant_preset preset = { .size = sizeof preset };
     assert_int_equal(kvant_preset_get(KVANT_PRESET_DEFAULT, 0, &preset), KVANT_OK);
@@ -194,16 +194,4 @@ static void other_presets_are_refused(void **state)
     assert_int_equal(kvant_preset_get("small", 0, &preset), KVANT_ERR_ARGUMENT);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calibration_is_found_beside_and_another_refused),
-        cmocka_unit_test(no_calibration_is_none),
-        cmocka_unit_test(check_creates_every_codec),
-        cmocka_unit_test(check_creates_every_kv_head),
-        cmocka_unit_test(presets_make_codecs),
-        cmocka_unit_test(tiny_has_the_bits_of_head_dim_64),
-        cmocka_unit_test(other_presets_are_refused),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
-}
+RUN_CASES(make_folder, remove_folder)

@@ -109,7 +109,7 @@ static void check_attention(const fixture *k, const fixture *v, const float *q, 
 
 /* Every kind of page and of RoPE pairs: blocks that move as a whole, and blocks of which a part
  * moves, again and again. */
-static void shifted_keys_are_rotated_ones(void **state)
+CASE(shifted_keys_are_rotated_ones)
 {
     fixture v = make_heads("f32", "f32", KVANT_ROLE_V, 1, BLOCKS, 0);
     float *q = malloc(MAX_QUERIES * N_HEADS * HEAD_DIM * sizeof *q);
@@ -143,7 +143,7 @@ static void shifted_keys_are_rotated_ones(void **state)
 }
 
 /* A context that drops one token at a time after the first 4: errors do not add up. */
-static void many_shifts_cost_nothing(void **state)
+CASE(many_shifts_cost_nothing)
 {
     const layout *l = &layouts()[0];
     text *t = make_text(l, 50);
@@ -194,7 +194,7 @@ static double error_of_slots(const fixture *f, const layout *l, const float *row
  * positions. Quantising a second time adds an error of the size of the first, so the error is at
  * most twice as large. A key that is off by one position errs by more than half its length in the
  * fastest pairs. */
-static void too_many_shifts_are_encoded(void **state)
+CASE(too_many_shifts_are_encoded)
 {
     const layout *l = &layouts()[1];
     text *t = make_text(l, 51);
@@ -230,7 +230,7 @@ static void too_many_shifts_are_encoded(void **state)
 /* When keys are encoded again, the first 64 tokens and the newest 128 stay fp16. A row is rounded
  * when it is written and each time that it is encoded again, by at most 2^-11 of its length.
  * Rotations in binary32 add less than a hundredth of that. */
-static void encoded_again_exact_rows_are_exact(void **state)
+CASE(encoded_again_exact_rows_are_exact)
 {
     static const kvant_exact_part part = {
         .size = sizeof part, .first = 64, .newest = 128, .total = 192, .step = 64
@@ -295,7 +295,7 @@ static void put_row(fixture *f, record *r, int64_t slot, int32_t position, const
 /* Rows are written next to shifted rows, in their place and in a new block. They read as they were
  * written, after a rotation back and one forward; f32 adds no further rounding. They move with
  * later shifts. */
-static void rows_are_written_beside_shifted_ones(void **state)
+CASE(rows_are_written_beside_shifted_ones)
 {
     const layout *l = &layouts()[3];
     text *t = make_text(l, 52);
@@ -383,7 +383,7 @@ static void rolling_conversation(const char *of)
     free(t);
 }
 
-static void conversations_may_roll(void **state)
+CASE(conversations_may_roll)
 {
     rolling_conversation("int-8");
     rolling_conversation("turboquant-4");
@@ -403,7 +403,7 @@ static void assert_same_slots(const fixture *f, uint32_t block, const fixture *g
 
 /* Sealed, exact and mixed blocks keep their shifts when they move. Target tensors have another
  * RoPE, too many shifts, or no RoPE. */
-static void blocks_take_their_shifts_along(void **state)
+CASE(blocks_take_their_shifts_along)
 {
     static const uint32_t blocks[] = { 0, 1, 6, 22, 23 };
     const layout *l = &layouts()[2], other = make_layout(HEAD_DIM, 1);
@@ -451,7 +451,7 @@ static void blocks_take_their_shifts_along(void **state)
 }
 
 /* Damages the fields of an exported block's shifts, with a checksum that is right. */
-static void damaged_shifts_are_refused(void **state)
+CASE(damaged_shifts_are_refused)
 {
     const layout l = make_layout(12, 1);
     const size_t at = 72, by = 8 + HEAD_DIM / 2 * sizeof(float);
@@ -485,7 +485,7 @@ static void damaged_shifts_are_refused(void **state)
     free(t);
 }
 
-static void arguments_are_checked(void **state)
+CASE(arguments_are_checked)
 {
     const layout *l = &layouts()[0];
     fixture f = make("int-8", 1, 2, 0), v = make_heads("int-8", "int-8", KVANT_ROLE_V, 1, 2, 0);
@@ -517,18 +517,4 @@ static void arguments_are_checked(void **state)
     drop(&v);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shifted_keys_are_rotated_ones),
-        cmocka_unit_test(many_shifts_cost_nothing),
-        cmocka_unit_test(too_many_shifts_are_encoded),
-        cmocka_unit_test(encoded_again_exact_rows_are_exact),
-        cmocka_unit_test(rows_are_written_beside_shifted_ones),
-        cmocka_unit_test(conversations_may_roll),
-        cmocka_unit_test(blocks_take_their_shifts_along),
-        cmocka_unit_test(damaged_shifts_are_refused),
-        cmocka_unit_test(arguments_are_checked),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -2,26 +2,20 @@
  * canonical forms. */
 #include "testing.h"
 
+/* Without a buffer, and with a buffer that is too short for the words, the status is the same. */
 static void refused(const char *spec, uint32_t head_dim, kvant_status expected, const char *words)
 {
-    kvant_codec *codec = (kvant_codec *)1;
-    char err[256] = "";
-    kvant_status status =
-        kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, err, sizeof err);
-    if (status != expected || codec || !strstr(err, words))
-        fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err,
-                 kvant_strerror(expected), words);
-    /* Without a buffer, and with a buffer that is too short for the words, the status is the
-     * same. */
+    char tiny[4] = "xyz";
+    kvant_codec *codec;
+    expect_bad_spec(spec, head_dim, expected, words);
     assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0),
                      expected);
-    char tiny[4] = "xyz";
     assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, tiny, sizeof tiny),
                      expected);
     assert_true(strlen(tiny) < sizeof tiny);
 }
 
-static void bad_specs_name_the_valid_values(void **state)
+CASE(bad_specs_name_the_valid_values)
 {
     refused("", 64, KVANT_ERR_SPEC, "empty");
     refused("int4", 64, KVANT_ERR_SPEC, "there are f32, f16, bf16, int, bdr, ");
@@ -77,7 +71,7 @@ static void bad_specs_name_the_valid_values(void **state)
 
 /* Mutations of good specs are accepted or refused, and never do harm (this also runs under the
  * sanitisers). */
-static void mutated_specs_do_no_harm(void **state)
+CASE(mutated_specs_do_no_harm)
 {
     uint64_t rng = 3;
     for (int i = 0; i < 20000; i++) {
@@ -93,7 +87,7 @@ static void mutated_specs_do_no_harm(void **state)
     }
 }
 
-static void canonical_specs_describe_the_same_codec(void **state)
+CASE(canonical_specs_describe_the_same_codec)
 {
     for (size_t s = 0; s < COUNT(all_specs); s++) {
         kvant_codec *first = make_codec(all_specs[s], 64, KVANT_ROLE_K);
@@ -117,7 +111,7 @@ static void canonical_specs_describe_the_same_codec(void **state)
     kvant_codec_free(&codec);
 }
 
-static void specs_are_checked_without_a_model(void **state)
+CASE(specs_are_checked_without_a_model)
 {
     char err[256];
     for (size_t s = 0; s < COUNT(all_specs); s++)
@@ -141,7 +135,7 @@ static void expect_need(const char *spec, kvant_role role, int expected)
         fail_msg("%s: %d, expected %d (%s)", spec, needed, expected, err);
 }
 
-static void specs_say_whether_they_need_a_calibration(void **state)
+CASE(specs_say_whether_they_need_a_calibration)
 {
     int needed;
     for (size_t s = 0; s < COUNT(all_specs); s++)
@@ -159,7 +153,7 @@ static void specs_say_whether_they_need_a_calibration(void **state)
 }
 
 /* A caller of the first release knows fewer fields. The library writes no more bytes than these. */
-static void shorter_and_longer_structs_are_filled(void **state)
+CASE(shorter_and_longer_structs_are_filled)
 {
     struct {
         kvant_codec_info info;
@@ -180,7 +174,7 @@ static void shorter_and_longer_structs_are_filled(void **state)
     kvant_codec_free(&codec);
 }
 
-static void families_are_listed(void **state)
+CASE(families_are_listed)
 {
     kvant_codec_family family = { .size = sizeof family };
     assert_true(kvant_codec_family_count() >= 6);
@@ -192,7 +186,7 @@ static void families_are_listed(void **state)
     assert_int_equal(kvant_codec_family_get(0, NULL), KVANT_ERR_ARGUMENT);
 }
 
-static void status_words(void **state)
+CASE(status_words)
 {
     assert_string_equal(kvant_strerror(KVANT_OK), "success");
     assert_non_null(kvant_strerror((kvant_status)12345));
@@ -201,17 +195,4 @@ static void status_words(void **state)
     assert_null(kvant_cpu_level_name((kvant_cpu_level)12345));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_specs_name_the_valid_values),
-        cmocka_unit_test(mutated_specs_do_no_harm),
-        cmocka_unit_test(canonical_specs_describe_the_same_codec),
-        cmocka_unit_test(specs_are_checked_without_a_model),
-        cmocka_unit_test(specs_say_whether_they_need_a_calibration),
-        cmocka_unit_test(shorter_and_longer_structs_are_filled),
-        cmocka_unit_test(families_are_listed),
-        cmocka_unit_test(status_words),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

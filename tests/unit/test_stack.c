@@ -267,7 +267,7 @@ static void run_spec(const char *spec)
     }
 }
 
-static void every_call_fits_a_small_stack(void **state)
+CASE(every_call_fits_a_small_stack)
 {
     for (size_t i = 0; i < COUNT(all_specs); i++)
         run_spec(all_specs[i]);
@@ -277,7 +277,7 @@ static void every_call_fits_a_small_stack(void **state)
 }
 
 /* Each CPU level has other kernels. */
-static void every_cpu_level_fits_a_small_stack(void **state)
+CASE(every_cpu_level_fits_a_small_stack)
 {
     static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel",
                                          PAPERS("octopus-3", ) "int-4:group=16" };
@@ -288,9 +288,4 @@ static void every_cpu_level_fits_a_small_stack(void **state)
     assert_int_equal(failures, 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(every_call_fits_a_small_stack),
-                                        cmocka_unit_test(every_cpu_level_fits_a_small_stack) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -119,7 +119,7 @@ static void save_and_restore(void)
                      sizeof(f.state));
 }
 
-static void other_rows_stay(void **state)
+CASE_BETWEEN(other_rows_stay, start, stop)
 {
     float before[HEAD], own[HEAD], row[HEAD];
 
@@ -137,7 +137,7 @@ static void other_rows_stay(void **state)
         assert_true(row[i] < own[i] - 1.0f); /* 5 less, and two steps */
 }
 
-static void lost_rows_are_invalid(void **state)
+CASE_BETWEEN(lost_rows_are_invalid, start, stop)
 {
     refuses = true;
     save_and_restore();
@@ -176,7 +176,7 @@ static uint64_t written(uint32_t block)
 /* The cells between two runs of a state were removed when it was saved, and llama.cpp restores the
  * runs next to each other. The second run has the slots of its block that follow the first run.
  * Rows of the replaced sequence go, the first run stays. */
-static void runs_of_a_state_share_a_block(void **state)
+CASE_BETWEEN(runs_of_a_state_share_a_block, start, stop)
 {
     enum { N = 30, SECOND = 94, N_SECOND = 34 }; /* 94 = 64 + 30, 94 + 34 = 128 */
     static uint16_t first[N * HEAD], second[N_SECOND * HEAD];
@@ -198,13 +198,4 @@ static void runs_of_a_state_share_a_block(void **state)
         assert_row_near(cell, SECOND + cell - N, 0.0f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(other_rows_stay, start, stop),
-        cmocka_unit_test_setup_teardown(lost_rows_are_invalid, start, stop),
-        cmocka_unit_test_setup_teardown(runs_of_a_state_share_a_block, start, stop),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

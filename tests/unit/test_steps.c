@@ -88,7 +88,7 @@ static void check_step(const fixture *f, uint32_t n, uint32_t step, bool owns)
 }
 
 /* Each step is written to all layers, one after another. */
-static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
+CASE(a_step_is_exact_until_the_next_tensor_is_written)
 {
     static const char *const specs[] = { "int-4", "turboquant-2", "int-2:axis=channel" };
     for (size_t s = 0; s < COUNT(specs); s++)
@@ -113,7 +113,7 @@ static void a_step_is_exact_until_the_next_tensor_is_written(void **state)
 }
 
 /* A sealed block has the same bytes in a tensor that shares pages as in a tensor alone. */
-static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
+CASE(sealed_bytes_are_those_of_a_tensor_alone)
 {
     static const char *const specs[] = { "turboquant-4", "trellis-3", "int-2:axis=channel",
                                          "turboquant-3:transform=first", "int-4:center=first" };
@@ -151,7 +151,7 @@ static void sealed_bytes_are_those_of_a_tensor_alone(void **state)
 }
 
 /* A write that is refused, and a write that finds no memory, change the rows of no tensor. */
-static void a_write_that_fails_loses_no_row(void **state)
+CASE(a_write_that_fails_loses_no_row)
 {
     uint64_t rng = 3;
     shared all;
@@ -173,7 +173,7 @@ static void a_write_that_fails_loses_no_row(void **state)
 }
 
 /* Blocks move from one tensor to a second tensor, which needs the shared pages that hold them. */
-static void blocks_are_copied_between_tensors_that_share(void **state)
+CASE(blocks_are_copied_between_tensors_that_share)
 {
     uint64_t rng = 4;
     shared all;
@@ -210,7 +210,7 @@ static size_t touched_pages(const fixture *f, size_t sealed_bytes)
 /* Four sequences have a first block and newest rows each, whether their tokens come interleaved or
  * together. A tensor has room for them besides the step, but a single sequence does not use that
  * room. */
-static void sequences_have_exact_parts_of_their_own(void **state)
+CASE(sequences_have_exact_parts_of_their_own)
 {
     enum { SEQUENCES = 4, PER = 8, N = 300, MORE = 150, PAGES = 4 * 4 };
     static const kvant_exact_part bounded = {
@@ -269,7 +269,7 @@ static void sequences_have_exact_parts_of_their_own(void **state)
 }
 
 /* Sizes: a tensor reserves no memory for a step. Shared memory of less than a block is not used. */
-static void sizes_and_what_is_refused(void **state)
+CASE(sizes_and_what_is_refused)
 {
     uint64_t rng = 5;
     shared all, none;
@@ -302,15 +302,4 @@ static void sizes_and_what_is_refused(void **state)
     drop_shared(&none);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_is_exact_until_the_next_tensor_is_written),
-        cmocka_unit_test(sealed_bytes_are_those_of_a_tensor_alone),
-        cmocka_unit_test(a_write_that_fails_loses_no_row),
-        cmocka_unit_test(blocks_are_copied_between_tensors_that_share),
-        cmocka_unit_test(sequences_have_exact_parts_of_their_own),
-        cmocka_unit_test(sizes_and_what_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

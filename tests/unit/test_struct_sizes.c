@@ -105,7 +105,7 @@ NESTED(steps, size_of_tensor)
 NESTED(steps, create_tensor)
 NESTED(steps, most_bytes_of_params)
 
-static void tensor_params(void **state)
+CASE(tensor_params)
 {
     t.params = params_of(&t.k);
     const kvant_exact_part exact = { .size = sizeof exact };
@@ -164,7 +164,7 @@ static kvant_status find_phase(void *rope)
 static const float frequencies[HEAD_DIM / 2] = { 1 };
 static const kvant_rope a_rope = { .n_dims = HEAD_DIM, .frequencies = frequencies };
 
-static void tensor_structs(void **state)
+CASE(tensor_structs)
 {
     const kvant_queries queries = { .q = t.q,
                                     .token_stride = WIDTH,
@@ -240,7 +240,7 @@ static kvant_status block_rows_bytes(void *rows)
     return status;
 }
 
-static void attention_structs(void **state)
+CASE(attention_structs)
 {
     uint64_t rng = 6;
     fill_normal(t.q, COUNT(t.q), &rng);
@@ -309,7 +309,7 @@ static kvant_status fill_index(void *info)
     return kvant_index_get_info(an_index, info);
 }
 
-static void index_structs(void **state)
+CASE(index_structs)
 {
     const kvant_index_params params = { .size = sizeof params, .dim = 4, .spec = "turboquant-4" };
     const float row[4] = { 1 };
@@ -364,7 +364,7 @@ static kvant_status fill_entry(void *entry)
     return kvant_calibration_get_entry(made.calibration, 0, 0, KVANT_ROLE_K, entry);
 }
 
-static void calibration_structs(void **state)
+CASE(calibration_structs)
 {
     static float rows[64 * HEAD_DIM];
     static const double sums[HEAD_DIM];
@@ -423,7 +423,7 @@ static kvant_status take_preset(void *preset)
     return kvant_preset_spec(preset, KVANT_ROLE_K, 0, 128) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
-static void settings_structs(void **state)
+CASE(settings_structs)
 {
     const kvant_settings_layer layers[] = {
         { .spec = "int-4", .n_kv_heads = 1, .head_dim = HEAD_DIM },
@@ -514,7 +514,7 @@ static kvant_status fill_family(void *family)
     return kvant_codec_family_get(0, family);
 }
 
-static void scheme_and_cache_structs(void **state)
+CASE(scheme_and_cache_structs)
 {
     static float q[2 * HEAD_DIM], out[HEAD_DIM];
     const kvant_scheme_params scheme = { .size = sizeof scheme,
@@ -563,19 +563,10 @@ static void scheme_and_cache_structs(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensor_params),
-        cmocka_unit_test(tensor_structs),
-        cmocka_unit_test(attention_structs),
-        cmocka_unit_test(index_structs),
-        cmocka_unit_test(calibration_structs),
-        cmocka_unit_test(settings_structs),
-        cmocka_unit_test(scheme_and_cache_structs),
-    };
     t.k = use(KVANT_ROLE_K);
     t.v = use(KVANT_ROLE_V);
     t.memory = aligned(WORK_BYTES);
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = run_cases(NULL, NULL);
     drop(&t.k);
     drop(&t.v);
     free(t.memory);

@@ -8,7 +8,7 @@ static void write_slot(fixture *f, int64_t slot, const float *row)
     assert_int_equal(kvant_tensor_write(f->tensor, &slot, 1, row, WIDTH, 1), KVANT_OK);
 }
 
-static void any_order_of_writes(void **state)
+CASE(any_order_of_writes)
 {
     static const char *const specs[] = { "f32", "int-4", "turboquant-3" };
     for (size_t s = 0; s < COUNT(specs); s++) {
@@ -37,7 +37,7 @@ static void any_order_of_writes(void **state)
     }
 }
 
-static void batches_and_threads_write_the_same_bytes(void **state)
+CASE(batches_and_threads_write_the_same_bytes)
 {
     uint64_t rng = 22;
     fixture one = make("turboquant-4", 1, 8, 0), many = make("turboquant-4", 1, 8, 0);
@@ -70,7 +70,7 @@ static void assert_reads_zeros(const fixture *f, uint32_t first, uint32_t n)
     }
 }
 
-static void clear_and_copy_blocks(void **state)
+CASE(clear_and_copy_blocks)
 {
     static const char *const specs[] = { "int-4", "int-4:axis=channel" };
     for (size_t s = 0; s < COUNT(specs); s++) {
@@ -119,7 +119,7 @@ static void assert_bytes(const uint8_t *data, size_t bytes, uint8_t value)
 
 /* Blocks with other memory between them have the same pages as blocks that follow each other, and
  * the memory between them does not change. */
-static void blocks_apart(void **state)
+CASE(blocks_apart)
 {
     enum { N = 5, GAP = 192 };
     uint64_t rng = 29;
@@ -157,7 +157,7 @@ static void blocks_apart(void **state)
     drop(&f);
 }
 
-static void strides_that_cannot_be(void **state)
+CASE(strides_that_cannot_be)
 {
     static const char *const open[] = { "int-4:sink=4", "int-4:recent=64", "int-4:axis=channel",
                                         "int-4:center=first" };
@@ -184,7 +184,7 @@ static void strides_that_cannot_be(void **state)
 
 /* The engine assigns blocks. Its assignment decides which blocks are sinks and for which window
  * they count. */
-static void assigned_blocks(void **state)
+CASE(assigned_blocks)
 {
     uint64_t rng = 26;
     fixture f = make("int-4:sink=64,recent=64", 2, 6, 0), g;
@@ -218,7 +218,7 @@ static void assigned_blocks(void **state)
 
 /* Four blocks are all assigned as the first of a sequence, but there are fewer exact pages, which
  * the last blocks get. No row is lost, also when all blocks come in one batch. */
-static void more_sinks_than_pages(void **state)
+CASE(more_sinks_than_pages)
 {
     static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64",
                                          "int-8:axis=channel,sink=64" };
@@ -270,7 +270,7 @@ static double worst_error(const fixture *f, uint32_t n)
  * a third time with one page. */
 #define INT8_ERROR (1 / 255.0 + 2 * 4.9e-4)
 
-static void block_codecs_go_through_open_pages(void **state)
+CASE(block_codecs_go_through_open_pages)
 {
     for (uint32_t n_open = 1; n_open <= 3; n_open += 2) {
         uint64_t rng = 24;
@@ -303,7 +303,7 @@ static void block_codecs_go_through_open_pages(void **state)
 }
 
 /* When a group is sealed before all its slots were written, the remaining slots read as zeros. */
-static void gaps_read_as_nothing(void **state)
+CASE(gaps_read_as_nothing)
 {
     static const char *const specs[] = { "int-8:axis=channel", "int-8:axis=channel,group=16",
                                          "turboquant-4:recent=64" };
@@ -325,7 +325,7 @@ static void gaps_read_as_nothing(void **state)
 
 /* Reading slots in any order gives the same rows as reading each slot alone, with any number of
  * threads. */
-static void slots_are_read_in_any_order(void **state)
+CASE(slots_are_read_in_any_order)
 {
     enum { N = 200 };
     fixture f = make("int-4:axis=channel,sink=4", 2, 3, 4);
@@ -362,7 +362,7 @@ static void slots_are_read_in_any_order(void **state)
     drop(&f);
 }
 
-static void given_centre_and_scale(void **state)
+CASE(given_centre_and_scale)
 {
     static const char *const specs[] = { "turboquant-4:center=first,norm=first,sink=0",
                                          "int-4:axis=channel,center=first,norm=first,sink=0" };
@@ -424,7 +424,7 @@ static void given_centre_and_scale(void **state)
     drop(&f);
 }
 
-static void bad_input(void **state)
+CASE(bad_input)
 {
     fixture f = make("int-4", 1, 2, 0);
     float rows[2 * WIDTH] = { 0 };
@@ -456,7 +456,7 @@ static void bad_input(void **state)
     drop(&f);
 }
 
-static void bad_params(void **state)
+CASE(bad_params)
 {
     fixture f = make("int-4", 1, 2, 0);
     const kvant_tensor_params good = params_of(&f);
@@ -496,22 +496,4 @@ static void bad_params(void **state)
     drop(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_order_of_writes),
-        cmocka_unit_test(batches_and_threads_write_the_same_bytes),
-        cmocka_unit_test(clear_and_copy_blocks),
-        cmocka_unit_test(blocks_apart),
-        cmocka_unit_test(strides_that_cannot_be),
-        cmocka_unit_test(assigned_blocks),
-        cmocka_unit_test(more_sinks_than_pages),
-        cmocka_unit_test(block_codecs_go_through_open_pages),
-        cmocka_unit_test(gaps_read_as_nothing),
-        cmocka_unit_test(slots_are_read_in_any_order),
-        cmocka_unit_test(given_centre_and_scale),
-        cmocka_unit_test(bad_input),
-        cmocka_unit_test(bad_params),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

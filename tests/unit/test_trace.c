@@ -53,7 +53,7 @@ static void attend(const kvp_kv *kv, size_t stream, uint32_t n_kv, uint32_t n_qu
 }
 
 /* No file is written, one line is printed, and the next calls do nothing. */
-static void unwritable(void **state)
+CASE(unwritable)
 {
     const int64_t cell = 3;
 
@@ -77,7 +77,7 @@ static void unwritable(void **state)
 
 /* The second graph writes two runs of cells, and each of its queries sees one cell. Only the first
  * tensor of keys counts. */
-static void graphs(void **state)
+CASE(graphs)
 {
     const int64_t first[3] = { 0, 1, 2 }, second[4] = { 7, 8, 100, 101 };
     const int32_t positions[4] = { 3, 4, 9, 9 };
@@ -99,7 +99,7 @@ static void graphs(void **state)
 }
 
 /* A graph for two streams has a line for each. Rows without an attention node have a line, too. */
-static void streams(void **state)
+CASE(streams)
 {
     const int64_t cells[3] = { 5, N_CELLS + 70, 6 };
     const int32_t positions[3] = { 5, 70, 6 };
@@ -114,7 +114,7 @@ static void streams(void **state)
 }
 
 /* Rows that are restored one by one become one line per stream. */
-static void outside(void **state)
+CASE(outside)
 {
     const size_t row = ROW * sizeof(uint16_t);
 
@@ -130,7 +130,7 @@ static void outside(void **state)
     expect("w 2 2 1 0 0+256 - -\nz 2 2 0 0 - - -\n");
 }
 
-static void shift_and_end(void **state)
+CASE(shift_and_end)
 {
     int32_t by[2 * N_CELLS] = { 0 };
 
@@ -157,11 +157,4 @@ static int stop(void **state)
     return unlink(path);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(unwritable), cmocka_unit_test(graphs),
-                                        cmocka_unit_test(streams), cmocka_unit_test(outside),
-                                        cmocka_unit_test(shift_and_end) };
-
-    return cmocka_run_group_tests(tests, start, stop);
-}
+RUN_CASES(start, stop)

@@ -107,7 +107,7 @@ static void import_block(fixture *to, uint32_t target, const fixture *from, uint
     free(e.data);
 }
 
-static void exported_blocks_are_imported(void **state)
+CASE(exported_blocks_are_imported)
 {
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int few = 0; few < 2; few++) {
@@ -145,7 +145,7 @@ static void exported_blocks_are_imported(void **state)
 }
 
 /* Pending rows get the imported transform. */
-static void imports_end_the_waiting(void **state)
+CASE(imports_end_the_waiting)
 {
     const char *spec = "turboquant-4:center=first,norm=first";
     fixture f = use(spec, KVANT_ROLE_K, false), g = make_like(&f);
@@ -180,7 +180,7 @@ static void *copy_of(const void *data, size_t bytes)
     return copy;
 }
 
-static void damaged_blocks_are_refused(void **state)
+CASE(damaged_blocks_are_refused)
 {
     for (uint32_t block = 0; block < 7;
          /* a sink; a block that was sealed and became exact; a block sealed with transform 2; a
@@ -220,7 +220,7 @@ static void damaged_blocks_are_refused(void **state)
 }
 
 /* Blocks that no tensor exports, with the right checksum. */
-static void hostile_blocks_are_refused(void **state)
+CASE(hostile_blocks_are_refused)
 {
     static const float numbers[] = { NAN, INFINITY, 0, -1 };
     fixture f = use(specs[0], KVANT_ROLE_K, false);
@@ -244,7 +244,7 @@ static void hostile_blocks_are_refused(void **state)
     drop(&f);
 }
 
-static void other_schemes_are_refused(void **state)
+CASE(other_schemes_are_refused)
 {
     static const struct {
         const char *first, *second;
@@ -268,7 +268,7 @@ static void other_schemes_are_refused(void **state)
     drop(&f);
 }
 
-static void places_run_out(void **state)
+CASE(places_run_out)
 {
     uint64_t rng = 82;
     /* Every kind needs another transform, which a cleared tensor makes. The last of these
@@ -324,7 +324,7 @@ static void places_run_out(void **state)
     drop(&a);
 }
 
-static void small_buffers_are_refused(void **state)
+CASE(small_buffers_are_refused)
 {
     fixture f = use(specs[0], KVANT_ROLE_K, false);
     size_t most = kvant_tensor_export_size(f.tensor), used = 77;
@@ -346,7 +346,7 @@ static void small_buffers_are_refused(void **state)
 
 /* A sequence is copied to the second sequence, and to another tensor. There it continues exactly as
  * the first would have. */
-static void copies_are_alike(void **state)
+CASE(copies_are_alike)
 {
     for (size_t s = 0; s < COUNT(specs); s++)
         for (int few = 0; few < 2; few++) {
@@ -398,7 +398,7 @@ static void copies_are_alike(void **state)
 }
 
 /* With one page for two sequences, copying an exact block seals it. */
-static void copies_of_small_pools(void **state)
+CASE(copies_of_small_pools)
 {
     static const char *const pooled[] = { "int-8:axis=channel",
                                           "turboquant-8:center=first,norm=first,recent=64",
@@ -428,18 +428,4 @@ static void copies_of_small_pools(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exported_blocks_are_imported),
-        cmocka_unit_test(imports_end_the_waiting),
-        cmocka_unit_test(damaged_blocks_are_refused),
-        cmocka_unit_test(hostile_blocks_are_refused),
-        cmocka_unit_test(other_schemes_are_refused),
-        cmocka_unit_test(places_run_out),
-        cmocka_unit_test(small_buffers_are_refused),
-        cmocka_unit_test(copies_are_alike),
-        cmocka_unit_test(copies_of_small_pools),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

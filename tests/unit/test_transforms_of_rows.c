@@ -91,7 +91,7 @@ static void shift_rows(float *rows, uint32_t n, uint64_t *rng)
                 (float)(j % 7 * 20) + test_normal(rng) * (j % 5 == 0 ? 10 : 1);
 }
 
-static void centre_of_the_first_batch(void **state)
+CASE(centre_of_the_first_batch)
 {
     uint64_t rng = 38;
     fixture f = make("turboquant-4:center=first", 1, 8, 0);
@@ -138,7 +138,7 @@ static void centre_of_the_first_batch(void **state)
 }
 
 /* Rows come one at a time. The 64th row makes a transform, and earlier rows keep their values. */
-static void transform_of_the_first_rows(void **state)
+CASE(transform_of_the_first_rows)
 {
     static const char *const specs[] = { "turboquant-4:center=first,norm=first",
                                          "int-4:axis=channel,norm=first",
@@ -174,7 +174,7 @@ static void transform_of_the_first_rows(void **state)
 }
 
 /* A constant channel must not make later rows explode. */
-static void scales_have_a_floor(void **state)
+CASE(scales_have_a_floor)
 {
     fixture f = make("turboquant-4:norm=first", 1, 2, 0);
     float rows[64 * WIDTH] = { 0 };
@@ -191,7 +191,7 @@ static void scales_have_a_floor(void **state)
 }
 
 /* When pending rows find no exact page, the transform is made at once. */
-static void small_pools_make_transforms_early(void **state)
+CASE(small_pools_make_transforms_early)
 {
     uint64_t rng = 40;
     fixture f = make("turboquant-4:center=first", 1, 10, 1);
@@ -216,7 +216,7 @@ static void small_pools_make_transforms_early(void **state)
 
 /* An engine saves rows, centre and scale, and restores them into another tensor. The codes are the
  * same again. */
-static void state_with_centre(void **state)
+CASE(state_with_centre)
 {
     uint64_t rng = 41;
     fixture f = make("int-4:center=first,norm=first,recent=40", 1, 8, 0), g = make_like(&f);
@@ -245,7 +245,7 @@ static void state_with_centre(void **state)
 }
 
 /* A calibrated centre exists from the start and again after clearing. Each head has its own. */
-static void calibrated_centre_and_scale(void **state)
+CASE(calibrated_centre_and_scale)
 {
     uint64_t rng = 42;
     fixture f = { 0 };
@@ -298,7 +298,7 @@ static void calibrated_centre_and_scale(void **state)
 /* With too few rows to choose a transform, a new block takes the transform of its sequence's last
  * block before the write. If the last chosen rows did not fit a block's transform, the block takes
  * their transform with its first new row. A block that nobody writes to keeps its own. */
-static void new_blocks_follow_their_sequence(void **state)
+CASE(new_blocks_follow_their_sequence)
 {
     uint64_t rng = 43;
     fixture f = make("turboquant-4:center=first,sink=0", 2, 8, 0);
@@ -336,7 +336,7 @@ static void calibrated_rows(float *rows, uint32_t n, uint64_t *rng)
 
 /* One kv head has a calibrated centre and the next has none. Each is stored as in a tensor with
  * this head alone. */
-static void centre_lost(void **state)
+CASE(centre_lost)
 {
     static const char *const specs[N_KV_HEADS] = {
         "turboquant-4:norm=first,sink=4", /* the spec of heads with calibrated centres */
@@ -398,17 +398,4 @@ static void centre_lost(void **state)
     kvant_calibration_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(centre_of_the_first_batch),
-        cmocka_unit_test(transform_of_the_first_rows),
-        cmocka_unit_test(scales_have_a_floor),
-        cmocka_unit_test(small_pools_make_transforms_early),
-        cmocka_unit_test(state_with_centre),
-        cmocka_unit_test(calibrated_centre_and_scale),
-        cmocka_unit_test(new_blocks_follow_their_sequence),
-        cmocka_unit_test(centre_lost),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

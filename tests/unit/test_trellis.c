@@ -10,7 +10,7 @@
  *
  * `most` is not from theory. It is the error that this trellis had when it was made, and 1 % more.
  * It guards against a regression. */
-static void distortion_meets_its_aims(void **state)
+CASE(distortion_meets_its_aims)
 {
     static const struct {
         const char *spec, *same_size;
@@ -38,7 +38,7 @@ static void distortion_meets_its_aims(void **state)
 }
 
 /* One random product of unit vectors in n has the standard error sqrt(D / n). */
-static void products_are_unbiased(void **state)
+CASE(products_are_unbiased)
 {
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[32];
@@ -89,7 +89,7 @@ static uint64_t cost_of(const kvant_trellis *trellis, const uint16_t *cells, con
 /* No path is cheaper than the best path over all first states, and on average the search finds a
  * path that costs hardly more. These rows are short, so the first state matters more than in any
  * codec. Costs are relative to the nearest of all levels. */
-static void search_finds_nearly_the_best_path(void **state)
+CASE(search_finds_nearly_the_best_path)
 {
     uint64_t rng = 7;
     kvant_codec *codec = make_codec("trellis-3", 128, KVANT_ROLE_K);
@@ -178,7 +178,7 @@ static void exact_path(const kvant_trellis *trellis, const uint16_t *cells, uint
 
 /* Kernels have metrics of 16 bits. With the largest costs and runs of padding they find the path
  * that whole numbers without a limit give. */
-static void sixteen_bits_are_enough(void **state)
+CASE(sixteen_bits_are_enough)
 {
     static const uint32_t steps[] = { 16, 48, 128, 400 };
     static kvant_trellis trellis;
@@ -205,7 +205,7 @@ static void sixteen_bits_are_enough(void **state)
 /* --- Tables --- */
 
 /* Every channel is a step, and no two are the same. */
-static void steps_are_a_permutation(void **state)
+CASE(steps_are_a_permutation)
 {
     for (uint32_t dim = 4; dim <= KVANT_MAX_HEAD_DIM; dim += dim < 200 ? 4 : 52)
         for (uint32_t bits = 2; bits <= 4; bits++)
@@ -226,7 +226,7 @@ static void steps_are_a_permutation(void **state)
 }
 
 /* Levels are negatives of one another. */
-static void levels_are_symmetric(void **state)
+CASE(levels_are_symmetric)
 {
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[16];
@@ -244,7 +244,7 @@ static void levels_are_symmetric(void **state)
 
 /* Kernels write the function from windows to subsets in several ways, and rely on the fact that the
  * newest and the oldest bit enter parity 1 and no other parity. */
-static void subsets_are_parities_of_taps(void **state)
+CASE(subsets_are_parities_of_taps)
 {
     static const uint32_t taps[] = { KVANT_TRELLIS_TAP_0, KVANT_TRELLIS_TAP_1,
                                      KVANT_TRELLIS_TAP_2 };
@@ -264,38 +264,18 @@ static void subsets_are_parities_of_taps(void **state)
     }
 }
 
-static void specs(void **state)
+CASE(specs)
 {
     static const char *const wrong[] = { "trellis", "trellis-1", "trellis-5", "trellis-4:qjl",
                                          "trellis-2.5" };
-    for (size_t i = 0; i < COUNT(wrong); i++) {
-        kvant_codec *codec;
-        assert_int_equal(kvant_codec_create(wrong[i], 64, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0),
-                         KVANT_ERR_SPEC);
-    }
-    kvant_codec *codec;
-    char err[256];
-    assert_int_equal(kvant_codec_create("trellis-4:states=256", 64, KVANT_ROLE_K, TEST_SEED, &codec,
-                                        err, sizeof err),
-                     KVANT_ERR_SPEC);
-    assert_non_null(strstr(err, "trellis has no option 'states': leave it out"));
-    codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
+    for (size_t i = 0; i < COUNT(wrong); i++)
+        expect_bad_spec(wrong[i], 64, KVANT_ERR_SPEC, "");
+    expect_bad_spec("trellis-4:states=256", 64, KVANT_ERR_SPEC,
+                    "trellis has no option 'states': leave it out");
+    kvant_codec *codec = make_codec("trellis-3", 64, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec,
                         "trellis-3:scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(distortion_meets_its_aims),
-        cmocka_unit_test(products_are_unbiased),
-        cmocka_unit_test(search_finds_nearly_the_best_path),
-        cmocka_unit_test(sixteen_bits_are_enough),
-        cmocka_unit_test(steps_are_a_permutation),
-        cmocka_unit_test(levels_are_symmetric),
-        cmocka_unit_test(subsets_are_parities_of_taps),
-        cmocka_unit_test(specs),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -4,7 +4,7 @@
 
 /* For large d the paper prints 0.36, 0.117, 0.03 and 0.009. Errors that are measured at d = 512
  * must round to these figures. */
-static void mse_rounds_to_the_papers_figures(void **state)
+CASE(mse_rounds_to_the_papers_figures)
 {
     static const double low[] = { 0.355, 0.1165, 0.025, 0.0085 },
                         high[] = { 0.365, 0.1175, 0.035, 0.0095 };
@@ -51,7 +51,7 @@ static double brute_force_mse(uint32_t d, uint32_t bits)
 }
 
 /* At head_dims of real models: three standard errors around the codebook's own mse. */
-static void mse_is_that_of_the_optimal_codebook(void **state)
+CASE(mse_is_that_of_the_optimal_codebook)
 {
     static const uint32_t dims[] = { 64, 128 };
     for (size_t i = 0; i < COUNT(dims); i++)
@@ -72,7 +72,7 @@ static void mse_is_that_of_the_optimal_codebook(void **state)
  * unbiased scale removes the shrinkage and leaves sqrt(D / (1 - D)). There are n = 64 x 300
  * products. Three standard errors of a root mean square are 3 / sqrt(2 n) = 1.5 %. The asymptotic
  * formulas are good to 1 % at d = 128. */
-static void inner_products(void **state)
+CASE(inner_products)
 {
     for (uint32_t bits = 1; bits <= 4; bits++) {
         char norm[64], unbiased[64];
@@ -102,7 +102,7 @@ static void inner_products(void **state)
  *
  * A Gaussian matrix is a random one: its d^2 squares differ from their expectation by a relative
  * standard deviation of sqrt(2) / d. */
-static void sketch_has_the_papers_variance(void **state)
+CASE(sketch_has_the_papers_variance)
 {
     static const double excess[] = { 0, 0.869, 2.310, 4.710 };
     const double half_pi = 1.5707963267948966, d = 128, n = 19200;
@@ -141,7 +141,7 @@ static void fill_with_outliers(float *x, uint32_t d, float gain, uint64_t *rng)
 /* Outliers are found, and each tier has the mse of its codebook, so the total follows from the
  * energies of the tiers. The sums are over 64 tokens. With a gain of 4, an outlier's sum of squares
  * is 16 +- 2.8. An ordinary channel's sum is 1 +- 0.18, which does not come near. */
-static void tiers_have_the_mse_of_their_codebooks(void **state)
+CASE(tiers_have_the_mse_of_their_codebooks)
 {
     static const uint32_t dims[] = { 64, 96, 128 };
     for (size_t k = 0; k < COUNT(dims); k++)
@@ -187,7 +187,7 @@ static void tiers_have_the_mse_of_their_codebooks(void **state)
 /* A quarter of the 128 channels has b + 1 bits, the rest has b, which makes b + 0.25 bits. Two
  * scales of 16 bits make it b + 0.5 at head_dim 128. The mask of 128 bits and the page's padding
  * add 64 bytes. */
-static void bits_of_tiers(void **state)
+CASE(bits_of_tiers)
 {
     for (int role = 0; role < 2; role++) {
         kvant_codec *a = make_codec("turboquant-2.5", 128, (kvant_role)role);
@@ -203,7 +203,7 @@ static void bits_of_tiers(void **state)
 
 /* --- all variants --- */
 
-static void head_dims_of_models(void **state)
+CASE(head_dims_of_models)
 {
     static const char *const specs[] = {
         "turboquant-4", "turboquant-4:rotate=dense",
@@ -226,35 +226,24 @@ static void head_dims_of_models(void **state)
         }
 }
 
-static void expect_error(const char *spec, uint32_t head_dim, kvant_status expected,
-                         const char *part)
+CASE(errors_name_the_valid_values)
 {
-    kvant_codec *codec;
-    char err[256] = "";
-    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 1, &codec, err, sizeof err),
-                     expected);
-    if (!strstr(err, part))
-        fail_msg("%s: '%s' does not say '%s'", spec, err, part);
-}
-
-static void errors_name_the_valid_values(void **state)
-{
-    expect_error("turboquant", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
-    expect_error("turboquant-9", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
-    expect_error("turboquant-2.4", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
+    expect_bad_spec("turboquant", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
+    expect_bad_spec("turboquant-9", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
+    expect_bad_spec("turboquant-2.4", 64, KVANT_ERR_SPEC, "1 to 8 bits, 2.5 or 3.5");
 #if KVANT_PAPERS
-    expect_error("turboquant-2.5:qjl", 64, KVANT_ERR_SPEC, "no option 'qjl'");
-    expect_error("turboquant-3:qjl,scale=unbiased", 64, KVANT_ERR_SPEC, "exclude each other");
-    expect_error("turboquant-3:sketch=gaussian", 64, KVANT_ERR_SPEC, "needs qjl");
-    expect_error("turboquant-3:qjl,sketch=dense", 64, KVANT_ERR_SPEC, "hadamard, gaussian");
-    expect_error("turboquant-2.5", 12, KVANT_ERR_UNSUPPORTED, "16 or more");
+    expect_bad_spec("turboquant-2.5:qjl", 64, KVANT_ERR_SPEC, "no option 'qjl'");
+    expect_bad_spec("turboquant-3:qjl,scale=unbiased", 64, KVANT_ERR_SPEC, "exclude each other");
+    expect_bad_spec("turboquant-3:sketch=gaussian", 64, KVANT_ERR_SPEC, "needs qjl");
+    expect_bad_spec("turboquant-3:qjl,sketch=dense", 64, KVANT_ERR_SPEC, "hadamard, gaussian");
+    expect_bad_spec("turboquant-2.5", 12, KVANT_ERR_UNSUPPORTED, "16 or more");
 #else
-    expect_error("turboquant-2.5", 64, KVANT_ERR_UNSUPPORTED, "KVANT_PAPERS=OFF");
+    expect_bad_spec("turboquant-2.5", 64, KVANT_ERR_UNSUPPORTED, "KVANT_PAPERS=OFF");
 #endif
 }
 
 /* A canonical spec describes the same codec. */
-static void canonical_specs(void **state)
+CASE(canonical_specs)
 {
     static const char *const specs[] = { PAPERS("turboquant-2.5", "turboquant-3:qjl", ) PAPERS(
         "turboquant-1:qjl,sketch=gaussian", ) "turboquant-04" };
@@ -268,17 +257,4 @@ static void canonical_specs(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mse_rounds_to_the_papers_figures),
-        cmocka_unit_test(mse_is_that_of_the_optimal_codebook),
-        cmocka_unit_test(inner_products),
-        PAPERS(cmocka_unit_test(sketch_has_the_papers_variance), )
-            PAPERS(cmocka_unit_test(tiers_have_the_mse_of_their_codebooks), )
-                PAPERS(cmocka_unit_test(bits_of_tiers), ) cmocka_unit_test(head_dims_of_models),
-        cmocka_unit_test(errors_name_the_valid_values),
-        cmocka_unit_test(canonical_specs),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -40,7 +40,7 @@ static void use(void *library)
     f.free(&index);
 }
 
-static void the_library_stays_when_it_is_closed(void **state)
+CASE(the_library_stays_when_it_is_closed)
 {
     for (int i = 0; i < 3; i++) {
         void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -55,7 +55,6 @@ static void the_library_stays_when_it_is_closed(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_library_stays_when_it_is_closed) };
     path = argc > 1 ? argv[1] : "libkvant.so";
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_cases(NULL, NULL);
 }

@@ -160,7 +160,7 @@ static bool of_papers(const char *spec)
     return false;
 }
 
-static void test_vectors(void **state)
+CASE(test_vectors)
 {
     char line[MAX_LINE];
     size_t n = 0, different = 0;
@@ -183,7 +183,7 @@ static void test_vectors(void **state)
 }
 
 /* Without a vector, only a family's author would have checked its bytes. */
-static void test_every_family_has_one(void **state)
+CASE(test_every_family_has_one)
 {
     static char text[1 << 18];
     FILE *file = fopen(KVANT_VECTORS "/vectors.txt", "r");
@@ -203,9 +203,4 @@ static void test_every_family_has_one(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_vectors),
-                                        cmocka_unit_test(test_every_family_has_one) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -167,7 +167,7 @@ static bool has_octopus(void)
     return kvant_codec_check("octopus-3", KVANT_ROLE_K, NULL, NULL, 0) == KVANT_OK;
 }
 
-static void views_read_pages(void **state)
+CASE(views_read_pages)
 {
     static const uint32_t dims[] = { 16, 64, 80, 128 };
     uint32_t kinds[KVANT_CODES_CHUNK + 1] = { 0 };
@@ -191,7 +191,7 @@ static void views_read_pages(void **state)
         assert_true(kinds[kind] > 10 || (kind == KVANT_CODES_CHUNK && !has_octopus()));
 }
 
-static void kinds_are_those_of_families(void **state)
+CASE(kinds_are_those_of_families)
 {
     static const struct {
         const char *spec;
@@ -273,7 +273,7 @@ static void check_transform(const kvant_codec *codec, uint64_t *rng)
     }
 }
 
-static void views_transform_rows_and_queries(void **state)
+CASE(views_transform_rows_and_queries)
 {
     static const char *const plain[] = { "int-4", "int-4:rotate=dense", "turboquant-4",
                                          "bdr-4:block=16,signs=seed" };
@@ -300,12 +300,4 @@ static void views_transform_rows_and_queries(void **state)
     kvant_calibration_free(&calibration);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(views_read_pages),
-        cmocka_unit_test(kinds_are_those_of_families),
-        cmocka_unit_test(views_transform_rows_and_queries),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

@@ -2,7 +2,7 @@
  * sequences. */
 #include "tensor_fixture.h"
 
-static void sinks_are_never_sealed(void **state)
+CASE(sinks_are_never_sealed)
 {
     uint64_t rng = 31;
     fixture f = make("int-4:sink=65", 2, 5, 0);
@@ -22,7 +22,7 @@ static void sinks_are_never_sealed(void **state)
 
 /* With any batches, the newest tokens lie in exact pages, and a page that left the window is
  * sealed. */
-static void recent_tokens_are_fp16(void **state)
+CASE(recent_tokens_are_fp16)
 {
     static const uint32_t windows[] = { 1, 2, 64, 65, 96, 200 };
     for (size_t w = 0; w < COUNT(windows); w++) {
@@ -46,7 +46,7 @@ static void recent_tokens_are_fp16(void **state)
     }
 }
 
-static void batches_and_threads_do_not_change_bytes(void **state)
+CASE(batches_and_threads_do_not_change_bytes)
 {
     static const char *const specs[] = { "turboquant-4:sink=4,recent=96",
                                          "int-2:axis=channel,recent=40" };
@@ -73,7 +73,7 @@ static void batches_and_threads_do_not_change_bytes(void **state)
 
 /* Writing a slot of a sealed block again changes no other slot, whichever way the tensor does
  * it. */
-static void rewriting_a_sealed_slot_loses_nothing(void **state)
+CASE(rewriting_a_sealed_slot_loses_nothing)
 {
     static const struct {
         const char *spec;
@@ -117,7 +117,7 @@ static void rewriting_a_sealed_slot_loses_nothing(void **state)
 
 /* Slots are used as a ring, as caches with a sliding window do. The newest tokens are fp16, in old
  * pages too. */
-static void reused_slots_are_recent_again(void **state)
+CASE(reused_slots_are_recent_again)
 {
     uint64_t rng = 35;
     fixture f = make("int-4:recent=64", 1, 8, 0);
@@ -141,7 +141,7 @@ static void reused_slots_are_recent_again(void **state)
 
 /* A context shift reads all slots, changes them and writes them again, in batches that ignore page
  * borders. */
-static void all_slots_are_rewritten(void **state)
+CASE(all_slots_are_rewritten)
 {
     static const char *const specs[] = { "int-8:axis=channel", "int-8:recent=64,sink=4",
                                          "int-8:center=first",
@@ -174,7 +174,7 @@ static void all_slots_are_rewritten(void **state)
     }
 }
 
-static void sequences_have_windows_of_their_own(void **state)
+CASE(sequences_have_windows_of_their_own)
 {
     uint64_t rng = 36;
     fixture f = make("int-4:sink=4,recent=96", 3, 10, 0);
@@ -193,7 +193,7 @@ static void sequences_have_windows_of_their_own(void **state)
     drop(&f);
 }
 
-static void refusals(void **state)
+CASE(refusals)
 {
     fixture f = make("turboquant-4:center=first", 1, 2, 0);
     float row[WIDTH] = { 1 };
@@ -205,7 +205,7 @@ static void refusals(void **state)
 }
 
 /* Bytes: the pool has room for every sequence's window, and sinks are counted. */
-static void memory(void **state)
+CASE(memory)
 {
     static const struct {
         const char *spec;
@@ -230,7 +230,7 @@ static void memory(void **state)
 
 /* A long write does not use the spare blocks of the pool, so their memory is never touched. One
  * page has the sink, and 96 tokens of one sequence need 3. */
-static void long_writes_stay_in_their_window(void **state)
+CASE(long_writes_stay_in_their_window)
 {
     uint64_t rng = 43;
     fixture f = make("int-4:sink=4,recent=96", 2, 10, 0);
@@ -248,19 +248,4 @@ static void long_writes_stay_in_their_window(void **state)
     drop(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sinks_are_never_sealed),
-        cmocka_unit_test(recent_tokens_are_fp16),
-        cmocka_unit_test(batches_and_threads_do_not_change_bytes),
-        cmocka_unit_test(rewriting_a_sealed_slot_loses_nothing),
-        cmocka_unit_test(reused_slots_are_recent_again),
-        cmocka_unit_test(all_slots_are_rewritten),
-        cmocka_unit_test(sequences_have_windows_of_their_own),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(memory),
-        cmocka_unit_test(long_writes_stay_in_their_window),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_CASES(NULL, NULL)

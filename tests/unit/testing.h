@@ -59,6 +59,19 @@ static inline kvant_codec *make_codec(const char *spec, uint32_t head_dim, kvant
     return codec;
 }
 
+/* The spec must be refused with this status, in a message that contains the words. */
+static inline void expect_bad_spec(const char *spec, uint32_t head_dim, kvant_status expected,
+                                   const char *words)
+{
+    kvant_codec *codec = (kvant_codec *)1;
+    char err[256] = "";
+    const kvant_status status =
+        kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, err, sizeof err);
+    if (status != expected || codec || !err[0] || !strstr(err, words))
+        fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err,
+                 kvant_strerror(expected), words);
+}
+
 static inline kvant_codec_info info_of(const kvant_codec *codec)
 {
     kvant_codec_info info = { .size = sizeof info };

@@ -37,7 +37,7 @@ static kvp_gpu_backend *state_of(abi_backend *backend)
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context)
 {
     pthread_mutex_lock(&gpu->lock);
-    kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting for work");
+    kvp_cu_finish(gpu->stream, "waiting for work");
     pthread_mutex_lock(&gpu->list_lock);
     for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next)
         if (context != NULL && b->context == context)

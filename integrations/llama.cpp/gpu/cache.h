@@ -298,13 +298,16 @@ void kvp_gpu_cache_mark_copied(kvp_gpu_cache *cache, uint32_t first, uint32_t to
 bool kvp_gpu_cache_is_empty(const kvp_gpu_cache *cache);
 
 /* fp16_pages.c. `kvp_gpu_page_of`: the exact page with a cell, or KVP_NO_PAGE.
- * `kvp_gpu_ensure_pages` creates n pages of a tensor in the memory reserved for them.
- * `kvp_gpu_close_all` takes the pages from all blocks. */
+ * `kvp_gpu_block_memory`: the pages of a block, or exact pages with one number, for all kv heads.
+ * `kvp_gpu_ensure_pages` creates n pages of a tensor in the memory reserved for them. */
 #define KVP_NO_PAGE (-1)
 int64_t kvp_gpu_page_of(const kvp_gpu_cache *cache, int64_t cell);
 size_t kvp_gpu_open_page_bytes(const kvp_gpu_cells *cells); /* bytes per kv head */
+static inline char *kvp_gpu_block_memory(const kvant_cuda_pages *pages, size_t number)
+{
+    return (char *)pages->base + number * pages->block_stride;
+}
 bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
-void kvp_gpu_close_all(kvp_gpu_cache *cache);
 
 /* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_have_weights` comes before a
  * graph. It makes the weights of all layers' keys for one transform of the step, so that appends of

@@ -29,9 +29,7 @@ size_t kvp_gpu_width(const kvp_gpu_cells *cells)
 
 bool kvp_gpu_upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
 {
-    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, bytes, gpu->stream),
-                     "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
+    return kvp_cu_write(to, from, bytes, gpu->stream) && kvp_cu_finish(gpu->stream, "copying");
 }
 
 /* Makes the array 0, 1, 2, ... on the GPU. */
@@ -271,7 +269,7 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 {
     const size_t bytes = n * width * sizeof(float), all = bytes + n * sizeof(**slots);
 
-    if (all > gpu->batch.bytes && kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting for work"))
+    if (all > gpu->batch.bytes && kvp_cu_finish(gpu->stream, "waiting for work"))
         kvp_gpu_release(&gpu->batch);
     if (!kvp_gpu_grow(gpu, &gpu->batch, all, false))
         return NULL;
@@ -281,8 +279,7 @@ float *kvp_gpu_batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
 
 void kvp_gpu_batch_done(kvp_gpu *gpu)
 {
-    if (gpu->batch.bytes > KEPT_ROOM &&
-        kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "waiting for work"))
+    if (gpu->batch.bytes > KEPT_ROOM && kvp_cu_finish(gpu->stream, "waiting for work"))
         kvp_gpu_release(&gpu->batch);
 }
 
@@ -331,10 +328,7 @@ bool kvp_gpu_fetch_block(const kvp_gpu_cells *cells, bool open, size_t block, fl
     float *room = kvp_gpu_batch_room(cells->gpu, KVANT_PAGE_TOKENS, width, &slots);
 
     return room != NULL && kvp_gpu_decode_blocks(cells, open, block, 1, room) == KVANT_OK &&
-           kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room,
-                                     KVANT_PAGE_TOKENS * width * sizeof(*rows), cells->gpu->stream),
-                     "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+           kvp_cu_read(rows, room, KVANT_PAGE_TOKENS * width * sizeof(*rows), cells->gpu->stream);
 }
 
 kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,

@@ -66,7 +66,7 @@ bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero)
     atomic_fetch_add(&held, bytes);
     *memory = (kvp_gpu_memory){ (void *)(uintptr_t)at, bytes, former };
     return !zero || (kvp_cu_ok(kvp_cu.fill(at, 0, bytes, gpu->stream), "clearing memory") &&
-                     kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "clearing memory"));
+                     kvp_cu_finish(gpu->stream, "clearing memory"));
 }
 
 static void free_memory(const kvp_gpu_memory *memory)

@@ -48,3 +48,35 @@ bool kvp_cu_ok(int result, const char *what)
     kvp_error("the GPU failed at %s: %s", what, name);
     return false;
 }
+
+static cu_address address_of(const void *at)
+{
+    return (cu_address)(uintptr_t)at;
+}
+
+bool kvp_cu_write(void *to, const void *from, size_t bytes, cu_stream stream)
+{
+    return kvp_cu_ok(kvp_cu.copy_in(address_of(to), from, bytes, stream), "copying");
+}
+
+bool kvp_cu_read(void *to, const void *from, size_t bytes, cu_stream stream)
+{
+    return kvp_cu_ok(kvp_cu.copy_out(to, address_of(from), bytes, stream), "copying") &&
+           kvp_cu_finish(stream, "copying");
+}
+
+bool kvp_cu_move(void *to, const void *from, size_t bytes, cu_stream stream)
+{
+    return kvp_cu_ok(kvp_cu.copy_within(address_of(to), address_of(from), bytes, stream),
+                     "copying");
+}
+
+bool kvp_cu_clear(void *at, size_t bytes, cu_stream stream)
+{
+    return kvp_cu_ok(kvp_cu.fill(address_of(at), 0, bytes, stream), "clearing");
+}
+
+bool kvp_cu_finish(cu_stream stream, const char *what)
+{
+    return kvp_cu_ok(kvp_cu.stream_finish(stream), what);
+}

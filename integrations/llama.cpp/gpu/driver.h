@@ -107,3 +107,13 @@ bool kvp_driver_load(char *err, size_t errlen);
 
 /* True for 0; otherwise says what failed. */
 bool kvp_cu_ok(int result, const char *what);
+
+/* Copy or clear memory in the order of a stream: to the GPU, from the GPU, and within it. False
+ * with a message. `kvp_cu_read` waits until the bytes are there. */
+bool kvp_cu_write(void *to, const void *from, size_t bytes, cu_stream stream);
+bool kvp_cu_read(void *to, const void *from, size_t bytes, cu_stream stream);
+bool kvp_cu_move(void *to, const void *from, size_t bytes, cu_stream stream);
+bool kvp_cu_clear(void *at, size_t bytes, cu_stream stream);
+
+/* Waits for the work of a stream. False with a message that says what it was. */
+bool kvp_cu_finish(cu_stream stream, const char *what);

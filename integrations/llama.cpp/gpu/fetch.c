@@ -30,10 +30,7 @@ bool kvp_gpu_fetch(kvp_gpu_backend *b, kvp_fetched kind, const abi_tensor *from,
         return false;
     *to = *from;
     to->data = memory->at;
-    return kvp_cu_ok(
-               kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->gpu->stream),
-               "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(b->gpu->stream), "copying");
+    return kvp_cu_read(to->data, from->data, bytes, b->gpu->stream);
 }
 
 void kvp_gpu_fetch_release(kvp_gpu_backend *b)
@@ -179,7 +176,7 @@ static bool copy_rows(const pitched *p)
     bool ok = pieces[0] != NULL && pieces[1] != NULL &&
               (p->out ? copy_out_pieces(p, pieces) : copy_in_pieces(p, pieces));
 
-    ok = kvp_cu_ok(kvp_cu.stream_finish(p->gpu->stream), "copying") && ok;
+    ok = kvp_cu_finish(p->gpu->stream, "copying") && ok;
     for (int i = 0; i < 2; i++)
         if (pieces[i] != NULL)
             give_piece(p->gpu, pieces[i]);
@@ -205,7 +202,7 @@ void kvp_gpu_copying_release(kvp_gpu *gpu)
     for (uint32_t i = 0; i < KVP_LEARN_STREAMS; i++) {
         if (gpu->learning[i] == NULL)
             continue;
-        kvp_cu_ok(kvp_cu.stream_finish(gpu->learning[i]), "learning");
+        kvp_cu_finish(gpu->learning[i], "learning");
         kvp_cu.stream_free(gpu->learning[i]);
         gpu->learning[i] = NULL;
     }

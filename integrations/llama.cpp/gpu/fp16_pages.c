@@ -50,7 +50,8 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     return cache;
 }
 
-void kvp_gpu_close_all(kvp_gpu_cache *cache)
+/* Takes the pages from all blocks. */
+static void close_all(kvp_gpu_cache *cache)
 {
     for (uint32_t i = 0; i < cache->n_blocks && cache->table != NULL; i++)
         cache->table[i] = (int32_t)i;
@@ -92,7 +93,7 @@ static bool make_room(kvp_gpu_cache *cache)
     if (kvant_plan_create(&params, &cache->plan) != KVANT_OK)
         return false;
     cache->table = malloc(cache->n_blocks * sizeof(*cache->table));
-    kvp_gpu_close_all(cache);
+    close_all(cache);
     return cache->table != NULL && kvp_gpu_grow(cache->gpu, &cache->device_table,
                                                 cache->n_blocks * sizeof(*cache->table), false);
 }
@@ -245,9 +246,7 @@ static bool upload_blocks(kvp_gpu_cache *cache, const kvant_plan_changes *change
         numbers[n + at++] = (int32_t)(changes->open[i].page * n_kv_heads);
     }
     return kvp_gpu_grow(cache->gpu, &cache->moved, sizeof(numbers), false) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, numbers,
-                                    2 * n * sizeof(*numbers), stream),
-                     "copying");
+           kvp_cu_write(cache->moved.at, numbers, 2 * n * sizeof(*numbers), stream);
 }
 
 /* Decodes sealed rows into exact pages. */
@@ -337,7 +336,7 @@ bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, cu_stream stream)
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
 {
     if (cache->table != NULL)
-        kvp_gpu_close_all(cache);
+        close_all(cache);
     memset(cache->written, 0, cache->n_blocks * sizeof(*cache->written));
     cache->planner = NULL;
     cache->learning = cache->learns;

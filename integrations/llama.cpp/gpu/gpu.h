@@ -317,7 +317,7 @@ int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
 /* Called before a graph: finds which masks are plain, and brings the number of cells of each stream
  * to the GPU. */
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
-const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
+int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
 /* ops.c. CUDA must not get a node that touches cache tensors, not even if it is not supported. */
 bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);

@@ -183,12 +183,9 @@ static bool store(kvp_kv *kv, const beside *at)
 {
     const kvp_gpu_cells *cells = kv->cells;
     const size_t n = cells->cache->in_place_state->n, bytes = n * kvp_kv_row_bytes(kv);
-    const cu_address memory = (cu_address)(uintptr_t)kv->memory;
     cu_stream stream = cells->gpu->stream;
-    bool ok =
-        kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)at->halves, memory, bytes, stream),
-                  "copying") &&
-        kvp_cu_ok(kvp_cu.fill(memory, 0, kv->reserved, stream), "clearing");
+    bool ok = kvp_cu_move(at->halves, kv->memory, bytes, stream) &&
+              kvp_cu_clear(kv->memory, kv->reserved, stream);
 
     for (size_t first = 0, run; first < n && ok; first += run) {
         run = run_of(cells, first, n);

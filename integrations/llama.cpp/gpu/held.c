@@ -133,10 +133,7 @@ static float *fetch_held(const kvp_gpu_cells *cells, const kvp_gpu_held_rows *he
     const size_t width = kvp_gpu_width(cells), all = (size_t)held->list.n * KVANT_PAGE_TOKENS;
     float *rows = malloc((all + 1) * width * sizeof(*rows));
     const bool ok = rows != NULL &&
-                    kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)held->rows,
-                                              all * width * sizeof(*rows), cells->gpu->stream),
-                              "copying") &&
-                    kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+                    kvp_cu_read(rows, held->rows, all * width * sizeof(*rows), cells->gpu->stream);
 
     *n = 0;
     for (size_t row = 0; row < all && ok; row++)

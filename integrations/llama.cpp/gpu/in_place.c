@@ -119,10 +119,7 @@ bool kvp_gpu_in_place_read(const kvp_kv *kv, size_t cell, size_t n, float *rows,
     halves = malloc((known + 1) * kvp_kv_row_bytes(kv));
     *status = halves != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
     if (halves != NULL && known > 0 &&
-        !(kvp_cu_ok(kvp_cu.copy_out(halves, (cu_address)(uintptr_t)row_at(kv, cell),
-                                    known * kvp_kv_row_bytes(kv), cells->gpu->stream),
-                    "copying") &&
-          kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
+        !kvp_cu_read(halves, row_at(kv, cell), known * kvp_kv_row_bytes(kv), cells->gpu->stream))
         *status = KVANT_ERR_CUDA;
     if (*status == KVANT_OK) {
         kvp_api.fp16_to_fp32_row(halves, rows, (int64_t)(known * width));
@@ -149,12 +146,11 @@ static bool copy_rows(const kvp_kv *kv, const int64_t *numbers, size_t n, const 
 
     for (size_t i = 0, run; i < n && ok; i += run) {
         run = run_of(numbers, i, n);
-        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)row_at(kv, (size_t)numbers[i]),
-                                      (const char *)halves + i * kvp_kv_row_bytes(kv),
-                                      run * kvp_kv_row_bytes(kv), cells->gpu->stream),
-                       "copying");
+        ok = kvp_cu_write(row_at(kv, (size_t)numbers[i]),
+                          (const char *)halves + i * kvp_kv_row_bytes(kv),
+                          run * kvp_kv_row_bytes(kv), cells->gpu->stream);
     }
-    return kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying") && ok;
+    return kvp_cu_finish(cells->gpu->stream, "copying") && ok;
 }
 
 static void hold(struct kvp_gpu_in_place *in_place_state, int64_t cell, int32_t position)
@@ -214,13 +210,11 @@ static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
 static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t *halves)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const cu_address at = (cu_address)(uintptr_t)kv->memory;
 
-    return kvp_cu_ok(kvp_cu.fill(at, 0, kv->reserved, cells->gpu->stream), "clearing") &&
-           (n == 0 || (halves != NULL &&
-                       kvp_cu_ok(kvp_cu.copy_in(at + first * kvp_kv_row_bytes(kv), halves,
-                                                n * kvp_kv_row_bytes(kv), cells->gpu->stream),
-                                 "copying")));
+    return kvp_cu_clear(kv->memory, kv->reserved, cells->gpu->stream) &&
+           (n == 0 ||
+            (halves != NULL && kvp_cu_write(row_at(kv, first), halves, n * kvp_kv_row_bytes(kv),
+                                            cells->gpu->stream)));
 }
 
 static bool has_row(const kvp_gpu_cache *cache, size_t cell)
@@ -244,7 +238,7 @@ static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
         cache->tensors[i]->remote->clear(cache->tensors[i]);
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         ok = become_rows(cache->tensors[i], first, end - first, halves[i]);
-    ok = kvp_cu_ok(kvp_cu.stream_finish(cache->gpu->stream), "clearing") && ok;
+    ok = kvp_cu_finish(cache->gpu->stream, "clearing") && ok;
     for (size_t i = first; i < end && ok; i++)
         if (held[i - first])
             hold(cache->in_place_state, (int64_t)i, KVP_ROW_SOMEWHERE);

@@ -57,14 +57,6 @@ void kvp_gpu_marks_free(kvp_gpu_cache *cache)
     cache->marks.host = NULL;
 }
 
-static bool download(const kvp_gpu_cache *cache, uint32_t *words, size_t n)
-{
-    return kvp_cu_ok(kvp_cu.copy_out(words, (cu_address)(uintptr_t)cache->marks.memory.at,
-                                     n * sizeof(*words), cache->gpu->stream),
-                     "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(cache->gpu->stream), "copying");
-}
-
 /* Makes cells invalid that the GPU marked since the last call; returns their number. */
 static size_t read_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *first)
 {
@@ -87,14 +79,16 @@ static size_t read_new(kvp_gpu_cache *cache, const uint32_t *words, size_t *firs
 
 bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why)
 {
+    const void *marks = cache->marks.memory.at;
+    cu_stream stream = cache->gpu->stream;
     uint32_t any = 0, *words = cache->marks.host + n_words(cache);
     size_t first = 0, n;
 
-    if (!download(cache, &any, 1))
+    if (!kvp_cu_read(&any, marks, sizeof(any), stream))
         return false;
     if (any == 0)
         return true;
-    if (!download(cache, words, n_words(cache)))
+    if (!kvp_cu_read(words, marks, n_words(cache) * sizeof(*words), stream))
         return false;
     if (!kvp_gpu_marks_any(cache))
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs write too few outputs */
@@ -135,16 +129,14 @@ static void collect(const kvp_gpu_cache *cache, uint32_t *words)
 static bool keep_numbers(const kvp_gpu_cache *cache, const abi_tensor *cells,
                          const kvp_gpu_step *step, cu_stream stream)
 {
-    const cu_address to = (cu_address)(uintptr_t)kvp_gpu_marks_cells(cache);
+    int64_t *to = kvp_gpu_marks_cells(cache);
     const size_t n = (size_t)cells->ne[0];
 
     if (n > KVP_SHORT_STEP_TOKENS)
         return true;
     if (step != NULL)
-        return kvp_cu_ok(kvp_cu.copy_in(to, step->cells, n * sizeof(int64_t), stream), "copying");
-    return kvp_cu_ok(
-        kvp_cu.copy_within(to, (cu_address)(uintptr_t)cells->data, n * sizeof(int64_t), stream),
-        "copying");
+        return kvp_cu_write(to, step->cells, n * sizeof(int64_t), stream);
+    return kvp_cu_move(to, cells->data, n * sizeof(int64_t), stream);
 }
 
 bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const kvp_gpu_step *step,
@@ -165,8 +157,6 @@ bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const 
         atomic_fetch_add(&cache->gpu->epoch,
                          1); /* captured graphs write too few outputs, or too many */
     memcpy(host, words, bytes);
-    return kvp_cu_ok(
-               kvp_cu.copy_in((cu_address)(uintptr_t)cache->marks.memory.at, host, bytes, stream),
-               "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(stream), "copying");
+    return kvp_cu_write(cache->marks.memory.at, host, bytes, stream) &&
+           kvp_cu_finish(stream, "copying");
 }

@@ -232,9 +232,9 @@ bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node)
     return true;
 }
 
-const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended)
+int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended)
 {
-    return (const int32_t *)b->lengths.at + (size_t)attended * KVP_MOST_STREAMS;
+    return (int32_t *)b->lengths.at + (size_t)attended * KVP_MOST_STREAMS;
 }
 
 bool kvp_gpu_prepare_attended(kvp_gpu_backend *b)
@@ -252,9 +252,8 @@ bool kvp_gpu_prepare_attended(kvp_gpu_backend *b)
             lengths[s] = (int32_t)a->n_cells;
         b->masks_changed = b->masks_changed || plain != a->plain;
         a->plain = plain;
-        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_lengths(b, i), lengths,
-                                      a->n_streams * sizeof(*lengths), b->gpu->stream),
-                       "copying");
+        ok = kvp_cu_write(kvp_gpu_lengths(b, i), lengths, a->n_streams * sizeof(*lengths),
+                          b->gpu->stream);
     }
     return ok;
 }

@@ -239,12 +239,7 @@ static bool encode(const kvp_gpu_incoming *in, uint32_t i, uint64_t rows)
            kvp_gpu_copy_in_rows(cells->gpu, room, in->outer[i].rows, bytes, bytes, 1) &&
            kvp_gpu_upload(cells->gpu, room_slots, slots, sizeof(slots)) &&
            kvant_cuda_append(&args, cells->gpu->stream) == KVANT_OK &&
-           kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
-}
-
-static char *sealed_at(const kvp_gpu_cells *cells, uint32_t block)
-{
-    return (char *)cells->pages.base + block * cells->pages.block_stride;
+           kvp_cu_finish(cells->gpu->stream, "storing rows");
 }
 
 static bool fill_exact(const kvp_gpu_incoming *in, uint32_t i)
@@ -256,16 +251,14 @@ static bool fill_exact(const kvp_gpu_incoming *in, uint32_t i)
     const int64_t page = kvp_gpu_page_of(in->cache, (int64_t)block * KVANT_PAGE_TOKENS);
     const uint64_t missing =
         from->dirty & ~(page >= 0 ? in->cache->pages[page].dirty : 0); /* slots without codes */
-    const cu_address at = (cu_address)(uintptr_t)sealed_at(cells, block);
+    char *at = kvp_gpu_block_memory(&cells->pages, block);
 
     if (page >= 0 &&
-        !kvp_gpu_copy_in_rows(cells->gpu, (char *)cells->open_pages.base + (size_t)page * bytes,
+        !kvp_gpu_copy_in_rows(cells->gpu, kvp_gpu_block_memory(&cells->open_pages, (size_t)page),
                               from->rows, bytes, bytes, 1))
         return false;
-    if (!(from->codes != NULL
-              ? kvp_gpu_copy_in_rows(cells->gpu, sealed_at(cells, block), from->codes, sealed,
-                                     sealed, 1)
-              : kvp_cu_ok(kvp_cu.fill(at, 0, sealed, cells->gpu->stream), "clearing")))
+    if (!(from->codes != NULL ? kvp_gpu_copy_in_rows(cells->gpu, at, from->codes, sealed, sealed, 1)
+                              : kvp_cu_clear(at, sealed, cells->gpu->stream)))
         return false;
     return missing == 0 || encode(in, i, missing);
 }
@@ -303,7 +296,8 @@ static bool fill_pages(const kvp_gpu_incoming *in)
             continue;
         }
         n = run_of(in, i, &pitch);
-        ok = kvp_gpu_copy_in_rows(cells->gpu, sealed_at(cells, in->blocks[i].block),
+        ok = kvp_gpu_copy_in_rows(cells->gpu,
+                                  kvp_gpu_block_memory(&cells->pages, in->blocks[i].block),
                                   in->outer[i].codes, (size_t)pitch, cells->pages.block_stride, n);
     }
     return ok;

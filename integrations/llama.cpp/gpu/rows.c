@@ -62,10 +62,7 @@ kvant_status kvp_gpu_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *r
     if (room != NULL)
         status = kvp_gpu_decode_blocks(cells, false, first, blocks, room);
     if (status == KVANT_OK &&
-        !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
-                                    n * width * sizeof(*rows), cells->gpu->stream),
-                    "copying") &&
-          kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
+        !kvp_cu_read(rows, room + skip * width, n * width * sizeof(*rows), cells->gpu->stream))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK && !read_open_rows(cells, cell, n, rows))
         status = KVANT_ERR_MEMORY;
@@ -148,7 +145,7 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
         kvp_gpu_upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         kvp_gpu_upload(gpu, slots, cell_numbers, n * sizeof(*slots)))
         status = append_all(kv, cell_numbers, n, room, slots);
-    if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
+    if (!kvp_cu_finish(gpu->stream, "storing rows"))
         status = KVANT_ERR_CUDA;
     if (status == KVANT_OK)
         status = kvp_gpu_read_word(gpu->refused);
@@ -162,7 +159,6 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
 static bool copy_pages(kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
 {
     const kvp_gpu_cells *cells = kv->cells;
-    const size_t page = cells->n_kv_heads * kvp_gpu_open_page_bytes(cells);
     bool ok = true;
 
     for (uint32_t i = 0; i < n && ok; i++) {
@@ -171,13 +167,10 @@ static bool copy_pages(kvp_kv *kv, uint32_t first, uint32_t to, uint32_t n)
         const int64_t target = kvp_gpu_page_of(cells->cache, (int64_t)(to + i) * KVANT_PAGE_TOKENS);
         if (source < 0 || target < 0)
             continue;
-        ok = kvp_gpu_ensure_pages(kv, cells->cache->n_pages);
-        ok = ok &&
-             kvp_cu_ok(kvp_cu.copy_within(
-                           (cu_address)(uintptr_t)cells->open_pages.base + (size_t)target * page,
-                           (cu_address)(uintptr_t)cells->open_pages.base + (size_t)source * page,
-                           page, cells->gpu->stream),
-                       "copying");
+        ok = kvp_gpu_ensure_pages(kv, cells->cache->n_pages) &&
+             kvp_cu_move(kvp_gpu_block_memory(&cells->open_pages, (size_t)target),
+                         kvp_gpu_block_memory(&cells->open_pages, (size_t)source),
+                         cells->open_pages.block_stride, cells->gpu->stream);
     }
     return ok;
 }
@@ -187,7 +180,6 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
 {
     const kvp_gpu_cells *source = from->cells;
     kvp_gpu_cells *target = to->cells;
-    const size_t block = source->pages.block_stride;
     bool ok;
 
     if (source != target) /* centres and scales differ, so rows have to be copied */
@@ -205,10 +197,8 @@ bool kvp_gpu_copy_blocks(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_
     ok = ok && copy_pages(to, first, to_first, n);
     target->n_outside += n;
     pthread_mutex_unlock(&source->gpu->lock);
-    ok = ok &&
-         kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
-                                      (cu_address)(uintptr_t)source->pages.base + first * block,
-                                      n * block, source->gpu->stream),
-                   "copying");
-    return kvp_cu_ok(kvp_cu.stream_finish(source->gpu->stream), "copying") && ok;
+    ok = ok && kvp_cu_move(kvp_gpu_block_memory(&target->pages, to_first),
+                           kvp_gpu_block_memory(&source->pages, first),
+                           n * source->pages.block_stride, source->gpu->stream);
+    return kvp_cu_finish(source->gpu->stream, "copying") && ok;
 }

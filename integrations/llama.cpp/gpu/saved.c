@@ -254,8 +254,7 @@ static bool copy_codes(const kvp_gpu_cells *cells, const saved *s, const kvant_b
             pitch = (char *)s->blocks[i + 1].codes - (char *)s->blocks[i].codes;
         n = run_of(s, blocks, i, pitch);
         ok = kvp_gpu_copy_out_rows(cells->gpu, s->blocks[i].codes, (size_t)pitch,
-                                   (const char *)cells->pages.base + blocks[i].block * bytes, bytes,
-                                   n);
+                                   kvp_gpu_block_memory(&cells->pages, blocks[i].block), bytes, n);
     }
     return ok;
 }
@@ -271,7 +270,7 @@ static bool copy_rows(const kvp_gpu_cells *cells, const saved *s, const kvant_bl
         if (s->blocks[i].rows != NULL)
             ok = cells->open_pages.base != NULL &&
                  kvp_gpu_copy_out_rows(cells->gpu, s->blocks[i].rows, bytes,
-                                       (const char *)cells->open_pages.base + (size_t)page * bytes,
+                                       kvp_gpu_block_memory(&cells->open_pages, (size_t)page),
                                        bytes, 1);
     }
     return ok;

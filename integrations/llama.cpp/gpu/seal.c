@@ -36,9 +36,7 @@ static bool upload_slots(kvp_gpu_cache *cache, const kvp_open_page *pages, uint3
                        ? (int64_t)page->block * KVANT_PAGE_TOKENS + (int64_t)row
                        : -1;
     }
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, slots,
-                                        rows * sizeof(*slots), stream),
-                         "copying");
+    ok = ok && kvp_cu_write(cache->moved.at, slots, rows * sizeof(*slots), stream);
     free(slots);
     return ok;
 }
@@ -51,7 +49,7 @@ static void add_rows(kvant_cuda_append_args *args, const kvp_kv *kv, uint32_t pa
     *(kv->shape.role == KVANT_ROLE_K ? &args->k : &args->v) =
         (kvant_cuda_rows){ .codec = cells->codec,
                            .pages = cells->pages,
-                           .rows = (const char *)open->base + page * open->block_stride,
+                           .rows = kvp_gpu_block_memory(open, page),
                            .token_stride = cells->head_dim,
                            .head_stride = open->head_stride / sizeof(uint16_t) };
 }
@@ -143,9 +141,7 @@ static bool list_pages(kvp_gpu_cache *cache, const kvp_open_page *pages, kvp_gpu
         if (!is_whole(&pages[i]) && pages[i].dirty != 0)
             list_page(cache, pages, i, lists, sealing->n++);
     return sealing->n == 0 || (kvp_gpu_grow(cache->gpu, &sealing->lists, sizeof(lists), false) &&
-                               kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)sealing->lists.at,
-                                                        lists, sizeof(lists), stream),
-                                         "copying"));
+                               kvp_cu_write(sealing->lists.at, lists, sizeof(lists), stream));
 }
 
 static void add_pages(kvant_cuda_seal_args *args, const kvp_kv *kv)

@@ -92,7 +92,7 @@ static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
                        out + cells->n_kv_heads * cells->most_key_transform_size);
 
     /* a kernel may read matrices before the preceding kernel has ended */
-    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying matrices");
+    ok = ok && kvp_cu_finish(cells->gpu->stream, "copying matrices");
     if (ok)
         moved->of = lineage;
     free(host);
@@ -159,10 +159,7 @@ static bool fetch(const passing *p)
                                   1, p->room + i * rows);
     }
     return status == KVANT_OK &&
-           kvp_cu_ok(kvp_cu.copy_out(p->host, (cu_address)(uintptr_t)p->room,
-                                     p->n * rows * sizeof(float), p->cells->gpu->stream),
-                     "copying") &&
-           kvp_cu_ok(kvp_cu.stream_finish(p->cells->gpu->stream), "copying");
+           kvp_cu_read(p->host, p->room, p->n * rows * sizeof(float), p->cells->gpu->stream);
 }
 
 static bool rotate(const passing *p)
@@ -209,7 +206,7 @@ static bool store(const passing *p)
                             page_of(p, i) >= 0 ? &p->cells->open_pages : NULL, p->room, run,
                             p->slots, p->cells->gpu->refused) == KVANT_OK;
     }
-    return kvp_cu_ok(kvp_cu.stream_finish(p->cells->gpu->stream), "storing rows") && ok &&
+    return kvp_cu_finish(p->cells->gpu->stream, "storing rows") && ok &&
            kvp_gpu_read_word(p->cells->gpu->refused) == KVANT_OK;
 }
 
@@ -324,7 +321,7 @@ static bool pass_all(const resetting *r, bool stores)
         ok = pass_layer(r, cells, stores, rows);
         rows += rows_of(r) * kvp_gpu_width(cells);
     }
-    return kvp_cu_ok(kvp_cu.stream_finish(r->cache->gpu->stream), "storing rows") && ok;
+    return kvp_cu_finish(r->cache->gpu->stream, "storing rows") && ok;
 }
 
 static bool reset_blocks(resetting *r)
