@@ -14,3 +14,12 @@
 
 #define KVP_PRINTF(format_index, first_argument)                                                   \
     __attribute__((format(printf, format_index, first_argument)))
+
+/* A hint for the CPU in a loop that waits for another thread. */
+#if defined(__x86_64__) || defined(__i386__)
+#define KVP_RELAX() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define KVP_RELAX() __asm__ volatile("yield" ::: "memory")
+#else
+#define KVP_RELAX() ((void)0)
+#endif

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../src/base/attributes.h"
+#include "attributes.h"
 #include "ggml_api.h"
 #include "host.h"
 #include "openmp.h"
@@ -328,7 +328,7 @@ static void wait_while(const atomic_uint *number, unsigned value, kvp_sleepers *
     for (unsigned i = 1; waited < SPIN_NS; i++) {
         if (atomic_load(number) != value)
             return;
-        KVANT_RELAX();
+        KVP_RELAX();
         if (i % 32 == 0)
             waited = kvp_nanoseconds() - start;
     }
