@@ -112,8 +112,8 @@ static int by_slot(const void *a, const void *b)
     return (x[0] > y[0]) - (x[0] < y[0]);
 }
 
-/* Lists the rows. False without memory. A cell without a slot holds no row of any token: the
- * program stopped its graph before attention (cb_eval). */
+/* Lists the rows. False without memory. A cell without a slot has no token: the program
+ * stopped its graph before attention (cb_eval). */
 static bool list_rows(const kvp_region *region, struct leaving *leaving)
 {
     const struct kvp_cpu_rows *rows = region->rows;
