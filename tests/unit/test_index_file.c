@@ -244,7 +244,21 @@ CASE(failed_and_replaced)
     remove_files(&f);
 }
 
-/* Another program writes a shorter file over the file of a view. */
+/* Another program writes a shorter file over the file of a view. Windows does not let it. */
+#ifdef _WIN32
+CASE(cut_while_open)
+{
+    files f = make_files();
+    kvant_index *index = make(&f, "turboquant-4", KVANT_METRIC_COSINE, true);
+    save(index, f.path);
+    kvant_index *view = opened(kvant_index_view, f.path);
+    assert_int_not_equal(truncate(f.path, 64), 0);
+    assert_int_equal(kvant_index_verify(view), KVANT_OK);
+    kvant_index_free(&view);
+    kvant_index_free(&index);
+    remove_files(&f);
+}
+#else
 CASE(cut_while_open)
 {
     files f = make_files();
@@ -267,6 +281,7 @@ CASE(cut_while_open)
     kvant_index_free(&index);
     remove_files(&f);
 }
+#endif
 
 /* No part of a removed vector is in the file, nor its id, whether the removed vector was the last
  * or others come after it. */
