@@ -103,6 +103,12 @@ void kvp_layers_report(struct kvp_layers *layers)
             layers->n_here, n, n - layers->n_here);
 }
 
+void kvp_kv_context_follows(struct kvp_layers *layers)
+{
+    if (layers != NULL && layers->n_tensors == 0)
+        layers->reported = true;
+}
+
 void kvp_kv_context_check(struct kvp_layers *layers)
 {
     if (layers != NULL && layers->n_bound > 0)

@@ -157,10 +157,13 @@ bool kvp_kv_new_context(char *err, size_t errlen);
 
 /* `kvp_kv_context` returns the context that this thread creates, held until it is released; NULL
  * when there is none. `kvp_kv_context_check` is for the time before its first graph and prints a
- * line when no layer's cache is here. Both other functions accept NULL. */
+ * line when no layer's cache is here. `kvp_kv_context_follows` is for the time before
+ * kvp_kv_new_context, when a back end of the same llama context follows: a context without tensors
+ * gets none any more, so nothing is printed about it. All functions but the first accept NULL. */
 struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
+void kvp_kv_context_follows(struct kvp_layers *layers);
 
 /* Whether a graph of the context that this thread creates showed that its cache cannot serve the
  * model. The line that says why has been printed. The context gets no memory for its graphs, so its

@@ -36,6 +36,7 @@ static int end_layers(size_t cells[N_LAYERS], size_t *ready)
         const char *settled = strstr(line, "transforms are learned, ");
         unsigned layer;
         size_t rows;
+        assert_null(strstr(line, "no layer has a compressed cache"));
         if (settled != NULL)
             assert_int_equal(sscanf(settled, "transforms are learned, %zu cells", ready), 1);
         if (at == NULL || sscanf(at, ": layer %u went from fp16 to compressed pages, %zu cells",

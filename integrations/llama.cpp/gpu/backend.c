@@ -520,6 +520,22 @@ static bool start(kvp_gpu_backend *b)
     return true;
 }
 
+/* llama.cpp creates a back end for each GPU and then the caches, which belong to the last back end.
+ * So the thread's context is that of this back end's llama context, unless it has this GPU, too. */
+static void note_other_gpus(kvp_gpu *gpu)
+{
+    struct kvp_layers *layers = kvp_kv_context();
+    const kvp_gpu_backend *at;
+
+    pthread_mutex_lock(&gpu->list_lock);
+    for (at = gpu->backends; at != NULL && at->layers != layers; at = at->next)
+        ;
+    pthread_mutex_unlock(&gpu->list_lock);
+    if (at == NULL)
+        kvp_kv_context_follows(layers);
+    kvp_kv_context_release(layers);
+}
+
 /* Replaces functions of CUDA's instance. */
 static void take_over(kvp_gpu_backend *b, abi_device *device)
 {
@@ -539,6 +555,7 @@ abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params)
     kvp_gpu_backend *b = calloc(1, sizeof(*b));
     char err[768] = "";
 
+    note_other_gpus(gpu);
     if (b == NULL || !kvp_settings_read_switch("KVANT_GRAPH", true, &b->graphs, err, sizeof(err)) ||
         !kvp_kv_new_context(err, sizeof(err))) {
         kvp_error("%s", err);
