@@ -341,9 +341,7 @@ bool kvp_gpu_buckets_upload(kvp_gpu_cache *cache, cu_stream stream)
         atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs contain the former ids */
     if (ok)
         fill_numbers(cache, numbers, numbers + cache->n_blocks);
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)buckets->numbers.at, numbers, bytes,
-                                        stream),
-                         "copying");
+    ok = ok && kvp_cu_write(buckets->numbers.at, numbers, bytes, stream);
     buckets->changed = !ok;
     return ok;
 }

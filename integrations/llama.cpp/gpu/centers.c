@@ -99,9 +99,7 @@ static bool begin(kvp_gpu_cache *cache, cu_stream stream)
         kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
         kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
         kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
-        kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->pairs.at, pairs,
-                                 centers->head_dim * sizeof(*pairs), stream),
-                  "copying"))
+        kvp_cu_write(centers->pairs.at, pairs, centers->head_dim * sizeof(*pairs), stream))
         return true;
     free(centers->host); /* the next call begins again */
     centers->host = NULL;
@@ -120,11 +118,9 @@ bool kvp_gpu_centers_upload(kvp_gpu_cache *cache, cu_stream stream)
         return true;
     for (uint32_t block = centers->first; block < centers->end; block++)
         fill(&cache->buckets, block, centers->host + block * d);
-    ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)centers->phases.at +
-                                      centers->first * d * sizeof(float),
-                                  centers->host + centers->first * d,
-                                  (centers->end - centers->first) * d * sizeof(float), stream),
-                   "copying");
+    ok = kvp_cu_write((float *)centers->phases.at + centers->first * d,
+                      centers->host + centers->first * d,
+                      (centers->end - centers->first) * d * sizeof(float), stream);
     if (ok) {
         centers->first = cache->n_blocks;
         centers->end = 0;
@@ -184,9 +180,7 @@ kvant_status kvp_gpu_center_blocks(const kvp_gpu_cells *keys, bool open, size_t 
         const int64_t block = kvp_gpu_block_at(cache, open, first + i / KVANT_PAGE_TOKENS);
         cells[i] = block < 0 ? -1 : block * KVANT_PAGE_TOKENS + (int64_t)(i % KVANT_PAGE_TOKENS);
     }
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->moved.at, cells,
-                                        n_rows * sizeof(*cells), cache->gpu->stream),
-                         "copying");
+    ok = ok && kvp_cu_write(cache->moved.at, cells, n_rows * sizeof(*cells), cache->gpu->stream);
     if (n > 1)
         free(cells);
     return ok ? kvp_gpu_center_rows(keys, rows, kvp_gpu_width(keys), n_rows, cache->moved.at, add,

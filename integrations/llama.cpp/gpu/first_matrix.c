@@ -127,10 +127,7 @@ static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to
 {
     const size_t bytes = kvp_gpu_width(cells) * sizeof(*to);
 
-    return from == NULL ||
-           (kvp_cu_ok(kvp_cu.copy_out(to, (cu_address)(uintptr_t)from, bytes, cells->gpu->stream),
-                      "copying") &&
-            kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying"));
+    return from == NULL || kvp_cu_read(to, from, bytes, cells->gpu->stream);
 }
 
 /* Brings the numbers of a transform to the cells' arrays. made: a restored one; NULL: the

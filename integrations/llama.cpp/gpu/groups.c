@@ -86,8 +86,7 @@ static bool upload_lists(kvp_gpu_cache *cache, const int64_t *cells, kvp_gpu_sta
         blocks[i] = (int32_t)b->block;
         blocks[s->n_blocks + i] = kvp_gpu_tokens_of(cache->written[b->block] | b->rows);
     }
-    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)s->lists.at, slots, bytes, stream),
-                         "copying");
+    ok = ok && kvp_cu_write(s->lists.at, slots, bytes, stream);
     free(slots);
     return ok;
 }

@@ -212,7 +212,7 @@ static bool store_first(const kvp_kv *kv, const float *rows)
              kvp_gpu_append(cells, kv->shape.role, open ? &cells->open_pages : NULL, room,
                             (kvp_gpu_run){ 0, n, 0 }, room_slots,
                             cells->gpu->unsealed) == KVANT_OK &&
-             kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "storing rows");
+             kvp_cu_finish(cells->gpu->stream, "storing rows");
     }
     free(slots);
     return ok;
@@ -252,7 +252,7 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
                                        piece * width * sizeof(*host), stream),
                        "copying");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn_now(kv, host, n);
+    ok = ok && kvp_cu_finish(stream, "copying") && learn_now(kv, host, n);
     pthread_mutex_unlock(&cells->gpu->lock);
     free(host);
     return ok;
@@ -264,7 +264,7 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
     const bool again =
         cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
     const bool enough = cache->n_first >= KVANT_LEARN_ROWS && !again;
-    bool ok = !enough || kvp_cu_ok(kvp_cu.stream_finish(stream), "storing rows");
+    bool ok = !enough || kvp_cu_finish(stream, "storing rows");
 
     cache->learning = false;
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {

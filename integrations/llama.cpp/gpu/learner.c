@@ -266,9 +266,7 @@ static cu_stream stream_of(const kvp_gpu_cells *cells)
 
 static bool copy_numbers(float *to, const float *from, size_t n, cu_stream stream)
 {
-    return kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)to, (cu_address)(uintptr_t)from,
-                                        n * sizeof(*to), stream),
-                     "copying");
+    return kvp_cu_move(to, from, n * sizeof(*to), stream);
 }
 
 /* Work on the learning stream, because it uses the working memory of learning. */
@@ -308,9 +306,7 @@ static bool enqueue(kvp_gpu_cells *cells)
     kvp_gpu_learner *l = cells->learner;
 
     return have_events(l) &&
-           kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cells->results.at, l->lists,
-                                    sizeof(learned_lists), stream_of(cells)),
-                     "copying") &&
+           kvp_cu_write(cells->results.at, l->lists, sizeof(learned_lists), stream_of(cells)) &&
            kvant_cuda_learn(&l->args, stream_of(cells)) == KVANT_OK && bring_first(cells) &&
            note_made(cells);
 }

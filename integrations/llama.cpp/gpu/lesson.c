@@ -72,10 +72,7 @@ static float *fetch(const kvp_gpu_cells *cells, const kvp_gpu_page_list *list)
         status = kvp_gpu_decode_blocks(cells, true, list->pages[i].page, 1,
                                        room + i * KVANT_PAGE_TOKENS * width);
     ok = ok && status == KVANT_OK &&
-         kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)room, n * width * sizeof(*rows),
-                                   cells->gpu->stream),
-                   "copying") &&
-         kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying");
+         kvp_cu_read(rows, room, n * width * sizeof(*rows), cells->gpu->stream);
     if (ok)
         return rows;
     free(rows);

@@ -43,8 +43,7 @@ static void read_affine(const kvp_gpu_cells *cells, const kvant_codec *const *co
 
 static bool copy_in(void *to, const float *from, size_t n, cu_stream stream)
 {
-    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, n * sizeof(*from), stream),
-                     "copying");
+    return kvp_cu_write(to, from, n * sizeof(*from), stream);
 }
 
 /* Copies a position bucket's centres: of a block at position 0, and of a block whose position is
@@ -61,7 +60,7 @@ static bool bring_centers(kvp_gpu_cells *cells, uint32_t bucket, const float *st
              copy_in((float *)cells->starts.at + bucket * width, start, width, stream) &&
              copy_in((float *)cells->starts.at + (KVP_MOST_BUCKETS + bucket) * width, mean, width,
                      stream);
-    return kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && ok;
+    return kvp_cu_finish(stream, "copying") && ok;
 }
 
 /* The memory of a position bucket's matrices. */

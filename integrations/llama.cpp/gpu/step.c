@@ -291,9 +291,8 @@ static bool place(kvp_gpu_cache *cache, const kvp_gpu_step *step, const kvp_gpu_
                                         bytes, stream),
                          "copying");
     if (ok && cache->table_changed) {
-        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->device_table.at, cache->table,
-                                      cache->n_blocks * sizeof(*cache->table), stream),
-                       "copying");
+        ok = kvp_cu_write(cache->device_table.at, cache->table,
+                          cache->n_blocks * sizeof(*cache->table), stream);
         cache->table_changed = !ok;
     }
     free(slots);
