@@ -43,17 +43,16 @@ static bool find_pairs(const kvant_rope *rope, kvant_cuda_learn_args *args)
     return whole;
 }
 
-/* Copies a caller's arguments, and copies them back with the size that the caller set. */
 static bool accept(const kvant_cuda_learn_args *from, kvant_cuda_learn_args *args)
 {
     return KVANT_ACCEPT_STRUCT(kvant_cuda_learn_args, args, from, workspace_bytes);
 }
 
-static void give_back(kvant_cuda_learn_args *to, const kvant_cuda_learn_args *args)
+static kvant_status give_back(kvant_cuda_learn_args *to, const kvant_cuda_learn_args *args)
 {
-    const size_t size = to->size;
-    *to = *args;
-    to->size = size;
+    return KVANT_RETURN_STRUCT(kvant_cuda_learn_args, to, args, workspace_bytes)
+               ? KVANT_OK
+               : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_cuda_learn_plan(const kvant_rope *rope, kvant_cuda_learn_args *args,
@@ -72,8 +71,7 @@ kvant_status kvant_cuda_learn_plan(const kvant_rope *rope, kvant_cuda_learn_args
     a.center_span = *knows_rope && r.block_centers ? KVANT_PAGE_TOKENS : 0;
     a.n_transforms = 0;
     add_span(&a, &of, 0, of.n_buckets);
-    give_back(args, &a);
-    return KVANT_OK;
+    return give_back(args, &a);
 }
 
 kvant_status kvant_cuda_learn_span_add(kvant_cuda_learn_args *args, int32_t first, int32_t last)
@@ -84,8 +82,7 @@ kvant_status kvant_cuda_learn_span_add(kvant_cuda_learn_args *args, int32_t firs
     KVANT_RETURN_IF(
         !add_span(&a, &all, kvant_rope_bucket(&all, first), kvant_rope_bucket(&all, last) + 1),
         KVANT_ERR_ARGUMENT);
-    give_back(args, &a);
-    return KVANT_OK;
+    return give_back(args, &a);
 }
 
 size_t kvant_cuda_learn_bytes(const kvant_cuda_learn_args *args)
