@@ -190,8 +190,8 @@ CASE(former_sizes_are_given_back)
 }
 
 /* Both contexts learn from the same prompts, one after the other. When the second one's lesson is
- * under way, the first one needs no memory for learning any more. The mock's driver ends the program
- * if memory is freed that a lesson still uses. */
+ * under way, the first one needs no memory for learning any more. The mock's driver ends the
+ * program if memory is freed that a lesson still uses. */
 CASE(a_lesson_keeps_its_memory)
 {
     enum { N_BATCH = 64, N_ALL = 448 };

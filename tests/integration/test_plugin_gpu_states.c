@@ -332,9 +332,9 @@ static bool has_matrix(void)
     return last_attention()->q_matrix_stride > 0;
 }
 
-/* A server restores the slots of its last run, before any graph has shown how RoPE rotates keys. The
- * states hold f16 rows, so the rows of the first slot are written when those of the second one come.
- * Later prompts still learn a matrix. */
+/* A server restores the slots of its last run, before any graph has shown how RoPE rotates keys.
+ * The states hold f16 rows, so the rows of the first slot are written when those of the second one
+ * come. Later prompts still learn a matrix. */
 CASE(slots_that_come_before_a_graph_leave_learning_to_prompts)
 {
     const harness_options two = { .spec = "", .n_ctx = 2 * 2048, .n_seq = 2 };

@@ -412,7 +412,7 @@ static bool is_even(const kvp_gpu_cache *cache)
 }
 
 /* Whether graphs have shown how RoPE rotates the keys of all layers. A matrix that was learned
- * without RoPE is not used for keys whose earlier rows are sealed, and the layer would have none. */
+ * without RoPE is not used next to sealed rows, and the layer would have none. */
 static bool knows_rope(const kvp_gpu_cache *cache)
 {
     bool known = true;
