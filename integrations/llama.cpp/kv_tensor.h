@@ -171,7 +171,7 @@ void kvp_kv_context_follows(struct kvp_layers *layers);
 bool kvp_kv_refused(void);
 
 /* Refuses the tensor's context. Prints a line that says why, but only the first time. */
-void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
+void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVANT_PRINTF(2, 3);
 
 /* Whether the tensor's context was refused. */
 bool kvp_kv_is_refused(const kvp_kv *kv);
