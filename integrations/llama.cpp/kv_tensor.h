@@ -353,12 +353,6 @@ kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 /* Drops pending rows. */
 void kvp_kv_drop_pending(kvp_kv *kv);
 
-/* The number of pages that tokens take when they begin a page. */
-static inline uint32_t kvp_pages_of(uint32_t tokens)
-{
-    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
-
 /* The slot of a cell. Cells are numbered over all streams, and each stream begins with its own
  * block. -1 when a placement has no slot for the cell, so it was never written. */
 static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
