@@ -67,8 +67,8 @@ static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_se
     return KVANT_OK;
 }
 
-/* If there are more sequences than pages of the exact part, codecs with a trellis search, chunks or feedback get a page
- * for each sequence. */
+/* If there are more sequences than pages of the exact part, codecs with a trellis search, chunks or
+ * feedback get a page for each sequence. */
 static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part,
                                      bool any_searches)
 {
