@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llama_states.h"
+
 static size_t width_of(const kvp_batch *batch)
 {
     return batch->rows->kv->shape.row;
@@ -68,13 +70,6 @@ static void report(const kvp_batch *batch, size_t i, size_t n, kvant_status why)
     kvp_invalid_report(&refusal);
 }
 
-void kvp_kv_lose(const kvp_batch *batch, kvant_status why)
-{
-    mark_all(batch, true);
-    if (batch->n > 0)
-        report(batch, 0, batch->n, why);
-}
-
 static kvant_status attempt(const kvp_batch *batch)
 {
     const kvp_rows *k = &batch->rows[0], *v = &batch->rows[1]; /* the rows of keys come first */
@@ -96,6 +91,17 @@ static kvant_status attempt(const kvp_batch *batch)
 static bool is_refusal(kvant_status status)
 {
     return status == KVANT_ERR_NONFINITE || status == KVANT_ERR_RANGE;
+}
+
+/* A state is refused when its rows could be stored at another time, and not for a row with a NaN,
+ * which llama.cpp's own cache restores, too. */
+void kvp_kv_lose(const kvp_batch *batch, kvant_status why)
+{
+    mark_all(batch, true);
+    if (!is_refusal(why))
+        kvp_restoring_refuse(kvant_strerror(why));
+    if (batch->n > 0)
+        report(batch, 0, batch->n, why);
 }
 
 /* The part of a batch with rows first to first + n - 1. */

@@ -436,6 +436,7 @@ static void lose(kvp_kv *kv, size_t offset, size_t size, const char *why)
     const kvp_refusal refusal = { .name = kv->name, .cell = first, .n = n, .why = why };
 
     kvp_invalid_set(&kv->invalid, first, n, true);
+    kvp_restoring_refuse(why);
     kvp_invalid_report(&refusal);
 }
 
