@@ -456,17 +456,12 @@ kvant_status kvant_cuda_refused(cuda_memory *memory)
         "and were not written: their slots hold zeros or older rows");
 }
 
-static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
-{
-    return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
-}
-
 /* Copies queries to the host, where matrices are made. */
 static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
 {
     kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K);
     kvant_queries host = *queries;
-    if (!wants_queries(cache, layer, queries->n_tokens))
+    if (!kvant_tensor_wants_queries(keys, queries->n_tokens))
         return KVANT_OK;
     KVANT_RETURN_IF(!queries->n_heads, KVANT_ERR_ARGUMENT);
     const size_t n = (queries->n_tokens - 1) * queries->token_stride +
@@ -505,7 +500,6 @@ const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .attend = kvant_cuda_layers_attend,
                                          .read = kvant_cuda_layers_read,
                                          .note_queries = note_queries,
-                                         .wants_queries = wants_queries,
                                          .steps_begin = kvant_cuda_steps_begin,
                                          .steps_next = kvant_cuda_steps_next,
                                          .step = kvant_cuda_step };

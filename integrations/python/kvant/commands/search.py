@@ -149,9 +149,7 @@ class Settings:
         if len(self.specs) > MOST_SPECS:
             cli.fail(f"search: more than {MOST_SPECS} codecs are given", code=cli.USAGE)
         if self.device not in DEVICES:
-            cli.fail(
-                f"search: --device must be cpu or cuda, not '{self.device}'", code=cli.USAGE
-            )
+            cli.fail(f"search: --device must be cpu or cuda, not '{self.device}'", code=cli.USAGE)
         if self.metric not in METRICS:
             cli.fail(f"search: --metric must be ip, cosine or l2, not '{self.metric}'")
 
@@ -162,8 +160,7 @@ def read(path, most=None):
         cli.fail(f"{path}: it has no vectors")
     if not 1 <= rows.shape[1] <= MOST_DIM:
         cli.fail(
-            f"{path}: the vectors have {rows.shape[1]} dimensions, "
-            f"but an index has 1 to {MOST_DIM}"
+            f"{path}: the vectors have {rows.shape[1]} dimensions, but an index has 1 to {MOST_DIM}"
         )
     return rows
 
@@ -341,9 +338,7 @@ def evaluate(settings, vectors, queries):
     queries = np.ascontiguousarray(read(queries, settings.queries))
     same_dimensions("queries", queries, base.shape[1])
     found = nearest(settings, base, queries)
-    rows = [
-        measured(settings, spec, base, queries, found) for spec in settings.specs or [USUAL]
-    ]
+    rows = [measured(settings, spec, base, queries, found) for spec in settings.specs or [USUAL]]
     benchmarks.show(MEASURED, rows, settings.json)
 
 
