@@ -29,8 +29,9 @@ def learning_room():
         heads * (keys + queries),  # which vectors count
         heads * (2 * d + 1) * 4,  # their rule
         heads * (keys // 128 * d + (keys + queries) // 128 * d * d) * 4,  # sums
+        heads * (2 + (2 + 3 * 23 + 4) * d) * 8,  # counts, means and rotations, for 23 buckets
         heads * 2 * 8,  # the balance of keys and queries
-        heads * (keys + queries) * d * 4,  # the vectors, more than four matrices of float64
+        heads * (keys + queries) * d * 4,  # the vectors, more than the matrices of float64
     ]
     return sum((part + 255) // 256 * 256 for part in parts)
 

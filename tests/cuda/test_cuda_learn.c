@@ -6,7 +6,7 @@
 #include "../../src/base/half.h"
 #include "../../src/kernels/kernels.h"
 #include "cuda_support.h"
-#include "learn/sums.h"
+#include "learn/call.h"
 #include "learn_reference.h"
 
 #include <kvant/tensor_hooks.h>
@@ -396,28 +396,26 @@ CASE(factors_of_means_are_those_of_kernels)
     static const int dims[] = { 2, 6, 30, 64, 80, 127, 128 };
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         const double span = i % 2 ? 1e5 : 10;
-        const int n = dims[i], room = n * (n > 72 ? n : 72);
+        const int n = dims[i];
         double *a = malloc((size_t)n * (size_t)n * sizeof *a),
                *b = malloc((size_t)n * (size_t)n * sizeof *b),
-               *work = malloc((size_t)(4 * room) * sizeof *work), small[LEARN_SMALL],
+               *work = malloc(kvant_learn_matrices((uint32_t)n) * sizeof *work),
                *kernel_room = malloc(KVANT_MEAN_ROOM((size_t)n) * sizeof *kernel_room);
-        learn_space s = {
-            .fast = work, .upper = work + room, .other = work + 2 * room, .third = work + 3 * room
-        };
-        learn_set_small(&s, small);
+        learn_shared shared;
+        learn_tile w;
+        const learn_space s = { &shared, work, work + n * n, work + 2 * n * n, work + 3 * n * n };
         make_matrix(n, span, a);
         make_matrix(n, span, b);
-        for (int k = 0; k < n * n; k++) {
-            s.fast[k] = a[n * n - 1 - k];
-            s.other[k] = b[k];
-        }
-        const double trace = learn_mean_factor(n, &s),
+        memcpy(s.keys, a, (size_t)(n * n) * sizeof *a);
+        memcpy(s.queries, b, (size_t)(n * n) * sizeof *b);
+        const double trace = learn_mean_factor(n, &s, &w),
                      want = kvant_kernels_get(KVANT_CPU_AUTO)
                                 ->mean_factor((size_t)n, a, b, kernel_room);
+        tile_store(n, &w, s.other);
         print_message("n %d: trace %g, W %g\n", n, fabs(trace / want - 1),
-                      difference(n, s.fast, b));
+                      difference(n, s.other, b));
         assert_true(fabs(trace / want - 1) < 1e-10);
-        assert_true(difference(n, s.fast, b) < n * span * span * 0x1p-53);
+        assert_true(difference(n, s.other, b) < n * span * span * 0x1p-53);
         free(a);
         free(b);
         free(work);

@@ -2,13 +2,13 @@
  * (team.h). The rules are those of src/cache/moments.c. */
 #pragma once
 
+#include "moments.h"
 #include "triangle.h"
 
 #define LEARN_SAMPLE 64
 #define LEARN_MOST_LENGTH 16.0f          /* times the median squared length of the sample */
 #define LEARN_SMALLEST_SCALE 0.00390625f /* of the largest scale */
 #define LEARN_TOO_LARGE 9.2e18f
-#define LEARN_SLICE 128 /* vectors whose products are added apart */
 
 /* What a sub-head's code reads and fills. Arrays are in GPU memory. */
 typedef struct learn_input {
@@ -150,7 +150,7 @@ TEAM_FN float learn_distance(const float *x, const float *origin, const float *i
     return sum;
 }
 
-TEAM_APART void learn_make_rule(const learn_input *in, learn_sample *s, learn_rule rule)
+TEAM_FN void learn_make_rule(const learn_input *in, learn_sample *s, learn_rule rule)
 {
     const int n = (int)in->args->part, pairs = n / 2, n_rows = learn_n_sampled(in->args);
     float largest = 0;

@@ -1,11 +1,8 @@
 /* learn.c - learning on the mock device (host.h). */
 #include <stdlib.h>
 
-#include "../../../src/base/half.h"
-#include "../../../src/math/parts.h"
 #include "../learn_reference.h"
 #include "internal.h"
-#include "learn/sums.h"
 
 kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream stream)
 {
