@@ -70,43 +70,58 @@ TEAM_FN bool tile_factor(int n, bool from_end, learn_shared *s, learn_tile *t)
     return true;
 }
 
-/* Subtracts multiples of row k of u, so that column k of the rows is finished. */
-TEAM_FN void tile_divide_column(int k, double inverse, const double *u, learn_tile *t)
+/* Subtracts multiples of row k of u, which has numbers right of the diagonal. Then column k + 1 of
+ * the rows is finished but for a division by the diagonal. */
+TEAM_FN void tile_divide_column(int chunk, int k, double inverse, const double *u, learn_tile *t)
 {
     const tile_columns columns = tile_columns_of(u);
-    const tile_rows numbers = tile_column_of(t, k);
+    const tile_rows numbers = tile_column_of(t, chunk, k);
     unrolled_for (int a = 0; a < TILE_ROWS; a++) {
         if (TILE_ROW(a) > k)
             continue;
         const double factor = numbers.x[a] * inverse;
         unrolled_for (int b = 0; b < TILE_COLUMNS; b++)
-            if (TILE_LAST(TILE_COLUMN(b)) >= k)
-                t->x[a][b] = TILE_COLUMN(b) == k ? factor : fma(-factor, columns.x[b], t->x[a][b]);
+            if (TILE_COLUMN(b) / TEAM_WIDTH >= chunk)
+                t->x[a][b] = fma(-factor, columns.x[b], t->x[a][b]);
     }
+}
+
+/* Multiplies the columns of a matrix in tiles. */
+TEAM_FN void tile_scale_columns(const double *numbers, learn_tile *t)
+{
+    const tile_columns columns = tile_columns_of(numbers);
+    unrolled_for (int a = 0; a < TILE_ROWS; a++)
+        unrolled_for (int b = 0; b < TILE_COLUMNS; b++)
+            t->x[a][b] *= columns.x[b];
 }
 
 /* Solves W u = r for upper triangles; W replaces r, in the tiles. Rows do not depend on one
  * another. lower: u^T by rows. */
 TEAM_FN void tile_divide(int n, const double *lower, learn_shared *s, learn_tile *t)
 {
-    const panel_source u = { lower, true };
+    const panel_source u = { lower, true, true };
+    double *const panel = s->u.panels.of[0];
     TEAM_SYNC();
-    TEAM_EACH (k, 0, n)
-        s->inverse[k] = 1 / lower[k * n + k];
-    rolled_for (int first = 0; first < n; first += PANEL_ROWS) {
-        panel_load(n, u, first, s->u.panels.of[0]);
-        TEAM_SYNC();
-        rolled_for (int k = first; k < first + PANEL_ROWS && k < n; k++)
-            tile_divide_column(k, s->inverse[k], s->u.panels.of[0] + (k - first) * PANEL_STRIDE, t);
-        TEAM_SYNC();
+    TEAM_EACH (k, 0, LEARN_MOST)
+        s->inverse[k] = k < n ? 1 / lower[k * n + k] : 0;
+    unrolled_for (int chunk = 0; chunk < LEARN_MOST / TEAM_WIDTH; chunk++) {
+        const int end = (chunk + 1) * TEAM_WIDTH;
+        rolled_for (int first = chunk * TEAM_WIDTH; first < end && first < n; first += PANEL_ROWS) {
+            panel_load(n, u, first, panel);
+            TEAM_SYNC();
+            rolled_for (int k = first; k < first + PANEL_ROWS && k < n; k++)
+                tile_divide_column(chunk, k, s->inverse[k], panel + (k - first) * PANEL_STRIDE, t);
+            TEAM_SYNC();
+        }
     }
+    tile_scale_columns(s->inverse, t);
 }
 
 /* The tiles get U^T b U. */
 TEAM_FN void tile_sandwich(int n, const learn_space *s, learn_tile *t)
 {
-    const panel_source b = { s->queries, false }, u = { s->keys, true },
-                       product = { s->other, false };
+    const panel_source b = { s->queries, false, false }, u = { s->keys, true, false },
+                       product = { s->other, false, false };
     tile_multiply(n, b, u, s->shared, t);
     tile_store(n, t, s->other);
     TEAM_SYNC();

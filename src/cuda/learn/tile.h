@@ -90,6 +90,8 @@ TEAM_FN void tile_set_identity(int n, learn_tile *t)
 /* Copies row k from the tiles that have it to shared memory. */
 TEAM_FN void tile_copy_row(const learn_tile *t, int k, double *row)
 {
+    if (k % TEAM_LINE_STEP != TEAM_LINE)
+        return;
     unrolled_for (int a = 0; a < TILE_ROWS; a++)
         if (TILE_ROW(a) == k) {
             unrolled_for (int b = 0; b < TILE_COLUMNS; b++)
@@ -97,21 +99,17 @@ TEAM_FN void tile_copy_row(const learn_tile *t, int k, double *row)
         }
 }
 
-/* Numbers of column k, which a line's threads get for their rows. */
+/* Numbers of column k, which a line's threads get for their rows. chunk: k / TEAM_WIDTH. Registers
+ * have no index, so it has to be a constant. */
 typedef struct tile_rows {
     double x[TILE_ROWS];
 } tile_rows;
 
-TEAM_FN tile_rows tile_column_of(const learn_tile *t, int k)
+TEAM_FN tile_rows tile_column_of(const learn_tile *t, int chunk, int k)
 {
     tile_rows r;
     unrolled_for (int a = 0; a < TILE_ROWS; a++)
-        r.x[a] = 0;
-    unrolled_for (int b = 0; b < TILE_COLUMNS; b++)
-        if (b == k / TEAM_LANE_STEP) {
-            unrolled_for (int a = 0; a < TILE_ROWS; a++)
-                r.x[a] = line_at(t->x[a][b], k % TEAM_LANE_STEP);
-        }
+        r.x[a] = line_at(t->x[a][TEAM_LANE_STEP == TEAM_WIDTH ? chunk : k], k % TEAM_LANE_STEP);
     return r;
 }
 
@@ -166,6 +164,7 @@ TEAM_FN void tile_total_sums(tile_sums *s, double *sums)
 typedef struct panel_source {
     const double *m;
     bool triangular; /* row k is column k of m, and zeros left of number k */
+    bool strictly;   /* number k is a zero, too */
 } panel_source;
 
 /* Copies rows from the first-th on. */
@@ -174,7 +173,7 @@ TEAM_FN void panel_load(int n, panel_source from, int first, double *panel)
     TEAM_EACH (x, 0, PANEL_ROWS * LEARN_MOST) {
         const int row = from.triangular ? x % PANEL_ROWS : x / LEARN_MOST,
                   j = from.triangular ? x / PANEL_ROWS : x % LEARN_MOST, k = first + row;
-        const bool is_there = k < n && j < n && (!from.triangular || k <= j);
+        const bool is_there = k < n && j < n && (!from.triangular || k + from.strictly <= j);
         panel[row * PANEL_STRIDE + j] =
             is_there ? from.m[from.triangular ? j * n + k : k * n + j] : 0;
     }

@@ -1,8 +1,8 @@
 /* cuda_runtime.h - the parts of CUDA that src/cuda/learn uses, in a C++ program: every thread of a
  * block is a context, and blocks run one after another.
  *
- * A thread runs until it waits for other threads. The first thread of a block runs first in every
- * other block, and last in the blocks between. So a thread that does not wait for a number reads a
+ * A warp runs until it waits for other warps, and a thread until it waits for its warp. The first
+ * thread of a block runs first in every other block, and last in the blocks between. So a thread that does not wait for a number reads a
  * wrong one in one block or the other, and results are not those of the CPU. */
 #pragma once
 

@@ -76,7 +76,8 @@ void run_thread()
 
 void begin(unsigned threads)
 {
-    block.threads.resize(threads);
+    if (block.threads.size() < threads)
+        block.threads.resize(threads);
     block.warps.assign((threads + WIDTH - 1) / WIDTH, Warp{});
     block.meeting = { threads, 0, 0 };
     for (unsigned i = 0; i < threads; i++) {
@@ -110,17 +111,31 @@ bool go_on(unsigned i)
     return true;
 }
 
+/* Runs the threads of a warp until all of them wait for other warps. False: they did before. */
+bool run_warp(unsigned warp, unsigned threads, bool backwards)
+{
+    const unsigned first = warp * WIDTH, left = threads - first, n = left < WIDTH ? left : WIDTH;
+    bool any = false;
+    for (bool more = true; more; any = any || more) {
+        more = false;
+        for (unsigned i = 0; i < n; i++)
+            more = go_on(first + (backwards ? n - 1 - i : i)) || more;
+    }
+    return any;
+}
+
 /* Without a thread that can go on, threads of a block wait for a thread that has ended. */
 void run(unsigned threads, bool backwards)
 {
+    const unsigned n = (threads + WIDTH - 1) / WIDTH;
     begin(threads);
     for (bool any = true; any;) {
         any = false;
-        for (unsigned i = 0; i < threads; i++)
-            any = go_on(backwards ? threads - 1 - i : i) || any;
+        for (unsigned i = 0; i < n; i++)
+            any = run_warp(backwards ? n - 1 - i : i, threads, backwards) || any;
     }
-    for (const Thread &thread : block.threads)
-        if (!thread.ended)
+    for (unsigned i = 0; i < threads; i++)
+        if (!block.threads[i].ended)
             abort();
 }
 
