@@ -39,6 +39,7 @@ struct cpu {
     struct run *runs;
     size_t n_found, n, most, n_runs; /* n: copies */
     int32_t status;
+    bool prepares; /* kvant moves rows before a graph, with a graph of its own on this back end */
     atomic_uint n_graphs; /* ggml's threads read it before they read what graph_compute prepared */
 };
 
@@ -300,6 +301,8 @@ static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
 
     if (cpu == NULL) /* a copy of a back end */
         return ABI_STATUS_FAILED;
+    if (cpu->prepares) /* the lists below are the outer graph's */
+        return cpu->inner.graph_compute(backend, graph);
     if (!find_nodes(cpu, graph) || (cpu->n_found > 0 && !has_custom(cpu)))
         return ABI_STATUS_ALLOC_FAILED;
     if (cpu->n_found == 0)
@@ -310,7 +313,9 @@ static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
                   cpu->found->node->name);
         return ABI_STATUS_FAILED;
     }
+    cpu->prepares = true;
     status = kvp_cpu_in_place_prepare(cpu->compute, cpu->found, cpu->n_found);
+    cpu->prepares = false;
     if (status != ABI_STATUS_SUCCESS)
         return status;
     make_runs(cpu);

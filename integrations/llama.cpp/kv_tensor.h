@@ -171,7 +171,7 @@ void kvp_kv_context_follows(struct kvp_layers *layers);
 bool kvp_kv_refused(void);
 
 /* Refuses the tensor's context. Prints a line that says why, but only the first time. */
-void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
+void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVANT_PRINTF(2, 3);
 
 /* Whether the tensor's context was refused. */
 bool kvp_kv_is_refused(const kvp_kv *kv);
@@ -352,12 +352,6 @@ kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops pending rows. */
 void kvp_kv_drop_pending(kvp_kv *kv);
-
-/* The number of pages that tokens take when they begin a page. */
-static inline uint32_t kvp_pages_of(uint32_t tokens)
-{
-    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
 
 /* The slot of a cell. Cells are numbered over all streams, and each stream begins with its own
  * block. -1 when a placement has no slot for the cell, so it was never written. */

@@ -10,6 +10,7 @@ from testing import N_LAYERS as SMALL_LAYERS, ON_SMALL, SMALL, rows_of, run
 
 OK, RUNTIME, USAGE = 0, 1, 2
 TINY = pathlib.Path(os.environ.get("KVANT_TINY_MODELS", "tiny"))  # tests/integration/tiny_models.py
+ON_CPU = 512 - SMALL_LAYERS  # a layer is compressed before each of the last of 512 tokens
 # SmolLM2-135M-Instruct.
 N_KV_HEADS, HEAD_DIM = 3, 64
 
@@ -152,6 +153,7 @@ class Inspect(unittest.TestCase):
                 "MiB in all",
                 "bits",
                 "while learning",
+                "f16 in place",
             ],
         )
         caches = [
@@ -185,7 +187,7 @@ class Inspect(unittest.TestCase):
             self.assertEqual(row["kv_bytes"], parts)
             self.assertEqual(row["code_bytes"], 4.25 / 8 * numbers * row["tokens"])
             self.assertEqual(row["cache_bits"], 8 * row["kv_bytes"] / (numbers * row["tokens"]))
-            self.assertEqual((row["in_place"], row["in_place_tokens"]), (None, None))
+            self.assertEqual((row["in_place"], row["in_place_tokens"]), (False, ON_CPU))
         self.assertEqual(len({row["exact_bytes"] for row in rows}), 1)
         self.assertEqual(len({row["transform_bytes"] for row in rows}), 3)
 
@@ -207,6 +209,23 @@ class Inspect(unittest.TestCase):
         for variable, n in (("auto", "1000"), ("0", "1000")):  # the option comes first
             row = rows_of(run(*words, "--exact", n, KVANT_EXACT=variable))[0]
             self.assertEqual((row["in_place"], row["in_place_tokens"]), (False, 768 - SMALL_LAYERS))
+
+    def test_until_when_a_cpus_cache_is_f16(self):
+        """A CPU's cache takes 512 tokens, or as many as the user wants and its pages have room for.
+        The largest number is a number like any other, and not auto. llama.cpp's own cache has no
+        such number.
+        """
+        words = ("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json")
+        counts = []
+        for exact in ("auto", "1000", "4096", str(2**32 - 1)):
+            row = rows_of(run(*words, "--exact", exact))[0]
+            counts.append(row["in_place_tokens"])
+            self.assertIs(row["in_place"], row["tokens"] <= row["in_place_tokens"])
+        self.assertEqual(counts[:2], [ON_CPU, 768 - SMALL_LAYERS])
+        self.assertGreater(counts[2], 1024)
+        self.assertEqual(counts[2], counts[3])
+        row = rows_of(run("inspect", "-m", SMALL, "-c", "512", "--stock", "f16", "--json"))[0]
+        self.assertEqual((row["in_place"], row["in_place_tokens"]), (None, None))
 
     def test_a_gpus_sizes_need_none(self):
         caches = ("--preset", "balanced", "--stock", "q4_0")
@@ -262,7 +281,7 @@ class Inspect(unittest.TestCase):
         for arguments, code, words in [
             ([], USAGE, "no model given"),
             (["-m", SMALL, "--gpu"], USAGE, "give -c"),
-            (["-m", SMALL, "-c", "512", "--exact", "auto"], USAGE, "needs --gpu"),
+            (["-m", SMALL, "--exact", "auto"], USAGE, "give -c"),
             (["-m", SMALL, "-c", "512", "--gpu", "--exact", "all"], USAGE, "--exact all"),
             (["-m", SMALL, "-c", "512", "--gpu", "--exact", ""], USAGE, "--exact"),
             (["-m", SMALL, "-c", "7"], USAGE, "--ctx"),

@@ -460,7 +460,7 @@ CASE(transforms_are_those_of_a_cpu)
                                     .positions = p.query_positions };
     assert_int_equal(kvant_tensor_note_queries(tensor, &queries, 1), KVANT_OK);
     kvant_tensor_next_positions(tensor, p.positions, c.n_rows);
-    assert_int_equal(kvant_tensor_learn(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
     char *bytes = malloc(kvant_tensor_transform_size(tensor));
     assert_int_equal(kvant_tensor_get_transform(tensor, 1, bytes, &used), KVANT_OK);
     const uint16_t *triangles = (const uint16_t *)(const void *)(bytes + KVANT_TRANSFORM_HEAD +

@@ -206,7 +206,6 @@ void kvp_gpu_copying_release(kvp_gpu *gpu)
         kvp_cu.stream_free(gpu->learning[i]);
         gpu->learning[i] = NULL;
     }
-    kvp_gpu_release(&gpu->learning_room);
     while (gpu->pieces != NULL) {
         struct kvp_gpu_piece *next = gpu->pieces->next;
         free_piece(gpu->pieces);

@@ -137,10 +137,8 @@ struct kvp_gpu {
      * that are uploaded or downloaded, under the lock; staging: the staging pages of groups.c,
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
-    /* make key transforms (learner.c), in parts of one memory that all layers share; NULL until the
-     * first ones */
+    /* make key transforms (learner.c); NULL until the first ones */
     cu_stream learning[KVP_LEARN_STREAMS];
-    kvp_gpu_memory learning_room;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as

@@ -128,12 +128,19 @@ void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
     cells->learner = calloc(1, sizeof(*cells->learner));
 }
 
+void kvp_gpu_learner_leave(const kvp_gpu_cells *cells)
+{
+    if (cells->learner != NULL && cells->learner->made != NULL)
+        kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, cells->learner->made, 0), "learning");
+}
+
 void kvp_gpu_learner_free(kvp_gpu_cells *cells)
 {
     kvp_gpu_learner *l = cells->learner;
 
     if (l == NULL)
         return;
+    kvp_gpu_learner_leave(cells);
     cells->learner = NULL;
     free(l->lists);
     if (l->ready != NULL)
@@ -333,7 +340,8 @@ static kvp_gpu_cells *next_waiting(const kvp_gpu_cache *cache, size_t *from)
 static bool have_streams(kvp_gpu_cells *first, uint32_t n, size_t bytes)
 {
     kvp_gpu *gpu = first->gpu;
-    bool ok = kvp_gpu_grow(gpu, &gpu->learning_room, n * bytes, false) && record_ready(first);
+    bool ok = kvp_gpu_grow(gpu, &first->cache->kept_queries.workspace, n * bytes, false) &&
+              record_ready(first);
 
     for (uint32_t i = 0; i < n && ok; i++)
         ok = have_stream(gpu, i, first->learner->ready);
@@ -374,7 +382,7 @@ void kvp_gpu_learner_flush(kvp_gpu_cache *cache)
     for (; cells != NULL; from++, cells = next_waiting(cache, &from)) {
         kvp_gpu_learner *l = cells->learner;
         l->stream = stream++ % n;
-        l->args.workspace = (char *)cells->gpu->learning_room.at + l->stream * bytes;
+        l->args.workspace = (char *)cache->kept_queries.workspace.at + l->stream * bytes;
         l->args.workspace_bytes = bytes;
         end_lesson(l, ok && enqueue(cells));
     }

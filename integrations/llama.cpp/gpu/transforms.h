@@ -90,8 +90,9 @@ typedef struct kvp_gpu_kept_queries {
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
     int32_t positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
-    kvp_gpu_memory keys; /* copies of keys, likewise (lesson.c), while they are learned from */
-    size_t n_layers;     /* that keys has room for */
+    kvp_gpu_memory keys;      /* copies of keys, likewise (lesson.c), while they are learned from */
+    size_t n_layers;          /* that keys has room for */
+    kvp_gpu_memory workspace; /* of the layers' lessons, in parts (learner.c) */
 } kvp_gpu_kept_queries;
 
 /* learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVANT_LEARN_ROWS. It waits
@@ -162,8 +163,8 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
- * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries may be
- * freed when no work is left on the GPU. */
+ * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries and
+ * the workspace of lessons may be freed when the cache has no work left on the GPU. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_learner_input *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
@@ -175,10 +176,13 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
- * `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys with a matrix, whatever its
- * numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer keeps of n transforms;
- * `kvp_gpu_learning_bytes`: working memory of all layers while they are made. */
+ * `kvp_gpu_learner_leave` and `kvp_gpu_learner_free` let later work on the GPU's stream wait for a
+ * lesson whose result is not used. `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys
+ * with a matrix, whatever its numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer
+ * keeps of n transforms; `kvp_gpu_learning_bytes`: working memory of all layers while they are
+ * made. */
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
+void kvp_gpu_learner_leave(const kvp_gpu_cells *cells);
 void kvp_gpu_learner_free(kvp_gpu_cells *cells);
 bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
 size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
