@@ -21,6 +21,17 @@ typedef struct kvant_learn_room {
     size_t bytes;
 } kvant_learn_room;
 
+/* The parts of all kv heads of a layer, and of all layers. */
+KVANT_ON_BOTH static inline uint32_t kvant_learn_subs(const kvant_cuda_learn_args *args)
+{
+    return args->n_kv_heads * (args->head_dim / args->part);
+}
+
+KVANT_ON_BOTH static inline uint32_t kvant_learn_all_subs(const kvant_cuda_learn_args *args)
+{
+    return (args->n_layers > 0 ? args->n_layers : 1) * kvant_learn_subs(args);
+}
+
 KVANT_ON_BOTH static inline size_t kvant_learn_vectors(const kvant_cuda_learn_args *args)
 {
     return args->n_rows + (size_t)args->n_tokens * args->group;
@@ -70,8 +81,7 @@ KVANT_ON_BOTH static inline size_t kvant_learn_next(size_t *at, size_t bytes)
 
 KVANT_ON_BOTH static inline kvant_learn_room kvant_learn_room_of(const kvant_cuda_learn_args *args)
 {
-    const size_t subs = (size_t)args->n_kv_heads * (args->head_dim / args->part),
-                 all = subs * args->n_transforms,
+    const size_t subs = kvant_learn_all_subs(args), all = subs * args->n_transforms,
                  matrices = all * kvant_learn_matrices(args->part) * sizeof(double),
                  vectors = subs * kvant_learn_vectors(args) * args->part * sizeof(float);
     kvant_learn_room room;

@@ -52,8 +52,8 @@ static void make_transform(const learn_call *c, uint32_t sub, uint32_t transform
 
 void learn_reference(const kvant_cuda_learn_args *args)
 {
-    const learn_call c = { *args, kvant_learn_room_of(args) };
-    const uint32_t parts = learn_parts(&c), n_subs = args->n_kv_heads * parts,
+    const learn_call c = learn_call_of(args);
+    const uint32_t parts = learn_parts(&c), n_subs = kvant_learn_all_subs(args),
                    pairs = args->head_dim / 2;
     learn_sample *sample = malloc(sizeof *sample);
     learn_shared *shared = malloc(sizeof *shared);
@@ -65,7 +65,7 @@ void learn_reference(const kvant_cuda_learn_args *args)
     for (uint32_t transform = 0; transform < args->n_transforms; transform++) {
         for (uint32_t sub = 0; sub < n_subs; sub++)
             make_transform(&c, sub, transform, shared);
-        for (uint32_t head = 0; head < args->n_kv_heads && parts > 1; head++)
+        for (uint32_t head = 0; head < n_subs / parts && parts > 1; head++)
             learn_call_balance(&c, head, transform);
     }
     free(sample);

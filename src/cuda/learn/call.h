@@ -6,11 +6,29 @@
 #include "../../device/learn_room.h"
 #include "sums.h"
 
-/* The arguments of all kernels. */
+/* The arguments of all kernels. A call has sub-heads of all its layers, layer after layer. */
 typedef struct learn_call {
     kvant_cuda_learn_args args;
     kvant_learn_room room;
+    kvant_cuda_learn_layer one; /* the only layer, if the arguments have no others */
 } learn_call;
+
+KVANT_ON_BOTH static inline learn_call learn_call_of(const kvant_cuda_learn_args *args)
+{
+    learn_call call = { *args, kvant_learn_room_of(args), { args->rows, { 0 }, 0, 0, 0 } };
+    for (uint32_t i = 0; i < KVANT_CUDA_LEARN_BATCHES; i++)
+        call.one.queries[i] = args->queries[i];
+    call.one.triangles = args->triangles;
+    call.one.centers = args->centers;
+    call.one.start = args->start;
+    return call;
+}
+
+TEAM_FN const kvant_cuda_learn_layer *learn_layer_of(const learn_call *call, uint32_t sub)
+{
+    return call->args.n_layers > 0 ? call->args.layers + sub / kvant_learn_subs(&call->args)
+                                   : &call->one;
+}
 
 TEAM_FN char *learn_room_at(const learn_call *call, size_t offset)
 {
@@ -26,7 +44,8 @@ TEAM_FN learn_input learn_input_of(const learn_call *call, uint32_t sub)
 {
     const size_t vectors = kvant_learn_vectors(&call->args);
     const learn_input in = { &call->args,
-                             sub / learn_parts(call),
+                             learn_layer_of(call, sub),
+                             sub % kvant_learn_subs(&call->args) / learn_parts(call),
                              sub % learn_parts(call),
                              (const float *)(void *)learn_room_at(call, call->room.phases),
                              (uint8_t *)learn_room_at(call, call->room.flags) + sub * vectors,
@@ -62,8 +81,7 @@ TEAM_FN learn_slice learn_slice_of(const learn_call *call, uint32_t sub, uint32_
     const size_t n = args->part, keys = kvant_learn_key_slices(args);
     const bool is_key = slice < keys;
     const size_t first = (is_key ? slice : slice - keys) * KVANT_LEARN_SLICE,
-                 all = is_key ? args->n_rows : (size_t)learn_n_queries(args),
-                 left = all - first;
+                 all = is_key ? args->n_rows : (size_t)learn_n_queries(args), left = all - first;
     float *const sums = learn_sums_at(call, sub);
     const learn_slice s = { learn_input_of(call, sub).vectors +
                                 ((is_key ? 0 : args->n_rows) + first) * n,
@@ -92,7 +110,7 @@ TEAM_FN learn_sums learn_sums_of(const learn_call *call, uint32_t sub)
 /* Which sub-head and transform: the numbers of transform 0 come first. */
 TEAM_FN size_t learn_index(const learn_call *call, uint32_t sub, uint32_t transform)
 {
-    return (size_t)transform * call->args.n_kv_heads * learn_parts(call) + sub;
+    return (size_t)transform * kvant_learn_all_subs(&call->args) + sub;
 }
 
 TEAM_FN learn_tables learn_tables_of(const learn_call *call, uint32_t sub, uint32_t transform)
@@ -121,8 +139,9 @@ TEAM_FN learn_space learn_space_of(const learn_call *call, uint32_t sub, uint32_
 
 TEAM_FN uint16_t *learn_triangle_of(const learn_call *call, uint32_t sub, uint32_t transform)
 {
-    return call->args.triangles +
-           learn_index(call, sub, transform) * kvant_triangle_size(call->args.part);
+    const uint32_t subs = kvant_learn_subs(&call->args);
+    return learn_layer_of(call, sub)->triangles +
+           ((size_t)transform * subs + sub % subs) * kvant_triangle_size(call->args.part);
 }
 
 TEAM_FN double *learn_balance_of(const learn_call *call, uint32_t sub, uint32_t transform)
@@ -139,16 +158,17 @@ TEAM_FN void learn_call_tables(const learn_call *call, uint32_t sub, uint32_t tr
     const kvant_cuda_learn_args *args = &call->args;
     const learn_sums sums = learn_sums_of(call, sub);
     const learn_tables tables = learn_tables_of(call, sub, transform);
-    const uint32_t n = args->part, parts = learn_parts(call);
+    const kvant_cuda_learn_layer *const layer = learn_layer_of(call, sub);
+    const uint32_t n = args->part, parts = learn_parts(call),
+                   kv_head = sub % kvant_learn_subs(args) / parts;
     learn_make_tables(&sums, &tables, args->center_span, part, center, start);
     TEAM_SYNC();
     TEAM_EACH (i, 0, (int)n) {
-        const size_t channel =
-            (size_t)(sub / parts) * args->head_dim +
-            kvant_part_channel(args->head_dim, n, sub % parts, (uint32_t)i);
-        args->centers[(size_t)transform * args->n_kv_heads * args->head_dim + channel] = center[i];
+        const size_t channel = (size_t)kv_head * args->head_dim +
+                               kvant_part_channel(args->head_dim, n, sub % parts, (uint32_t)i);
+        layer->centers[(size_t)transform * args->n_kv_heads * args->head_dim + channel] = center[i];
         if (transform == 0)
-            args->start[channel] = start[i];
+            layer->start[channel] = start[i];
     }
 }
 
@@ -170,9 +190,10 @@ TEAM_FN void learn_call_solve(const learn_call *call, uint32_t sub, uint32_t tra
                 learn_triangle_of(call, sub, transform), learn_balance_of(call, sub, transform));
 }
 
-TEAM_FN void learn_call_balance(const learn_call *call, uint32_t kv_head, uint32_t transform)
+/* head: which kv head of all layers. */
+TEAM_FN void learn_call_balance(const learn_call *call, uint32_t head, uint32_t transform)
 {
-    const uint32_t parts = learn_parts(call), sub = kv_head * parts;
+    const uint32_t parts = learn_parts(call), sub = head * parts;
     learn_balance((int)call->args.part, (int)parts, learn_balance_of(call, sub, transform),
                   learn_triangle_of(call, sub, transform));
 }

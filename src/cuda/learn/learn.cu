@@ -142,6 +142,16 @@ static bool valid_spans(const kvant_cuda_learn_args &args)
     return true;
 }
 
+static bool valid_layers(const kvant_cuda_learn_args &args)
+{
+    if (args.n_layers > 0)
+        return args.layers && args.n_layers <= MOST_GRID / kvant_learn_subs(&args);
+    for (uint32_t i = 0; i * args.batch_tokens < args.n_tokens; i++)
+        if (!args.queries[i])
+            return false;
+    return args.rows && args.triangles && args.centers && args.start;
+}
+
 static bool valid(const kvant_cuda_learn_args &args)
 {
     const bool shape = args.part >= 2 && args.part <= LEARN_MOST && args.part % 2 == 0 &&
@@ -149,18 +159,15 @@ static bool valid(const kvant_cuda_learn_args &args)
                        args.head_dim % args.part == 0 && args.n_kv_heads > 0 &&
                        args.n_kv_heads <= 1024 && args.n_transforms > 0 &&
                        args.n_transforms <= KVANT_CUDA_LEARN_TRANSFORMS;
-    const bool keys = (args.type == KVANT_CUDA_F32 || args.type == KVANT_CUDA_F16) && args.rows &&
+    const bool keys = (args.type == KVANT_CUDA_F32 || args.type == KVANT_CUDA_F16) &&
                       args.n_rows > 0 && args.n_rows <= MOST_GRID;
     const bool queries =
         args.n_tokens == 0 ||
         (args.group > 0 && args.group <= 1024 && args.batch_tokens > 0 &&
          args.n_tokens <= args.batch_tokens * KVANT_CUDA_LEARN_BATCHES && args.n_tokens <= 4096);
-    if (!shape || !keys || !queries || !args.triangles || !args.centers || !args.start ||
-        !args.workspace || !aligned(args.workspace) || !valid_spans(args))
+    if (!shape || !keys || !queries || !args.workspace || !aligned(args.workspace) ||
+        !valid_spans(args) || !valid_layers(args))
         return false;
-    for (uint32_t i = 0; i * args.batch_tokens < args.n_tokens; i++)
-        if (!args.queries[i])
-            return false;
     for (uint32_t i = 0; i < args.head_dim / 2; i++)
         if (args.pairs[i].first >= args.part || args.pairs[i].second >= args.part)
             return false;
@@ -174,8 +181,8 @@ kvant_status kvant_cuda_table_learn(const kvant_cuda_learn_args *args, kvant_cud
     using namespace kvant;
     if (!args || args->size != sizeof *args || !valid(*args))
         return KVANT_ERR_ARGUMENT;
-    const learn_call call = { *args, kvant_learn_room_of(args) };
-    const uint32_t subs = args->n_kv_heads * (args->head_dim / args->part),
+    const learn_call call = learn_call_of(args);
+    const uint32_t subs = kvant_learn_all_subs(args),
                    entries = (args->n_rows + args->n_tokens) * (args->head_dim / 2),
                    lines = VECTOR_THREADS / TEAM_WIDTH, tiles = args->part > TILE ? 3 : 1,
                    slices = kvant_learn_key_slices(args) + kvant_learn_query_slices(args),
@@ -189,6 +196,7 @@ kvant_status kvant_cuda_table_learn(const kvant_cuda_learn_args *args, kvant_cud
     launch(moments_kernel, dim3(args->part / 2, subs, args->n_transforms), args->part / 2);
     launch(solve_kernel, dim3(subs, args->n_transforms), TEAM_THREADS);
     if (args->head_dim > args->part)
-        launch(balance_kernel, dim3(args->n_kv_heads, args->n_transforms), TEAM_THREADS);
+        launch(balance_kernel, dim3(subs / (args->head_dim / args->part), args->n_transforms),
+               TEAM_THREADS);
     return launch.status;
 }

@@ -79,7 +79,9 @@ TEAM_FN void tridiagonal_vectors(int n, int k, double *vectors, learn_shared *s)
     TEAM_LINE_SYNC();
     unrolled_for (int b = 0; b < TILE_COLUMNS; b++) {
         const int j = TILE_COLUMN(b);
-        const double v = j < k ? 0 : j == k ? r.lead : s->next[j],
+        const double v = j < k    ? 0
+                         : j == k ? r.lead
+                                  : s->next[j],
                      w = j < k ? 0 : tridiagonal_w(&r, s, j, v),
                      x = fma(-row_w, v, fma(-r.lead, w, s->row[0][j]));
         s->v[j] = v;
@@ -153,8 +155,7 @@ TEAM_FN void root_shifted(int n, learn_shared *s, double *diagonals)
         double *const at = s->u.ratios + k, ratio = 0, below = 0;
         bool positive = true;
         for (int i = 0; i < n; i++) {
-            const double pivot =
-                s->diagonal[i] + s->shift[k] - (i ? s->beside[i - 1] * ratio : 0);
+            const double pivot = s->diagonal[i] + s->shift[k] - (i ? s->beside[i - 1] * ratio : 0);
             at[i * LEARN_NODES] = 1 / pivot;
             ratio = i + 1 < n ? s->beside[i] * at[i * LEARN_NODES] : 0;
             positive = positive && pivot > 0;

@@ -153,8 +153,9 @@ TEAM_FN void learn_find_centers(const learn_rotations *r, float *center, float *
 {
     TEAM_EACH (i, 0, r->n) {
         const learn_complex all = learn_times(r->mean[i], learn_whole_rotation(r, i, -1, false)),
-                            first = learn_times(r->mean[i], learn_first_rotation(r, i, r->block[i],
-                                                                                 KVANT_PAGE_TOKENS));
+                            first =
+                                learn_times(r->mean[i], learn_first_rotation(r, i, r->block[i],
+                                                                             KVANT_PAGE_TOKENS));
         center[r->pairs[i].first] = (float)all.re;
         center[r->pairs[i].second] = (float)all.im;
         start[r->pairs[i].first] = (float)first.re;

@@ -13,8 +13,8 @@
 #define LEARN_NODES 32
 #define TILE_ROWS (LEARN_MOST / TEAM_LINE_STEP)
 #define TILE_COLUMNS (LEARN_MOST / TEAM_LANE_STEP)
-#define TILE_ROW(a) (TEAM_LINE + (a)*TEAM_LINE_STEP)
-#define TILE_COLUMN(b) (TEAM_LANE + (b)*TEAM_LANE_STEP)
+#define TILE_ROW(a) (TEAM_LINE + (a) * TEAM_LINE_STEP)
+#define TILE_COLUMN(b) (TEAM_LANE + (b) * TEAM_LANE_STEP)
 
 /* The first and last of the 32 columns that are skipped together. */
 #define TILE_FIRST(j) ((j) & ~(TEAM_WIDTH - 1))
@@ -34,11 +34,11 @@ typedef struct learn_panels {
 typedef struct learn_shared {
     union {
         learn_panels panels;
-        double ratios[LEARN_MOST * LEARN_NODES];          /* by row of T, then by node (root.h) */
+        double ratios[LEARN_MOST * LEARN_NODES]; /* by row of T, then by node (root.h) */
         float lower[(size_t)LEARN_MOST * (LEARN_MOST + 1) / 2]; /* W^T by rows (triangle.h) */
     } u;
-    double row[2][LEARN_MOST]; /* of the matrix in the tiles */
-    double sums[LEARN_MOST];   /* of rows */
+    double row[2][LEARN_MOST];                             /* of the matrix in the tiles */
+    double sums[LEARN_MOST];                               /* of rows */
     double v[LEARN_MOST], w[LEARN_MOST], next[LEARN_MOST]; /* of reflections (root.h) */
     double diagonal[LEARN_MOST], beside[LEARN_MOST], beta[LEARN_MOST], inverse[LEARN_MOST];
     double shift[LEARN_NODES], weight[LEARN_NODES], own[LEARN_NODES], positive[LEARN_NODES];
@@ -133,8 +133,8 @@ TEAM_FN void tile_halve_sums(tile_sums *s, int count, int width)
     const bool second = threadIdx.x & width;
     unrolled_for (int a = 0; a < count / 2; a++) {
         const double first = s->of[a].of[0], other = s->of[a + count / 2].of[0];
-        s->of[a].of[0] = (second ? other : first) +
-                         __shfl_xor_sync(0xffffffffu, second ? first : other, width);
+        s->of[a].of[0] =
+            (second ? other : first) + __shfl_xor_sync(0xffffffffu, second ? first : other, width);
     }
 }
 #endif

@@ -155,8 +155,8 @@ TEAM_FN bool learn_is_good(const uint16_t *triangle, int n, const learn_space *s
     return squares * learn_inverse_squares(triangle, n, s, t) <= LEARN_CONDITION * LEARN_CONDITION;
 }
 
-/* Scales a matrix to trace n and adds to its diagonal. Returns the former trace; 0: it is not above
- * 0, or not finite. */
+/* Scales a matrix to trace n and adds to its diagonal. A thread scales the numbers that it has in
+ * tiles. Returns the former trace; 0: it is not above 0, or not finite. */
 TEAM_FN double learn_regularise(int n, double *m, learn_shared *s)
 {
     const double trace = learn_trace(n, m, s), factor = n / trace;
@@ -165,7 +165,6 @@ TEAM_FN double learn_regularise(int n, double *m, learn_shared *s)
     TEAM_LINES (i, 0, n)
         TEAM_LANES (j, 0, n)
             m[i * n + j] = m[i * n + j] * factor + (i == j ? LEARN_FLOOR : 0);
-    TEAM_SYNC();
     return trace;
 }
 
@@ -193,7 +192,6 @@ TEAM_FN void learn_solve(const double *counted, const learn_space *s, int n, uin
     const double keys = enough ? learn_regularise(n, s->keys, s->shared) : 0,
                  queries = enough ? learn_regularise(n, s->queries, s->shared) : 0,
                  gain = keys > 0 && queries > 0 ? learn_make_triangle(n, s, triangle) : 0;
-    TEAM_SYNC();
     if (gain == 0)
         learn_put_identity(n, triangle);
     if (TEAM_IS_FIRST) {

@@ -2,8 +2,9 @@
  * block is a context, and blocks run one after another.
  *
  * A warp runs until it waits for other warps, and a thread until it waits for its warp. The first
- * thread of a block runs first in every other block, and last in the blocks between. So a thread that does not wait for a number reads a
- * wrong one in one block or the other, and results are not those of the CPU. */
+ * thread of a block runs first in every other block, and last in the blocks between. So a thread
+ * that does not wait for a number reads a wrong one in one block or the other, and results are not
+ * those of the CPU. */
 #pragma once
 
 #include <cmath>
@@ -21,7 +22,9 @@
 
 struct dim3 {
     unsigned x, y, z;
-    dim3(unsigned nx, unsigned ny = 1, unsigned nz = 1) : x(nx), y(ny), z(nz) {}
+    dim3(unsigned nx, unsigned ny = 1, unsigned nz = 1) : x(nx), y(ny), z(nz)
+    {
+    }
 };
 struct float4 {
     float x, y, z, w;
