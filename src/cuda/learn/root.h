@@ -127,7 +127,8 @@ TEAM_FN void tile_tridiagonalise(int n, learn_tile *t, double *vectors, learn_sh
     }
 }
 
-/* The nodes of the sum for a square root: shift and weight, and the weight of 1. */
+/* The nodes of the sum for a square root: shift and weight, and the weight of 1. A thread makes the
+ * numbers that it reads in root_shifted. */
 TEAM_FN void root_nodes(int n, learn_shared *s)
 {
     double bound = 0;
@@ -144,7 +145,6 @@ TEAM_FN void root_nodes(int n, learn_shared *s)
         s->shift[k] = ldexp(high ? 7.0 : 1.0, 2 * j) / (low ? 7 : 1);
         s->weight[k] = s->own[k] * s->shift[k];
     }
-    TEAM_SYNC();
 }
 
 /* For each node, by row: the ratios of T + shift = L D L^T, and in `diagonals` the diagonal of its
