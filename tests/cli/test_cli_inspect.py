@@ -20,20 +20,23 @@ def full(rows):
 
 
 def learning_room():
-    """The bytes in which a GPU learns one W for each head (src/device/learn_room.h). Heads count as
-    128 channels. 512 keys and 256 tokens of 16 query heads are added in slices of 128 vectors.
+    """The bytes in which a GPU learns one W for each head of 8 layers (src/device/learn_room.h).
+    Heads count as 128 channels. 512 keys and 256 tokens of 16 query heads are added in slices of
+    128 vectors.
     """
-    heads, d, keys, tokens = (N_KV_HEADS * HEAD_DIM + 127) // 128, 128, 512, 256
+    heads, d, keys, tokens = 8 * ((N_KV_HEADS * HEAD_DIM + 127) // 128), 128, 512, 256
     queries = 16 * tokens
     parts = [
-        (keys + tokens) * d * 4,  # turns of RoPE
+        (keys + tokens) * d * 4,  # rotations by RoPE
         heads * (keys + queries),  # which vectors count
         heads * (2 * d + 1) * 4,  # their rule
         heads * (keys // 128 * d + (keys + queries) // 128 * d * d) * 4,  # sums
+        heads * (2 + (2 + 3 * 23 + 4) * d) * 8,  # counts, means and rotations, for 23 buckets
         heads * 2 * 8,  # the balance of keys and queries
-        heads * (keys + queries) * d * 4,  # the vectors, more than four matrices of float64
+        heads * (keys + queries) * d * 4,  # the vectors, more than the matrices of float64
     ]
-    return sum((part + 255) // 256 * 256 for part in parts)
+    lists = 64 * (8 * 8 + 2 * 8)  # pointers of 64 layers
+    return lists + sum((part + 255) // 256 * 256 for part in parts)
 
 
 class Inspect(unittest.TestCase):
@@ -238,7 +241,7 @@ class Inspect(unittest.TestCase):
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 7 * page)
         matrices = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM**2 * 4
         room = 7 * 64 * (N_KV_HEADS * HEAD_DIM * 4 + 8)
-        self.assertEqual(there[0]["working_bytes"], matrices + room + 8 * learning_room())
+        self.assertEqual(there[0]["working_bytes"], matrices + room + learning_room())
         # In the computer's memory: the first block, and the newest 64 tokens, which begin anywhere
         # in a block. The rows of a step have 8 blocks once for all keys, and once for all values.
         self.assertEqual(here[0]["exact_bytes"], (2 * SMALL_LAYERS * (1 + 1 + 1) + 2 * 8) * page)

@@ -87,6 +87,42 @@ static void make_matrices(problem *p)
     kvant_codec_complete_view(p->codec);
 }
 
+/* Layers of one call have the bytes of calls of their own. The second layer begins with the second
+ * kv head. */
+static void compare_layers(const kvant_cuda_compact_args *all)
+{
+    enum { LAYERS = 2 };
+    const size_t bytes = kvant_cuda_compact_bytes(all->head_dim, KV_HEADS - 1),
+                 halves = kvant_cuda_triangle_halves(all->head_dim, 1);
+    kvant_cuda_compact_args args = *all;
+    kvant_cuda_compact_layer layers[LAYERS];
+    char *want[LAYERS], *got = malloc(bytes);
+    args.n_kv_heads = KV_HEADS - 1;
+    for (int i = 0; i < LAYERS; i++) {
+        args.triangles = all->triangles + (size_t)i * halves;
+        args.compact = device_new(bytes, 0xff);
+        assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+        want[i] = malloc(bytes);
+        device_read(want[i], args.compact, bytes);
+        device_free(args.compact);
+        layers[i] = (kvant_cuda_compact_layer){ args.triangles, device_new(bytes, 0xff) };
+    }
+    args.triangles = NULL;
+    args.compact = NULL;
+    args.n_layers = LAYERS;
+    assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_ERR_ARGUMENT);
+    args.layers = device_copy(layers, sizeof layers);
+    assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+    for (int i = 0; i < LAYERS; i++) {
+        device_read(got, layers[i].compact, bytes);
+        assert_memory_equal(got, want[i], bytes);
+        device_free(layers[i].compact);
+        free(want[i]);
+    }
+    device_free(args.layers);
+    free(got);
+}
+
 static void problem_open(problem *p, const char *spec, uint32_t d)
 {
     const size_t numbers = (size_t)KV_HEADS * d * d;
@@ -115,6 +151,7 @@ static void problem_open(problem *p, const char *spec, uint32_t d)
                                            .triangles = triangles,
                                            .compact = p->compact };
     assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+    compare_layers(&args);
     device_free(triangles);
 }
 

@@ -188,8 +188,6 @@ static void end(kvp_gpu_cells *cells)
 
     if (cells->key_transform_size <= cells->head_dim || !more)
         kvp_gpu_learner_free(cells);
-    else
-        kvp_gpu_learner_leave(cells);
     cells->has_key_transform = true;
     if (cache->keeps && !cells->in_place)
         cells->learned = true; /* rows are stored without a centre that came later */

@@ -81,30 +81,55 @@ static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
     return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
 }
 
-bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             const float *center, cu_stream stream)
+/* The memory that gets the compact form of a bucket's matrices; NULL without memory. */
+static void *compact_of(kvp_gpu_cells *cells, uint32_t bucket)
 {
-    kvant_cuda_compact_args args = { .size = sizeof(args),
-                                     .head_dim = cells->head_dim,
-                                     .n_kv_heads = cells->n_kv_heads,
-                                     .triangles = triangles };
-    kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
-                                         .codec = cells->codecs[0],
-                                         .n_kv_heads = cells->n_kv_heads,
-                                         .center = center,
-                                         .key_center = cells->key_center.at };
-    kvant_status status;
+    void *compact = have_matrices(cells, bucket) ? memory_of(cells, bucket)->at : NULL;
 
-    if (!have_matrices(cells, bucket))
-        return false;
-    args.compact = memory_of(cells, bucket)->at;
-    if (cells->weights_of == args.compact)
+    if (compact != NULL && cells->weights_of == compact)
         cells->weights_of = NULL;
-    of_center.compact = args.compact;
-    status = kvant_cuda_compact(&args, stream);
-    if (status == KVANT_OK && bucket == 0 && center != NULL)
-        status = kvant_cuda_expand(&of_center, stream);
-    return status == KVANT_OK;
+    return compact;
+}
+
+bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
+                             cu_stream stream)
+{
+    const kvant_cuda_compact_args args = { .size = sizeof(args),
+                                           .head_dim = cells->head_dim,
+                                           .n_kv_heads = cells->n_kv_heads,
+                                           .triangles = triangles,
+                                           .compact = compact_of(cells, bucket) };
+
+    return args.compact != NULL && kvant_cuda_compact(&args, stream) == KVANT_OK;
+}
+
+bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
+                                 kvant_cuda_compact_layer *layers, kvant_cuda_compact_layer *at)
+{
+    const kvant_cuda_compact_args args = { .size = sizeof(args),
+                                           .head_dim = cells[0]->head_dim,
+                                           .n_kv_heads = cells[0]->n_kv_heads,
+                                           .layers = at,
+                                           .n_layers = n };
+    cu_stream stream = cells[0]->gpu->stream;
+    bool ok = true;
+
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = (layers[i].compact = compact_of(cells[i], 0)) != NULL;
+    return ok && kvp_cu_write(at, layers, n * sizeof(*at), stream) &&
+           kvant_cuda_compact(&args, stream) == KVANT_OK;
+}
+
+bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream)
+{
+    const kvant_cuda_expand_args args = { .size = sizeof(args),
+                                          .codec = cells->codecs[0],
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .compact = cells->numbers.at,
+                                          .center = center,
+                                          .key_center = cells->key_center.at };
+
+    return kvant_cuda_expand(&args, stream) == KVANT_OK;
 }
 
 /* Brings the triangles of a transform as records hold it, where they follow centre and scale. Their
@@ -119,7 +144,7 @@ static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, 
     void *room = cells->cache->expanded.at;
 
     return triangles != NULL && copy_in(room, triangles, (halves + 1) / 2, stream) &&
-           kvp_gpu_bring_triangles(cells, bucket, room, NULL, stream);
+           kvp_gpu_bring_triangles(cells, bucket, room, stream);
 }
 
 /* Brings the matrices of codecs that have them from a calibration. */

@@ -176,13 +176,10 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache);
 bool kvp_gpu_fits_free_memory(const kvp_gpu *gpu, size_t bytes);
 
 /* learner.c. `kvp_gpu_learner_begin` resets the learner of a cache without rows.
- * `kvp_gpu_learner_leave` and `kvp_gpu_learner_free` let later work on the GPU's stream wait for a
- * lesson whose result is not used. `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys
- * with a matrix, whatever its numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer
- * keeps of n transforms; `kvp_gpu_learning_bytes`: working memory of all layers while they are
- * made. */
+ * `kvp_gpu_have_matrix_codecs` makes the kernels' codecs for keys with a matrix, whatever its
+ * numbers; false without memory. `kvp_gpu_learned_bytes`: what a layer keeps of n transforms;
+ * `kvp_gpu_learning_bytes`: working memory of all layers while they are made. */
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells);
-void kvp_gpu_learner_leave(const kvp_gpu_cells *cells);
 void kvp_gpu_learner_free(kvp_gpu_cells *cells);
 bool kvp_gpu_have_matrix_codecs(kvp_gpu_cells *cells);
 size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n);
@@ -300,16 +297,20 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
  * `kvp_gpu_upload_bucket` brings matrices and centres of a later bucket. `kvp_gpu_upload_plain`
  * brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the computer's memory.
  *
- * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and
- * key_center from the centre (NULL: it is set otherwise), by work in the stream. Other streams may
- * use them after that work. */
+ * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, by work in
+ * the stream. `kvp_gpu_bring_all_triangles` does so for the first bucket of n tensors of one shape,
+ * in the GPU's stream: layers have the triangles, and `at` is room for the layers in GPU memory.
+ * `kvp_gpu_bring_key_center` makes key_center from these matrices and a centre in GPU memory. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                               const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean);
 bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
 bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             const float *center, cu_stream stream);
+                             cu_stream stream);
+bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
+                                 kvant_cuda_compact_layer *layers, kvant_cuda_compact_layer *at);
+bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key

@@ -126,12 +126,17 @@ struct Inverse {
 };
 
 /* Makes the compact form of a part of a kv head. */
-__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact)
+__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
+                               const kvant_cuda_compact_layer *layers)
 {
     extern __shared__ double inverse_space[];
     const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y,
                    number = kv_head * (d / n) + part, size = (uint32_t)kvant_triangle_size(n);
     const Inverse inverse{ inverse_space, n };
+    if (layers) {
+        triangles = layers[blockIdx.z].triangles;
+        compact = static_cast<uint8_t *>(layers[blockIdx.z].compact);
+    }
     uint16_t *copy = reinterpret_cast<uint16_t *>(inverse_space + Inverse::numbers_of(n));
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
         copy[i] = triangles[(size_t)number * size + i];
@@ -209,14 +214,14 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
 /* Launches a kernel with a thread block for each part, and memory for its inverse. */
 template <class... Parameters, class... Arguments>
 static cudaError_t launch_parts(void (*kernel)(Parameters...), uint32_t d, uint32_t n_kv_heads,
-                                cudaStream_t stream, Arguments... arguments)
+                                uint32_t n_layers, cudaStream_t stream, Arguments... arguments)
 {
     const uint32_t n = kvant_key_transform_part(d), threads = (n + 31) / 32 * 32;
     const size_t bytes = Inverse::bytes(n);
     const cudaError_t error = allow_shared((const void *)kernel, (int)bytes);
     if (error != cudaSuccess)
         return error;
-    kernel<<<dim3(d / n, n_kv_heads), threads, bytes, stream>>>(arguments...);
+    kernel<<<dim3(d / n, n_kv_heads, n_layers), threads, bytes, stream>>>(arguments...);
     return cudaGetLastError();
 }
 
@@ -250,13 +255,16 @@ static bool has_triangles(uint32_t head_dim)
 
 kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !has_triangles(args->head_dim) || !args->triangles ||
-        !args->compact || args->compact == args->triangles || args->n_kv_heads == 0 ||
-        args->n_kv_heads > 65535)
+    const bool one = args && args->size == sizeof *args && args->n_layers == 0;
+    if (!args || args->size != sizeof *args || !has_triangles(args->head_dim) ||
+        args->n_kv_heads == 0 || args->n_kv_heads > 65535 || args->n_layers > 65535 ||
+        (one ? !args->triangles || !args->compact || args->compact == args->triangles
+             : !args->layers))
         return KVANT_ERR_ARGUMENT;
-    return from_cuda(launch_parts(compact_kernel, args->head_dim, args->n_kv_heads,
-                                  static_cast<cudaStream_t>(stream), args->triangles,
-                                  args->head_dim, static_cast<uint8_t *>(args->compact)));
+    return from_cuda(
+        launch_parts(compact_kernel, args->head_dim, args->n_kv_heads, one ? 1 : args->n_layers,
+                     static_cast<cudaStream_t>(stream), args->triangles, args->head_dim,
+                     static_cast<uint8_t *>(args->compact), one ? nullptr : args->layers));
 }
 
 kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
@@ -271,7 +279,7 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
     if (args->key_transform)
         error = launch_expand(codec, args->n_kv_heads, args->compact, args->key_transform, on);
     if (error == cudaSuccess && args->inverse_key_transform) {
-        error = launch_parts(invert_kernel, codec.params.head_dim, args->n_kv_heads, on,
+        error = launch_parts(invert_kernel, codec.params.head_dim, args->n_kv_heads, 1, on,
                              args->compact, codec.params.head_dim, args->inverse_key_transform);
         if (error == cudaSuccess)
             error =

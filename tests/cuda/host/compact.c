@@ -24,13 +24,18 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
 
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
+    const kvant_cuda_compact_layer one = { args->triangles, args->compact },
+                                   *layers = args->n_layers > 0 ? args->layers : &one;
     ANSWER(compact, args, stream);
-    if (!args->triangles || !args->compact || args->compact == args->triangles ||
-        args->head_dim % 8)
+    if (!layers || args->head_dim % 8)
         return KVANT_ERR_ARGUMENT;
-    host_writes(stream, args->compact);
-    memcpy(args->compact, args->triangles,
-           args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
+    for (uint32_t i = 0; i == 0 || i < args->n_layers; i++) {
+        if (!layers[i].triangles || !layers[i].compact || layers[i].compact == layers[i].triangles)
+            return KVANT_ERR_ARGUMENT;
+        host_writes(stream, layers[i].compact);
+        memcpy(layers[i].compact, layers[i].triangles,
+               args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
+    }
     return KVANT_OK;
 }
 
