@@ -1,5 +1,5 @@
-/* short_matrix.cuh - keys of a decode step through a matrix, and its queries through a matrix or
- * through an inverse in its compact form. A thread computes one number of a row.
+/* short_matrix.cuh - keys and queries of a decode step through a matrix, or through its compact
+ * form. A thread computes one number of a row.
  *
  * Owns the products. append_short.cu owns the kernels, and the rows' way to their pages. */
 #pragma once
@@ -35,22 +35,62 @@ struct FewCenter {
     }
 };
 
+/* A channel's column of a matrix, or of W in its compact form: AHEAD numbers at a time. W has no
+ * others than those of the channel's part. */
+template <int D> struct KeyColumn {
+    static constexpr int AHEAD = COMPACT_PART<D>;
+    float numbers[AHEAD];
+    const float *column;
+    bool compact;
+    int part;
+
+    KVANT_INLINE void load(const ShortRole &role, int kv_head, int channel)
+    {
+        const PartChannel at(D, AHEAD, channel);
+        compact = role.compact;
+        part = (int)at.part;
+        column = role.key_transform + (size_t)kv_head * D * D + channel;
+        if (!compact)
+            return load_ahead(0);
+        const TrianglePart triangle(role.compact, D, kv_head, at.part, AHEAD);
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            numbers[i] = i < (int)at.own ? 0 : triangle.number(i, at.own);
+    }
+    KVANT_INLINE void load_ahead(int first)
+    {
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            numbers[i] = column[(size_t)(first + i) * D];
+    }
+
+    /* Calls use(channel, number) in the order of the channels. */
+    template <class F> KVANT_INLINE void each(F &&use)
+    {
+        unrolled_for (int first = 0; first < D; first += AHEAD) {
+            if (first > 0 && compact)
+                break;
+            if (first > 0)
+                load_ahead(first);
+            unrolled_for (int i = 0; i < AHEAD; i++)
+                use(D > AHEAD && compact ? (int)kvant_part_channel(D, AHEAD, part, i) : first + i,
+                    numbers[i]);
+        }
+    }
+};
+
 /* Computes W ((x - c) / s) with all threads of a block of D, for keys with a matrix. Like
  * combine_rows, it adds the rows of the matrix in their order. */
 template <int D>
 KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_type type,
-                                             const FewCenter &center, size_t row_at, int kv_head,
-                                             bool &finite)
+                                             const FewCenter &center, KeyColumn<D> &column,
+                                             size_t row_at, int kv_head, bool &finite)
 {
-    constexpr int AHEAD = D > 128 ? 64 : D;
     __shared__ float x[D], y[D];
     const int channel = threadIdx.x, at = kv_head * D + channel;
-    const float *column = role.key_transform + (size_t)kv_head * D * D + channel;
-    float key_transform[AHEAD], number, sum = 0;
+    float number, sum = 0;
     if (!center.any)
         number = load_number(role.rows, row_at + channel, type);
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
+    if (!role.compact)
+        column.load(role, kv_head, channel);
     if (center.any)
         number = center.about(static_cast<const float *>(role.rows) + row_at, x, D);
     if (role.center)
@@ -59,13 +99,7 @@ KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_t
         number = __fdiv_rn(number, role.scale[at]);
     x[channel] = number;
     finite = __syncthreads_and(is_finite(number));
-    unrolled_for (int first = 0; first < D; first += AHEAD) {
-        if (first > 0)
-            unrolled_for (int i = 0; i < AHEAD; i++)
-                key_transform[i] = column[(size_t)(first + i) * D];
-        unrolled_for (int i = 0; i < AHEAD; i++)
-            sum = __fadd_rn(sum, __fmul_rn(x[first + i], key_transform[i]));
-    }
+    column.each([&](int i, float weight) { sum = __fadd_rn(sum, __fmul_rn(x[i], weight)); });
     y[channel] = sum;
     __syncthreads();
     Row<D> row;
@@ -193,14 +227,12 @@ template <int D, int N, class Book>
 KVANT_INLINE Row<D> several_rows_through_matrix(const FewArgs<Book> &args, const ShortRole &role,
                                                 uint32_t first, int kv_head, bool &finite)
 {
-    constexpr int AHEAD = D > 128 ? 64 : D;
     __shared__ float x[D][N], y[N][D];
     const int channel = threadIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               at = kv_head * D + channel;
-    const float *column = role.key_transform + (size_t)kv_head * D * D + channel;
-    float key_transform[AHEAD], sum[N] = {};
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
+    float sum[N] = {};
+    KeyColumn<D> column;
+    column.load(role, kv_head, channel);
     unrolled_for (int t = 0; t < N; t++) {
         float number = 0;
         if (first + t < args.n_tokens)
@@ -218,14 +250,10 @@ KVANT_INLINE Row<D> several_rows_through_matrix(const FewArgs<Book> &args, const
     finite = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         finite &= is_finite(x[lane + 32 * j][warp]);
-    unrolled_for (int from = 0; from < D; from += AHEAD) {
-        if (from > 0)
-            unrolled_for (int i = 0; i < AHEAD; i++)
-                key_transform[i] = column[(size_t)(from + i) * D];
-        unrolled_for (int i = 0; i < AHEAD; i++)
-            unrolled_for (int t = 0; t < N; t++)
-                sum[t] = __fadd_rn(sum[t], __fmul_rn(x[from + i][t], key_transform[i]));
-    }
+    column.each([&](int i, float weight) {
+        unrolled_for (int t = 0; t < N; t++)
+            sum[t] = __fadd_rn(sum[t], __fmul_rn(x[i][t], weight));
+    });
     unrolled_for (int t = 0; t < N; t++)
         y[t][channel] = sum[t];
     __syncthreads();
