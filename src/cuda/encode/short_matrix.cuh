@@ -35,26 +35,23 @@ struct FewCenter {
     }
 };
 
-/* A channel's column of a matrix, or of W in its compact form: AHEAD numbers at a time. W has no
- * others than those of the channel's part. */
+/* A channel's column of a matrix, AHEAD numbers at a time, or of W in its compact form: the numbers
+ * of the channel's part. Called by all threads of a block of D. */
 template <int D> struct KeyColumn {
     static constexpr int AHEAD = COMPACT_PART<D>;
-    float numbers[AHEAD];
+    float numbers[AHEAD], diagonal;
     const float *column;
     bool compact;
     int part;
 
     KVANT_INLINE void load(const ShortRole &role, int kv_head, int channel)
     {
-        const PartChannel at(D, AHEAD, channel);
-        compact = role.compact;
-        part = (int)at.part;
         column = role.key_transform + (size_t)kv_head * D * D + channel;
-        if (!compact)
-            return load_ahead(0);
-        const TrianglePart triangle(role.compact, D, kv_head, at.part, AHEAD);
-        unrolled_for (int i = 0; i < AHEAD; i++)
-            numbers[i] = i < (int)at.own ? 0 : triangle.number(i, at.own);
+        compact = role.compact;
+        if (compact)
+            load_triangle(role.compact, kv_head, channel);
+        else
+            load_ahead(0);
     }
     KVANT_INLINE void load_ahead(int first)
     {
@@ -62,9 +59,40 @@ template <int D> struct KeyColumn {
             numbers[i] = column[(size_t)(first + i) * D];
     }
 
+    /* All loads come first, also those of codes above the diagonal, which stand for other numbers:
+     * a branch for each row would wait for its load. Codes of odd columns stay in their half of the
+     * byte. With `zero` they are the bits of 2^19 + 8 + code, and others of 2^23 + 8 + code. */
+    KVANT_INLINE void load_triangle(const void *compact_, int kv_head, int channel)
+    {
+        __shared__ float4 steps[D / 4];
+        const PartChannel at(D, AHEAD, channel);
+        const TrianglePart triangle(compact_, D, kv_head, at.part, AHEAD);
+        const uint8_t *codes =
+            reinterpret_cast<const uint8_t *>(triangle.halves + 2 * AHEAD) + at.own / 2;
+        const bool odd = at.own % 2;
+        const uint32_t mask = odd ? 0xf0u : 0xfu, zero = odd ? 0x49000080u : 0x4b000008u;
+        uint32_t bytes[AHEAD];
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            bytes[i] = codes[i * i / 4];
+        part = (int)at.part;
+        diagonal = half_bits(triangle.halves[AHEAD + at.own]);
+        reinterpret_cast<float *>(steps)[part * AHEAD + at.own] =
+            half_bits(triangle.halves[at.own]);
+        __syncthreads();
+        unrolled_for (int i = 0; i < AHEAD; i++) {
+            const float4 four = steps[(part * AHEAD + i) / 4];
+            const float step[4] = { four.x, four.y, four.z, four.w };
+            const float number = __fmul_rn(step[i % 4], __uint_as_float((bytes[i] & mask) ^ zero) -
+                                                            __uint_as_float(zero));
+            numbers[i] = i > (int)at.own ? number : 0.0f;
+        }
+    }
+
     /* Calls use(channel, number) in the order of the channels. */
     template <class F> KVANT_INLINE void each(F &&use)
     {
+        if (compact)
+            use((int)threadIdx.x, diagonal);
         unrolled_for (int first = 0; first < D; first += AHEAD) {
             if (first > 0 && compact)
                 break;
