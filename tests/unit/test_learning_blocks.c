@@ -178,8 +178,8 @@ CASE(parts_have_every_channel_once)
     }
 }
 
-/* A block's transform as a codec, here with another quantiser. Both must agree on rows, queries and
- * pages. */
+/* A block's transform as a codec, here with another quantiser. Both must agree on rows and queries
+ * up to roundings. These decide no code of the page here. */
 CASE(a_transform_is_a_codec)
 {
     const kind k = make_kind(40);
