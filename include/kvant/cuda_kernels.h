@@ -143,9 +143,10 @@ typedef struct kvant_cuda_kernel_append_args {
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
     /* not 0: an open page gets zeros in place of a row that is refused */
     uint32_t clear_refused;
-    /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. The call
-     * makes R W in k_matrix first, device room for n_kv_heads x head_dim^2 floats that calls in one
-     * stream can share */
+    /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. Keys pass
+     * through W and then through R, as on the computer. For many rows, and for codecs with other
+     * codes than uniform ones and codebooks, the call makes W in k_matrix first: device room for
+     * n_kv_heads x head_dim^2 floats that calls in one stream can share */
     const void *k_compact;
     float *k_matrix;
 } kvant_cuda_kernel_append_args;

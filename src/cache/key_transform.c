@@ -93,9 +93,8 @@ static void make_part(void *context, size_t head, uint32_t worker)
     job->status[head] = make_head(job, (uint32_t)head);
 }
 
-/* Rows are multiplied by (R W)^T. A transform keeps this matrix only if R is dense, because the
- * matrix then takes head_dim^3 steps to make. Otherwise each batch makes it again. A W of several
- * parts is applied from its triangles. */
+/* Rows are multiplied by the triangles and then rotated. A dense R takes head_dim^2 steps per row,
+ * so a transform multiplies it with a W of one part, once. */
 
 static void expand(const kvant_tensor *tensor, kvant_key_transform *key_transform, float *expanded)
 {

@@ -155,7 +155,6 @@ static void destroy(kvp_kv *kv)
     kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
-        kvp_gpu_release(&cells->weights);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
@@ -350,7 +349,7 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
         at->pages = *open;
     }
     if (role == KVANT_ROLE_K)
-        kvp_gpu_use_weights(cells, run, &args);
+        kvp_gpu_use_matrices(cells, run, &args);
     return kvant_cuda_kernel_append(&args, cells->gpu->stream);
 }
 

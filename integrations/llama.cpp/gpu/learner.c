@@ -75,8 +75,7 @@ static bool reserve(kvp_gpu_cells *cells)
                       kvp_gpu_learned_bytes(cells->head_dim, cells->n_kv_heads, cells->n_learned),
                       false) ||
         !kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(float),
-                      false) ||
-        !kvp_gpu_grow(cells->gpu, &cells->weights, width * cells->head_dim * sizeof(float), false))
+                      false))
         return false;
     return kvp_gpu_have_matrix_codecs(cells);
 }

@@ -84,11 +84,7 @@ static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
 /* The memory that gets the compact form of a bucket's matrices; NULL without memory. */
 static void *compact_of(kvp_gpu_cells *cells, uint32_t bucket)
 {
-    void *compact = have_matrices(cells, bucket) ? memory_of(cells, bucket)->at : NULL;
-
-    if (compact != NULL && cells->weights_of == compact)
-        cells->weights_of = NULL;
-    return compact;
+    return have_matrices(cells, bucket) ? memory_of(cells, bucket)->at : NULL;
 }
 
 bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
@@ -301,56 +297,9 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
 
-/* The compact form whose weights a step uses: of the kept ones if some run has them, else of the
- * first run. NULL: no run has a compact form. */
-static const void *wanted_weights(const kvp_gpu_cells *cells)
+void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
+                          kvant_cuda_kernel_append_args *args)
 {
-    const kvp_gpu_run *runs = cells->cache->buckets.runs;
-    const bool one = !kvp_gpu_has_transforms(cells);
-    const void *wanted = NULL;
-
-    for (size_t i = 0; i < kvp_gpu_runs(cells); i++) {
-        const void *compact = kvp_gpu_matrix_of(cells, one ? 0 : runs[i].transform).compact;
-        if (wanted == NULL || (compact != NULL && compact == cells->weights_of))
-            wanted = compact;
-    }
-    return wanted;
-}
-
-/* Captured graphs use the former weights. After an error appends make the weights themselves. */
-static void make_weights(kvp_gpu_cells *cells)
-{
-    const kvant_cuda_expand_args args = { .size = sizeof(args),
-                                          .codec = cells->codec,
-                                          .n_kv_heads = cells->n_kv_heads,
-                                          .compact = wanted_weights(cells),
-                                          .key_transform = cells->weights.at };
-
-    if (args.compact == NULL || args.compact == cells->weights_of || args.key_transform == NULL)
-        return;
-    cells->weights_of =
-        kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK ? args.compact : NULL;
-    atomic_fetch_add(&cells->gpu->epoch, 1);
-}
-
-void kvp_gpu_have_weights(kvp_gpu_cache *cache)
-{
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->learns_key_transform)
-            make_weights(cells);
-    }
-}
-
-void kvp_gpu_use_weights(const kvp_gpu_cells *keys, kvp_gpu_run run,
-                         kvant_cuda_kernel_append_args *args)
-{
-    const void *compact = kvp_gpu_matrix_of(keys, run.transform).compact;
-
-    if (compact != NULL && compact == keys->weights_of)
-        args->k.key_transform = keys->weights.at;
-    else if (compact != NULL) {
-        args->k_compact = compact;
-        args->k_matrix = keys->cache->expanded.at;
-    }
+    args->k_compact = kvp_gpu_matrix_of(keys, run.transform).compact;
+    args->k_matrix = keys->cache->expanded.at;
 }
