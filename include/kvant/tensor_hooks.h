@@ -8,6 +8,7 @@
 #ifndef KVANT_TENSOR_HOOKS_H
 #define KVANT_TENSOR_HOOKS_H
 
+#include <kvant/attention.h>
 #include <kvant/tensor.h>
 
 KVANT_BEGIN_C
@@ -62,6 +63,24 @@ KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_co
 /* learned_bytes plus working_bytes of kvant_tensor_get_info, without a look at every block. 0 for
  * NULL. */
 KVANT_API size_t kvant_tensor_learning_bytes(const kvant_tensor *tensor);
+
+/* A step of a layer: attention, and before it one new row of keys and of values. */
+typedef struct kvant_attention_step {
+    int64_t slot;               /* of the new row */
+    const float *k_row, *v_row; /* of all kv heads; NULL: there is no new row */
+    /* Returns a workspace of at least `bytes` bytes, aligned to 64, or NULL. Called at most once. */
+    void *(*workspace)(void *user, size_t bytes);
+    void *user;
+    bool stored; /* a result: the new row was stored */
+} kvant_attention_step;
+
+/* Does what kvant_tensor_write_layer and then kvant_attention do, with the same bytes and numbers,
+ * but plans attention once, and encodes the row in attention's loop. The errors are theirs, and
+ * KVANT_ERR_MEMORY without a workspace. After an error `stored` tells whether the row was refused,
+ * and both tensors are as before, or attention failed. */
+KVANT_API kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
+                                                const kvant_attention_problem *problem,
+                                                kvant_attention_step *step);
 
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {

@@ -101,7 +101,7 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0,
                    plan->partial_stride, &plan->partials) &&
            reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&
-           reserve(&plan->total, plan->n_kv_heads + (size_t)1, 1, &plan->ready) &&
+           reserve(&plan->total, 2 * plan->n_kv_heads + (size_t)1, 1, &plan->ready) &&
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 

@@ -2,6 +2,8 @@
  * the work items of attention. */
 #include <string.h>
 
+#include <kvant/tensor_hooks.h>
+
 #include "../base/attributes.h"
 #include "../base/error.h"
 #include "../blocks/format.h"
@@ -444,6 +446,64 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
     return kvant_attention_cut(plan) ? KVANT_OK
                                      : invalid("the workspace would be larger than memory can be: "
                                                "choose fewer tokens or threads");
+}
+
+/* Attends to the tensors in a workspace of the caller's, and encodes the row of a write. */
+static kvant_status attend(const kvant_tensor *k, const kvant_tensor *v,
+                           const kvant_attention_problem *problem, const kvant_attention_step *step,
+                           const kvant_write *write)
+{
+    kvant_attention_plan plan;
+    KVANT_FORWARD(make_plan(k, v, problem, &plan));
+    void *workspace = step->workspace(step->user, plan.total * sizeof(float));
+    KVANT_RETURN_IF(!workspace, KVANT_ERR_MEMORY);
+    plan.write = write;
+    plan.written_block = (uint32_t)(step->slot / KVANT_PAGE_TOKENS);
+    return kvant_attention_run(&plan, workspace, plan.total * sizeof(float));
+}
+
+/* Whether attention reads the row as fp16, and so may run before the write ends. Arguments that a
+ * write refuses are left to it. */
+static bool is_step(const kvant_tensor *k, const kvant_tensor *v)
+{
+    return k && v && k != v && !(k->steps && k->steps == v->steps) && k->step_rows &&
+           v->step_rows && !k->device && !v->device;
+}
+
+static kvant_status write_and_attend(kvant_tensor *k, kvant_tensor *v,
+                                     const kvant_attention_problem *problem,
+                                     kvant_attention_step *step)
+{
+    const kvant_rows rows[] = { { k, step->k_row, step->k_row, 0 },
+                                { v, step->v_row, step->v_row, 0 } };
+    kvant_write write;
+    kvant_status status = kvant_write_begin(&write, rows, 2, &step->slot, 1, problem->n_threads);
+    if (status != KVANT_OK)
+        return kvant_write_end(&write, status);
+    kvant_write_place(&write.jobs[0]);
+    kvant_write_place(&write.jobs[1]);
+    status = attend(k, v, problem, step, &write);
+    if (status == KVANT_OK)
+        kvant_write_encoded(write.jobs, 2);
+    else
+        kvant_write_encode(write.jobs, 2);
+    step->stored = kvant_write_end(&write, KVANT_OK) == KVANT_OK;
+    return status;
+}
+
+kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
+                                      const kvant_attention_problem *problem,
+                                      kvant_attention_step *step)
+{
+    KVANT_RETURN_IF(!problem || !step, KVANT_ERR_ARGUMENT);
+    step->stored = false;
+    if (step->k_row && is_step(k, v))
+        return write_and_attend(k, v, problem, step);
+    if (step->k_row)
+        KVANT_FORWARD(kvant_tensor_write_layer(k, v, &step->slot, 1, step->k_row, 0, step->v_row, 0,
+                                               problem->n_threads));
+    step->stored = step->k_row != NULL;
+    return attend(k, v, problem, step, NULL);
 }
 
 kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
