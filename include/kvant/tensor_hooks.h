@@ -82,6 +82,11 @@ KVANT_API kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v
                                                 const kvant_attention_problem *problem,
                                                 kvant_attention_step *step);
 
+/* Asks for the memory in which a step of one row finds the tensor's state. `ahead` counts the steps
+ * of other tensors until then: call it with 3, with 2, and with 1, because each call reads what the
+ * call before it asked for. It changes nothing, and any slot will do. */
+KVANT_API void kvant_tensor_prefetch(const kvant_tensor *tensor, int64_t slot, uint32_t ahead);
+
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {
     uint64_t slots;

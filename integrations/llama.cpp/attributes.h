@@ -15,6 +15,9 @@
 #define KVP_PRINTF(format_index, first_argument)                                                   \
     __attribute__((format(printf, format_index, first_argument)))
 
+/* Asks for a line of memory that is read soon. */
+#define KVP_PREFETCH(address) __builtin_prefetch(address, 0, 2)
+
 /* A hint for the CPU in a loop that waits for another thread. */
 #if defined(__x86_64__) || defined(__i386__)
 #define KVP_RELAX() __builtin_ia32_pause()

@@ -364,7 +364,8 @@ kvant_status kvant_write_begin(kvant_write *write, const kvant_rows *rows, size_
                                             .seen = rows[i].seen,
                                             .n = n,
                                             .stride = rows[i].stride,
-                                            .n_threads = n_threads };
+                                            .n_threads = n_threads,
+                                            .runs = write->runs[i] };
         status = status == KVANT_OK ? check_arguments(&write->jobs[i]) : status;
         status = status == KVANT_OK ? unshift(&write->jobs[i], &write->unshifted[i]) : status;
     }

@@ -20,8 +20,8 @@ typedef struct kvant_write_job {
     bool undoable; /* keep a copy of the learning, because the second tensor may fail */
     /* When nothing fails: forget accumulated rows; begin the second moments again. */
     bool forgets, resets;
-    kvant_saved_learning *kept;      /* the learning before this write, or NULL */
-    kvant_run runs[KVANT_MOST_RUNS]; /* of the rows before `done`, the last n_placed */
+    kvant_saved_learning *kept; /* the learning before this write, or NULL */
+    kvant_run *runs;            /* KVANT_MOST_RUNS: of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;
     atomic_int status;
@@ -62,6 +62,7 @@ void kvant_write_note_transforms(const kvant_write_job *job);
 /* A write of one tensor or two. */
 typedef struct kvant_write {
     kvant_write_job jobs[2];
+    kvant_run runs[2][KVANT_MOST_RUNS];
     kvant_unshifted unshifted[2];
     size_t n_jobs;
 } kvant_write;

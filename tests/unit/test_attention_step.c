@@ -5,6 +5,8 @@
 #include <kvant/executor.h>
 
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 enum { BLOCKS = 8, TOKENS = 330, THREADS = 4 };
 
@@ -104,16 +106,20 @@ static void note(layer *l, const float *q)
     assert_ok(kvant_tensor_note_queries(l->k.tensor, &queries, 1));
 }
 
-/* An executor whose threads begin at once, so that several of them are in every loop. */
+/* An executor whose threads wait for one another, so that several of them are in every loop. */
 typedef struct share {
     kvant_executor_work work;
     void *loop;
-    uint32_t worker;
+    uint32_t worker, n_workers;
+    atomic_uint *begun;
 } share;
 
 static void *run_share(void *argument)
 {
     const share *s = argument;
+    atomic_fetch_add(s->begun, 1);
+    while (atomic_load(s->begun) < s->n_workers)
+        sched_yield();
     s->work(s->loop, s->worker);
     return NULL;
 }
@@ -122,10 +128,11 @@ static void run_on_threads(void *context, uint32_t n_workers, kvant_executor_wor
 {
     share each[THREADS];
     pthread_t threads[THREADS];
+    atomic_uint begun = 0;
     assert_in_range(n_workers, 2, THREADS);
     ++*(uint32_t *)context;
     for (uint32_t i = 0; i < n_workers; i++) {
-        each[i] = (share){ work, loop, i };
+        each[i] = (share){ work, loop, i, n_workers, &begun };
         assert_int_equal(pthread_create(&threads[i], NULL, run_share, &each[i]), 0);
     }
     for (uint32_t i = 0; i < n_workers; i++)
@@ -224,6 +231,29 @@ CASE(a_step_without_a_row_stores_nothing)
     assert_memory_equal(got.out, want.out, sizeof q);
     free(r.memory);
     drop_layer(&l);
+}
+
+/* Any tensor and any slot will do, before and after rows are learned from. */
+CASE(prefetching_changes_nothing)
+{
+    for (int exact = 0; exact < 2; exact++) {
+        layer plain = make_layer(exact), fetched = make_layer(exact);
+        for (uint32_t n = 0; n < 200; n++)
+            for (int side = 0; side < 2; side++) {
+                uint64_t rng = n + 1, same = n + 1;
+                fixture *f = side ? &fetched.v : &fetched.k;
+                for (uint32_t ahead = 0; ahead < 5; ahead++)
+                    for (int64_t slot = -1; slot <= BLOCKS * 64; slot += 64)
+                        kvant_tensor_prefetch(f->tensor, slot, ahead);
+                write_range(f, n, 1, 1, 1, &rng);
+                write_range(side ? &plain.v : &plain.k, n, 1, 1, 1, &same);
+            }
+        assert_alike(&plain.k, &fetched.k);
+        assert_alike(&plain.v, &fetched.v);
+        drop_layer(&plain);
+        drop_layer(&fetched);
+    }
+    kvant_tensor_prefetch(NULL, 0, 1);
 }
 
 RUN_CASES(NULL, NULL)
