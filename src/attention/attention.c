@@ -249,10 +249,11 @@ static void store_split(const job *j, const kvant_attention_item *item, size_t f
 static void run_item(const job *j, size_t index, uint32_t worker)
 {
     const kvant_attention_plan *plan = j->plan;
-    uint32_t split = (uint32_t)(index % plan->n_splits);
-    size_t rest = index / plan->n_splits;
-    /* The last tile runs first. With a causal mask it takes longest, and a long work item at the
-     * end would leave the remaining threads idle. */
+    /* A long work item at the end would leave the remaining threads idle. So the last split comes
+     * last for all kv heads: it may be shorter than other splits. The last tile comes first: with a
+     * causal mask it takes longest. */
+    const size_t n_rests = (size_t)plan->n_tiles * plan->n_kv_heads, rest = index % n_rests;
+    uint32_t split = (uint32_t)(index / n_rests);
     uint32_t tile = plan->n_tiles - 1 - (uint32_t)(rest / plan->n_kv_heads);
     kvant_attention_item item = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
                                   .first_query = tile * plan->tile_queries,
