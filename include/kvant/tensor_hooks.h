@@ -68,14 +68,17 @@ KVANT_API size_t kvant_tensor_learning_bytes(const kvant_tensor *tensor);
 typedef struct kvant_attention_step {
     int64_t slot;               /* of the new row */
     const float *k_row, *v_row; /* of all kv heads; NULL: there is no new row */
+    /* The token's position, if later rows are to learn from its queries. Becomes NULL when the call
+     * notes them. */
+    const int32_t *position;
     /* Returns a workspace of at least `bytes` bytes, aligned to 64, or NULL. Called at most once. */
     void *(*workspace)(void *user, size_t bytes);
     void *user;
     bool stored; /* a result: the new row was stored */
 } kvant_attention_step;
 
-/* Does what kvant_tensor_write_layer and then kvant_attention do, with the same bytes and numbers,
- * but plans attention once, and encodes the row in attention's loop. The errors are theirs, and
+/* Does what kvant_tensor_write_layer, kvant_attention and kvant_tensor_note_queries do one after
+ * another, with the same bytes and numbers, but in one loop. The errors are theirs, and
  * KVANT_ERR_MEMORY without a workspace. After an error `stored` tells whether the row was refused,
  * and both tensors are as before, or attention failed. */
 KVANT_API kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,

@@ -156,7 +156,7 @@ static void *workspace_of(void *compute, size_t bytes)
 
 /* Attends, and stores a held row in the same call. If the row is refused, it is stored by a call of
  * its own, which makes its cell invalid. */
-static kvant_status run(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
+static kvant_status run(kvp_compute *compute, kvp_kv *k, const kvp_kv *v,
                         const kvant_attention_problem *problem)
 {
     kvant_attention_step step = { .workspace = workspace_of, .user = compute };
@@ -164,7 +164,10 @@ static kvant_status run(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
     kvant_status status;
 
     if (held->is_held && kvp_kv_begin_step(held, &step) == KVANT_OK) {
+        step.position = k->single_position >= 0 ? &k->single_position : NULL;
         status = kvant_attention_step_run(k->tensor, v->tensor, problem, &step);
+        if (step.position == NULL)
+            k->single_position = -1;
         if (step.stored)
             kvp_kv_end_step(held);
         if (step.stored)
@@ -176,6 +179,7 @@ static kvant_status run(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
             return status;
     }
     step.k_row = step.v_row = NULL;
+    step.position = NULL;
     return kvant_attention_step_run(k->tensor, v->tensor, problem, &step);
 }
 
@@ -193,7 +197,7 @@ static bool reserve(void **memory, size_t *have, size_t need, size_t size)
 /* Attends the tokens first .. first + n - 1 of the batch, which belong to one sequence, to the
  * blocks of this sequence. So results do not depend on other sequences, and no time is spent on
  * them. */
-static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
+static kvant_status attend_sequence(kvp_compute *compute, kvp_kv *k, const kvp_kv *v,
                                     const kvp_mask *mask, kvant_attention_problem problem,
                                     uint32_t first, uint32_t n)
 {
@@ -337,7 +341,7 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     status =
         k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
     spoil_outputs(k, v, first_stream + stream, &problem, v->head_dim);
-    if (single && status == KVANT_OK) /* only later rows learn from its queries */
+    if (k->single_position >= 0 && single && status == KVANT_OK) /* no step has noted them */
         status = learn_queries(compute, node, k);
     return status;
 }

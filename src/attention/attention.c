@@ -1,9 +1,10 @@
 /* attention.c - runs a plan: prepares queries, runs the work items in parallel, combines splits,
  * writes outputs.
  *
- * A call is one loop. Its first bodies encode the row of the step, if there is one, and prepare what
- * several work items share; then come the work items. Rows that are due for sealing come last,
- * because no work item reads their codes. */
+ * A call is one loop. With the row of a step its first bodies end the write, which mostly the
+ * calling thread does while further threads begin, and encode the row. Then come what several work
+ * items share, and the work items. Rows that are due for sealing come last, because no work item
+ * reads their codes. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -283,7 +284,12 @@ static void run_item(const job *j, size_t index, uint32_t worker)
 static void run_index(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
-    const size_t n_parts = j->plan->n_parts;
+    const size_t n_parts = j->plan->n_parts, n_beside = j->plan->beside ? 1 : 0;
+    if (index < n_beside) {
+        j->plan->beside(j->plan->user);
+        return;
+    }
+    index -= n_beside;
     if (index < j->n_new)
         kvant_parallel_count(encoded_of(j, kvant_write_encode_new(j->plan->write->jobs, index)));
     else if ((index -= j->n_new) < n_parts)
@@ -315,6 +321,7 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
         atomic_init(&counters_of(&j)[i], 0);
     for (size_t i = 0; i <= 2 * (size_t)plan->n_kv_heads; i++)
         atomic_init(&ready_of(&j)[i], 0);
-    kvant_parallel_for(j.n_new + plan->n_parts + j.n_items + n_due, plan->n_threads, run_index, &j);
+    kvant_parallel_for((plan->beside ? 1 : 0) + j.n_new + plan->n_parts + j.n_items + n_due,
+                       plan->n_threads, run_index, &j);
     return KVANT_OK;
 }

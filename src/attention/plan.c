@@ -13,9 +13,10 @@
  * even shares. With more, long contexts would not give work items for many threads. */
 #define FEWEST_PAGES 2u
 #define MOST_PAGES 16u
-/* A page takes twice as long as all else of a work item: laying out its scratch, and storing and
- * combining its sums. Measured for 3 query heads and a head_dim of 64: 1.5 us and 0.4 us. */
-#define PAGE_COST 2u
+/* What a work item costs beside its pages, in pages: its scratch, waiting for its first page, and
+ * storing and combining its sums. For 3 query heads and a head_dim of 64 it is 0.3 pages of codes
+ * and 0.8 pages of fp16 rows. With 0 contexts of some hundred tokens are cut too fine. */
+#define ITEM_COST 1u
 /* The time on 8 threads has this weight, and the times on 12 and 16 threads have weight 1. With a
  * larger weight half of 16 threads can be without work. With a smaller weight 8 threads wait longer.
  * Such splits suit 2, 4 and 6 threads, too. */
@@ -106,12 +107,12 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
-/* When the work items end on some threads, in units of an item's own cost. A split of `pages` pages
+/* When the work items end on some threads, in pages. A split of `pages` pages
  * gives long work items, which begin first, and at most one shorter item for each kv head. */
 static uint64_t end_of_items(const kvant_attention_plan *plan, uint32_t pages, uint32_t threads)
 {
     const uint32_t n_heads = plan->n_kv_heads, rest = plan->n_pages % pages,
-                   end = PAGE_COST * pages + 1, short_end = PAGE_COST * rest + 1;
+                   end = pages + ITEM_COST, short_end = rest + ITEM_COST;
     const uint64_t n_long = (uint64_t)(plan->n_pages / pages) * n_heads,
                    rounds = (n_long + threads - 1) / threads;
     const uint32_t n_free = (uint32_t)(rounds * threads - n_long);
@@ -124,15 +125,10 @@ static uint64_t end_of_items(const kvant_attention_plan *plan, uint32_t pages, u
     return (rounds - 1) * end + (alone <= end ? end : alone < after ? alone : after);
 }
 
-/* Pages of a split. With few query tokens the context is split, so that the kv heads together give
- * work items for all threads. The actual number of threads does not count, because results must not
- * depend on it. */
-static uint32_t split_pages(const kvant_attention_plan *plan)
+static uint32_t find_split(const kvant_attention_plan *plan)
 {
-    uint32_t best = plan->n_pages ? plan->n_pages : 1;
+    uint32_t best = MOST_PAGES;
     uint64_t least = UINT64_MAX;
-    if (plan->problem.n_queries > DECODE_QUERIES)
-        return best;
     for (uint32_t pages = MOST_PAGES; pages >= FEWEST_PAGES; pages--) {
         const uint64_t end = WEIGHT_OF_8 * end_of_items(plan, pages, 8) +
                              end_of_items(plan, pages, 12) + end_of_items(plan, pages, 16);
@@ -141,6 +137,24 @@ static uint32_t split_pages(const kvant_attention_plan *plan)
         least = end < least ? end : least;
     }
     return best;
+}
+
+/* Pages of a split. With few query tokens the context is split, so that the kv heads together give
+ * work items for all threads. The actual number of threads does not count, because results must not
+ * depend on it. The last answer is kept, because a model's layers ask one after another. */
+static uint32_t split_pages(const kvant_attention_plan *plan)
+{
+    static _Thread_local struct {
+        uint32_t n_kv_heads, n_pages, split;
+    } last;
+    if (plan->problem.n_queries > DECODE_QUERIES)
+        return plan->n_pages ? plan->n_pages : 1;
+    if (!last.split || last.n_kv_heads != plan->n_kv_heads || last.n_pages != plan->n_pages) {
+        last.n_kv_heads = plan->n_kv_heads;
+        last.n_pages = plan->n_pages;
+        last.split = find_split(plan);
+    }
+    return last.split;
 }
 
 static uint32_t threads_for(const kvant_attention_plan *plan, double work)

@@ -39,6 +39,9 @@ typedef struct kvant_attention_plan {
     /* A row of k and v that the same loop encodes, or NULL; and its block. */
     const kvant_write *write;
     uint32_t written_block;
+    /* Work beside the work items, which the same loop begins with; or NULL. */
+    void (*beside)(void *user);
+    void *user;
     kvant_used_views k_views;
     kvant_used_transforms v_transforms;
     uint32_t n_kv_heads, group_heads; /* query heads per kv head */

@@ -8,6 +8,7 @@
 #include "../base/error.h"
 #include "../blocks/format.h"
 #include "../cache/center.h"
+#include "../cache/learning.h"
 #include "../cache/shift.h"
 #include "block_centers.h"
 #include "work_item.h"
@@ -448,17 +449,58 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
                                                "choose fewer tokens or threads");
 }
 
-/* Attends to the tensors in a workspace of the caller's, and encodes the row of a write. */
+/* The row of a step, which is written beside attention. */
+typedef struct row_write {
+    const kvant_attention_problem *problem;
+    kvant_attention_step *step;
+    kvant_write write;
+    kvant_status noted;
+    bool closed;
+} row_write;
+
+/* Notes the token's queries, which later rows learn from. */
+static kvant_status note_queries(kvant_tensor *k, const kvant_attention_problem *problem,
+                                 kvant_attention_step *step)
+{
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = problem->q,
+                                    .token_stride = problem->q_token_stride,
+                                    .head_stride = problem->q_head_stride,
+                                    .n_tokens = problem->n_queries,
+                                    .n_heads = problem->n_heads,
+                                    .positions = step->position };
+    if (!step->position)
+        return KVANT_OK;
+    step->position = NULL;
+    return kvant_tensor_note_queries(k, &queries, problem->n_threads);
+}
+
+/* Ends the write, and notes the queries if that takes no loop. */
+static void close_write(void *user)
+{
+    row_write *row = user;
+    kvant_tensor *k = row->write.jobs[0].tensor;
+    row->step->stored = kvant_write_close(&row->write, KVANT_OK) == KVANT_OK;
+    row->closed = true;
+    if (kvant_queries_only_copies(k, row->problem->n_heads))
+        row->noted = note_queries(k, row->problem, row->step);
+}
+
+/* Attends to the tensors in a workspace of the caller's, and writes a row beside it. */
 static kvant_status attend(const kvant_tensor *k, const kvant_tensor *v,
                            const kvant_attention_problem *problem, const kvant_attention_step *step,
-                           const kvant_write *write)
+                           row_write *row)
 {
     kvant_attention_plan plan;
     KVANT_FORWARD(make_plan(k, v, problem, &plan));
     void *workspace = step->workspace(step->user, plan.total * sizeof(float));
     KVANT_RETURN_IF(!workspace, KVANT_ERR_MEMORY);
-    plan.write = write;
-    plan.written_block = (uint32_t)(step->slot / KVANT_PAGE_TOKENS);
+    if (row) {
+        plan.write = &row->write;
+        plan.written_block = (uint32_t)(step->slot / KVANT_PAGE_TOKENS);
+        plan.beside = close_write;
+        plan.user = row;
+    }
     return kvant_attention_run(&plan, workspace, plan.total * sizeof(float));
 }
 
@@ -476,19 +518,22 @@ static kvant_status write_and_attend(kvant_tensor *k, kvant_tensor *v,
 {
     const kvant_rows rows[] = { { k, step->k_row, step->k_row, 0 },
                                 { v, step->v_row, step->v_row, 0 } };
-    kvant_write write;
-    kvant_status status = kvant_write_begin(&write, rows, 2, &step->slot, 1, problem->n_threads);
+    row_write row = { .problem = problem, .step = step, .noted = KVANT_OK, .closed = false };
+    kvant_write *write = &row.write;
+    kvant_status status = kvant_write_begin(write, rows, 2, &step->slot, 1, problem->n_threads);
     if (status != KVANT_OK)
-        return kvant_write_end(&write, status);
-    kvant_write_place(&write.jobs[0]);
-    kvant_write_place(&write.jobs[1]);
-    status = attend(k, v, problem, step, &write);
+        return kvant_write_end(write, status);
+    kvant_write_place(&write->jobs[0]);
+    kvant_write_place(&write->jobs[1]);
+    status = attend(k, v, problem, step, &row);
     if (status == KVANT_OK)
-        kvant_write_encoded(write.jobs, 2);
+        kvant_write_encoded(write->jobs, 2);
     else
-        kvant_write_encode(write.jobs, 2);
-    step->stored = kvant_write_end(&write, KVANT_OK) == KVANT_OK;
-    return status;
+        kvant_write_encode(write->jobs, 2);
+    if (!row.closed) /* attention did not begin */
+        close_write(&row);
+    kvant_write_release(write);
+    return status == KVANT_OK ? row.noted : status;
 }
 
 kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
@@ -497,13 +542,16 @@ kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
 {
     KVANT_RETURN_IF(!problem || !step, KVANT_ERR_ARGUMENT);
     step->stored = false;
-    if (step->k_row && is_step(k, v))
-        return write_and_attend(k, v, problem, step);
+    if (step->k_row && is_step(k, v)) {
+        KVANT_FORWARD(write_and_attend(k, v, problem, step));
+        return note_queries(k, problem, step);
+    }
     if (step->k_row)
         KVANT_FORWARD(kvant_tensor_write_layer(k, v, &step->slot, 1, step->k_row, 0, step->v_row, 0,
                                                problem->n_threads));
     step->stored = step->k_row != NULL;
-    return attend(k, v, problem, step, NULL);
+    KVANT_FORWARD(attend(k, v, problem, step, NULL));
+    return note_queries(k, problem, step);
 }
 
 kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,

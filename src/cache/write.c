@@ -372,16 +372,28 @@ kvant_status kvant_write_begin(kvant_write *write, const kvant_rows *rows, size_
     return status == KVANT_OK ? begin(write->jobs, n_tensors) : status;
 }
 
-kvant_status kvant_write_end(kvant_write *write, kvant_status status)
+kvant_status kvant_write_close(kvant_write *write, kvant_status status)
 {
     kvant_write_job *jobs = write->jobs;
     status = status == KVANT_OK ? end(jobs, write->n_jobs) : status;
     for (size_t i = 0; i < write->n_jobs; i++) {
         kvant_learning_written(jobs[i].tensor, jobs[i].slots, status == KVANT_OK ? jobs[i].n : 0);
-        kvant_unshift_end(&write->unshifted[i]);
         if (status != KVANT_OK && jobs[i].tensor && !jobs[i].tensor->recent.n)
             kvant_transforms_forget(jobs[i].tensor);
     }
+    return status;
+}
+
+void kvant_write_release(kvant_write *write)
+{
+    for (size_t i = 0; i < write->n_jobs; i++)
+        kvant_unshift_end(&write->unshifted[i]);
+}
+
+kvant_status kvant_write_end(kvant_write *write, kvant_status status)
+{
+    status = kvant_write_close(write, status);
+    kvant_write_release(write);
     return status;
 }
 

@@ -73,3 +73,8 @@ typedef struct kvant_write {
 kvant_status kvant_write_begin(kvant_write *write, const kvant_rows *rows, size_t n_tensors,
                                const int64_t *slots, size_t n, uint32_t n_threads);
 kvant_status kvant_write_end(kvant_write *write, kvant_status status);
+
+/* The first part of kvant_write_end. It may run while rows are being encoded and read. */
+kvant_status kvant_write_close(kvant_write *write, kvant_status status);
+/* The second part: frees the copies of rows. */
+void kvant_write_release(kvant_write *write);

@@ -1,10 +1,10 @@
 /* test_attention_cut.c - how a step of one token is cut into work items. The times are those of
- * plan.c: a page takes 2, and an item 1 more. */
+ * plan.c: a page takes 1, and an item 1 more. */
 #include "testing.h"
 
 #include "../../src/attention/plan.h"
 
-enum { PAGE = 2, ITEM = 1, MOST_THREADS = 16 };
+enum { PAGE = 1, ITEM = 1, MOST_THREADS = 16 };
 
 static kvant_attention_plan cut(uint32_t n_kv_heads, uint32_t n_pages)
 {

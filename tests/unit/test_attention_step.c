@@ -81,11 +81,16 @@ static kvant_status step(layer *l, uint32_t token, const float *k_row, const flo
                          attended *result)
 {
     kvant_attention_problem problem = problem_of(token, q, result, n_threads);
-    kvant_attention_step s = {
-        .slot = token, .k_row = k_row, .v_row = v_row, .workspace = workspace_of, .user = r
-    };
+    const int32_t position = (int32_t)token;
+    kvant_attention_step s = { .slot = token,
+                               .k_row = k_row,
+                               .v_row = v_row,
+                               .position = k_row ? &position : NULL,
+                               .workspace = workspace_of,
+                               .user = r };
     const kvant_status status = kvant_attention_step_run(l->k.tensor, l->v.tensor, &problem, &s);
     *stored = s.stored;
+    assert_true(status != KVANT_OK || !s.position);
     return status;
 }
 
@@ -95,14 +100,15 @@ static void fill(float *x, size_t n, uint64_t *rng)
         x[i] = half_number(rng);
 }
 
-static void note(layer *l, const float *q)
+static void note(layer *l, const float *q, int32_t position)
 {
     const kvant_queries queries = { .size = sizeof queries,
                                     .q = q,
                                     .token_stride = (size_t)N_HEADS * HEAD_DIM,
                                     .head_stride = HEAD_DIM,
                                     .n_tokens = 1,
-                                    .n_heads = N_HEADS };
+                                    .n_heads = N_HEADS,
+                                    .positions = &position };
     assert_ok(kvant_tensor_note_queries(l->k.tensor, &queries, 1));
 }
 
@@ -160,8 +166,7 @@ static void compare(bool exact, uint32_t n_threads)
         assert_true(stored);
         assert_int_equal(r.n_calls, token + 1);
         assert_memory_equal(got.out, want.out, sizeof q);
-        note(&apart, q);
-        note(&together, q);
+        note(&apart, q, (int32_t)token);
     }
     assert_alike(&apart.k, &together.k);
     assert_alike(&apart.v, &together.v);
