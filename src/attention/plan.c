@@ -9,6 +9,9 @@
 /* With up to this many query tokens, pages are split among work items. With more, there are enough
  * query tiles without splits. */
 #define DECODE_QUERIES 8u
+/* A context of up to this many pages is not split. Queries would have to be prepared before the
+ * work items. Without a split, hidden pages of neighbours in a unified cache also change no bit. */
+#define UNSPLIT_PAGES 4u
 /* The fewest and the most pages of a split. With fewer, a work item's own cost exceeds the gain of
  * even shares. With more, long contexts would not give work items for many threads. */
 #define FEWEST_PAGES 2u
@@ -129,7 +132,8 @@ static uint32_t find_split(const kvant_attention_plan *plan)
 {
     uint32_t best = MOST_PAGES;
     uint64_t least = UINT64_MAX;
-    for (uint32_t pages = MOST_PAGES; pages >= FEWEST_PAGES; pages--) {
+    for (uint32_t pages = MOST_PAGES; pages >= FEWEST_PAGES && plan->n_pages > UNSPLIT_PAGES;
+         pages--) {
         const uint64_t end = WEIGHT_OF_8 * end_of_items(plan, pages, 8) +
                              end_of_items(plan, pages, 12) + end_of_items(plan, pages, 16);
         if (end < least)

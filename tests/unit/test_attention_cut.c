@@ -54,6 +54,10 @@ CASE(no_other_split_ends_sooner)
             const kvant_attention_plan plan = cut(n_kv_heads, n_pages);
             const uint32_t end = weighted_end(&plan, plan.split_pages);
             assert_in_range(plan.split_pages, 2, 16);
+            if (n_pages <= 4) {
+                assert_int_equal(plan.n_splits, 1);
+                continue;
+            }
             assert_int_equal(plan.n_splits, (n_pages + plan.split_pages - 1) / plan.split_pages);
             for (uint32_t pages = 2; pages <= 16; pages++)
                 assert_true(end <= weighted_end(&plan, pages));
