@@ -240,6 +240,26 @@ kvant_status kvp_kv_store(const kvp_batch *batch)
     return status;
 }
 
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                               uint32_t n_threads)
+{
+    int64_t slots[KVP_MOST_CELLS];
+    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
+                              .n_tensors = 1,
+                              .cells = cells,
+                              .slots = slots,
+                              .n = n,
+                              .n_threads = n_threads,
+                              .by_graph = true };
+    kvant_status status;
+
+    for (size_t i = 0; i < n; i++)
+        slots[i] = kvp_kv_slot(kv, cells[i]);
+    status = kvp_kv_store(&batch);
+    kvp_kv_count(kv);
+    return status;
+}
+
 /* Held rows */
 
 static kvp_batch batch_of(const kvp_held_row *held, uint32_t n_threads)

@@ -79,12 +79,6 @@ static kvant_status place(const kvp_batch *batch, const kvp_mask *mask, int64_t 
     return status;
 }
 
-static void count_all(const kvp_batch *batch)
-{
-    for (size_t i = 0; i < batch->n_tensors; i++)
-        kvp_kv_count(batch->rows[i].kv);
-}
-
 /* Finds the slots of the batch and stores it. */
 static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
 {
@@ -95,7 +89,8 @@ static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
     at.slots = slots;
     if (status == KVANT_OK)
         status = kvp_kv_store(&at);
-    count_all(batch);
+    for (size_t i = 0; i < batch->n_tensors; i++)
+        kvp_kv_count(batch->rows[i].kv);
     free(slots);
     return status;
 }
@@ -110,26 +105,6 @@ static kvant_status hold(const kvp_batch *batch, kvp_held_row *held)
     *held = (kvp_held_row){ .rows = { batch->rows[0], batch->rows[1] }, .cell = batch->cells[0] };
     status = place(batch, NULL, &held->slot);
     held->is_held = status == KVANT_OK;
-    return status;
-}
-
-kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
-                               uint32_t n_threads)
-{
-    int64_t slots[KVP_MOST_CELLS];
-    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
-                              .n_tensors = 1,
-                              .cells = cells,
-                              .slots = slots,
-                              .n = n,
-                              .n_threads = n_threads,
-                              .by_graph = true };
-    kvant_status status;
-
-    for (size_t i = 0; i < n; i++)
-        slots[i] = kvp_kv_slot(kv, cells[i]);
-    status = kvp_kv_store(&batch);
-    kvp_kv_count(kv);
     return status;
 }
 

@@ -449,7 +449,7 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
                                                "choose fewer tokens or threads");
 }
 
-/* The row of a step, which is written beside attention. */
+/* The row of a step, which attention's loop writes. */
 typedef struct row_write {
     const kvant_attention_problem *problem;
     kvant_attention_step *step;
@@ -486,7 +486,7 @@ static void close_write(void *user)
         row->noted = note_queries(k, row->problem, row->step);
 }
 
-/* Attends to the tensors in a workspace of the caller's, and writes a row beside it. */
+/* Attends to the tensors in a workspace of the caller's. The same loop writes the row. */
 static kvant_status attend(const kvant_tensor *k, const kvant_tensor *v,
                            const kvant_attention_problem *problem, const kvant_attention_step *step,
                            row_write *row)

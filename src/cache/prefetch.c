@@ -26,7 +26,7 @@ static void fetch_statistics(const kvant_statistics *s)
     fetch(s->max + at, bytes);
 }
 
-/* What the tensor itself points to. */
+/* The memory to which the tensor points. */
 static void fetch_state(const kvant_tensor *tensor, uint32_t block)
 {
     const kvant_tensor_transform *newest = &tensor->transforms[tensor->newest];
@@ -58,7 +58,7 @@ static void fetch_learning(const kvant_tensor *tensor)
               queries * sizeof *l->pending_queries);
 }
 
-/* What the state points to. */
+/* The memory to which this state points. */
 static void fetch_details(const kvant_tensor *tensor, uint32_t block)
 {
     const kvant_key_transform *w = tensor->transforms[tensor->newest].key_transform;
