@@ -71,7 +71,7 @@ typedef struct kvant_attention_step {
     /* The token's position, if later rows are to learn from its queries. Becomes NULL when the call
      * notes them. */
     const int32_t *position;
-    /* Returns a workspace of at least `bytes` bytes, aligned to 64, or NULL. Called at most once. */
+    /* Returns a workspace of at least `bytes` bytes, aligned to 64, or NULL. Called only once. */
     void *(*workspace)(void *user, size_t bytes);
     void *user;
     bool stored; /* a result: the new row was stored */

@@ -22,7 +22,7 @@
 #include "log.h"
 
 /* A node is asked for twice this many nodes ahead, and its sources this many nodes ahead. Memory
- * takes about as long as a look at 8 nodes. Lines that are asked for much sooner leave the cache. */
+ * takes about as long as a look at 8 nodes. Lines that are asked for too soon leave the cache. */
 #define NODES_AHEAD 8
 
 /* A cache is asked for this many runs ahead. In each of the three runs after that, the parts are

@@ -21,8 +21,8 @@
  * and 0.8 pages of fp16 rows. With 0 contexts of some hundred tokens are cut too fine. */
 #define ITEM_COST 1u
 /* The time on 8 threads has this weight, and the times on 12 and 16 threads have weight 1. With a
- * larger weight half of 16 threads can be without work. With a smaller weight 8 threads wait longer.
- * Such splits suit 2, 4 and 6 threads, too. */
+ * larger weight half of 16 threads can be without work. With a smaller weight 8 threads wait
+ * longer. Such splits suit 2, 4 and 6 threads, too. */
 #define WEIGHT_OF_8 4u
 /* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
  * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the

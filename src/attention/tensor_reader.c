@@ -4,6 +4,7 @@
 
 #include <kvant/tensor_hooks.h>
 
+#include "../base/abi.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
 #include "../blocks/format.h"
@@ -540,18 +541,20 @@ kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
                                       const kvant_attention_problem *problem,
                                       kvant_attention_step *step)
 {
-    KVANT_RETURN_IF(!problem || !step, KVANT_ERR_ARGUMENT);
+    kvant_attention_problem p;
+    KVANT_RETURN_IF(!step || !KVANT_ACCEPT_STRUCT(kvant_attention_problem, &p, problem, exact),
+                    KVANT_ERR_ARGUMENT);
     step->stored = false;
     if (step->k_row && is_step(k, v)) {
-        KVANT_FORWARD(write_and_attend(k, v, problem, step));
-        return note_queries(k, problem, step);
+        KVANT_FORWARD(write_and_attend(k, v, &p, step));
+        return note_queries(k, &p, step);
     }
     if (step->k_row)
         KVANT_FORWARD(kvant_tensor_write_layer(k, v, &step->slot, 1, step->k_row, 0, step->v_row, 0,
-                                               problem->n_threads));
+                                               p.n_threads));
     step->stored = step->k_row != NULL;
-    KVANT_FORWARD(attend(k, v, problem, step, NULL));
-    return note_queries(k, problem, step);
+    KVANT_FORWARD(attend(k, v, &p, step, NULL));
+    return note_queries(k, &p, step);
 }
 
 kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
