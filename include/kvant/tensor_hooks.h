@@ -7,6 +7,7 @@
 #ifndef KVANT_TENSOR_HOOKS_H
 #define KVANT_TENSOR_HOOKS_H
 
+#include <kvant/attention.h>
 #include <kvant/tensor.h>
 
 KVANT_BEGIN_C
@@ -24,6 +25,32 @@ KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_co
 /* learned_bytes plus working_bytes of kvant_tensor_get_info, without a look at every block. 0 for
  * NULL. */
 KVANT_API size_t kvant_tensor_learning_bytes(const kvant_tensor *tensor);
+
+/* A step of a layer: attention, and before it one new row of keys and of values. */
+typedef struct kvant_attention_step {
+    int64_t slot;               /* of the new row */
+    const float *k_row, *v_row; /* of all kv heads; NULL: there is no new row */
+    /* The token's position, if later rows are to learn from its queries. Becomes NULL when the call
+     * notes them. */
+    const int32_t *position;
+    /* Returns a workspace of at least `bytes` bytes, aligned to 64, or NULL. Called only once. */
+    void *(*workspace)(void *user, size_t bytes);
+    void *user;
+    bool stored; /* a result: the new row was stored */
+} kvant_attention_step;
+
+/* Does what kvant_tensor_write_layer, kvant_attention and kvant_tensor_note_queries do one after
+ * another, with the same bytes and numbers, but in one loop. The errors are theirs, and
+ * KVANT_ERR_MEMORY without a workspace. After an error `stored` tells whether the row was refused,
+ * and both tensors are as before, or attention failed. */
+KVANT_API kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
+                                                const kvant_attention_problem *problem,
+                                                kvant_attention_step *step);
+
+/* Asks for the memory in which a step of one row finds the tensor's state. `ahead` counts the steps
+ * of other tensors until then: call it with 3, with 2, and with 1, because each call reads what the
+ * call before it asked for. It changes nothing, and any slot will do. */
+KVANT_API void kvant_tensor_prefetch(const kvant_tensor *tensor, int64_t slot, uint32_t ahead);
 
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/tensor_hooks.h>
+
 #include "llama_states.h"
 
 static size_t width_of(const kvp_batch *batch)
@@ -242,4 +244,72 @@ kvant_status kvp_kv_store(const kvp_batch *batch)
     if (status != KVANT_OK)
         kvp_kv_lose(batch, status);
     return status;
+}
+
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                               uint32_t n_threads)
+{
+    int64_t slots[KVP_MOST_CELLS];
+    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
+                              .n_tensors = 1,
+                              .cells = cells,
+                              .slots = slots,
+                              .n = n,
+                              .n_threads = n_threads,
+                              .by_graph = true };
+    kvant_status status;
+
+    for (size_t i = 0; i < n; i++)
+        slots[i] = kvp_kv_slot(kv, cells[i]);
+    status = kvp_kv_store(&batch);
+    kvp_kv_count(kv);
+    return status;
+}
+
+/* Held rows */
+
+static kvp_batch batch_of(const kvp_held_row *held, uint32_t n_threads)
+{
+    return (kvp_batch){ .rows = { held->rows[0], held->rows[1] },
+                        .n_tensors = 2,
+                        .cells = &held->cell,
+                        .slots = &held->slot,
+                        .n = 1,
+                        .n_threads = n_threads,
+                        .by_graph = true };
+}
+
+static void release(kvp_held_row *held)
+{
+    held->is_held = false;
+    for (size_t i = 0; i < 2; i++)
+        kvp_kv_count(held->rows[i].kv);
+}
+
+kvant_status kvp_kv_store_held(kvp_held_row *held, uint32_t n_threads)
+{
+    const kvp_batch batch = batch_of(held, n_threads);
+    const kvant_status status = kvp_kv_store(&batch);
+
+    release(held);
+    return status;
+}
+
+kvant_status kvp_kv_begin_step(const kvp_held_row *held, kvant_attention_step *step)
+{
+    const kvp_rows *k = &held->rows[0];
+
+    step->slot = held->slot;
+    step->k_row = k->at;
+    step->v_row = held->rows[1].at;
+    return k->positions != NULL ? kvant_tensor_next_positions(k->kv->tensor, k->positions, 1)
+                                : KVANT_OK;
+}
+
+void kvp_kv_end_step(kvp_held_row *held)
+{
+    const kvp_batch batch = batch_of(held, 1);
+
+    mark_all(&batch, false);
+    release(held);
 }

@@ -342,12 +342,22 @@ typedef struct kvp_rows {
     const int32_t *positions;
 } kvp_rows;
 
+/* The row of a single token in a layer's keys and values, which the layer's attention node stores
+ * (kvant_attention_step_run). A held row lies in the memory of its graph. */
+typedef struct kvp_held_row {
+    bool is_held;
+    kvp_rows rows[2];
+    int64_t cell, slot;
+} kvp_held_row;
+
 /* `kvp_kv_enter` takes new rows for the cells. Refused rows make their cells invalid, which is no
  * error. The rows belong to one tensor, or to the keys and the values of a layer, which have the
  * same cells and the same placement or none. When only a mask shows their slots, the rows stay
- * pending until kvp_kv_flush. Every other function here flushes without a mask when it must. */
+ * pending until kvp_kv_flush. Every other function here flushes without a mask when it must.
+ * With `held`, the row of a single token may be held instead. Then the caller has to store it
+ * (kv_store.h). */
 kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
-                          uint32_t n_threads);
+                          uint32_t n_threads, kvp_held_row *held);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops pending rows. */

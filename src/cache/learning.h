@@ -62,6 +62,10 @@ static inline bool kvant_learns_values(const kvant_tensor *tensor)
     return kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
 }
 
+/* queries.c: whether kvant_tensor_note_queries only copies the queries of a single token with
+ * n_heads heads. Otherwise it runs a loop. */
+bool kvant_queries_only_copies(const kvant_tensor *tensor, uint32_t n_heads);
+
 /* Whether the tensor learns a centre. Values learn none unless their spec names one, because a
  * centre costs them a page of fp16 for the first tokens. */
 static inline bool kvant_learns_center(const kvant_tensor *tensor)

@@ -123,6 +123,10 @@ bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block);
 int64_t kvant_plan_age(const kvant_plan *plan, uint32_t block);
 bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block);
 
+/* Asks for the memory of the plan, or of what it knows of a block, before a step needs it. */
+void kvant_plan_prefetch(const kvant_plan *plan);
+void kvant_plan_prefetch_block(const kvant_plan *plan, uint32_t block);
+
 /* The caller sealed the block on its own decision. */
 void kvant_plan_seal(kvant_plan *plan, uint32_t block);
 
