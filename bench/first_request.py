@@ -6,9 +6,9 @@ commit stay, so the same command continues.
     bench/first_request.py build/bin/test_plugin_first_request bench/results/first_request.csv \\
         MODEL.gguf...
 
-With quantised weights the figures differ by a quarter by chance; tests/integration/float_model.py
-makes a model of floats. Figures of a single text differ as much: KVANT_TEST_TEXT=FILE
-KVANT_TEST_PIECES=N uses N pieces of a file.
+With quantised weights the figures differ by a quarter by chance; tests/converted_model.py makes a
+model of floats. Figures of a single text differ as much: KVANT_TEST_TEXT=FILE KVANT_TEST_PIECES=N
+uses N pieces of a file.
 
 A line has the first request and the mean KL divergence of 240 later next-token distributions (per
 piece) from the f16 cache, with the default preset and no calibration."""

@@ -9,8 +9,8 @@ import tempfile
 KVANT = os.environ["KVANT"]
 PLUGIN = os.environ.get("KVANT_PLUGIN_FILE", "")
 MODEL = os.environ.get("KVANT_MODEL", "")
-# Some layers and tokens of the model (tests/small_model.py), for tests that do not depend on a
-# model's quality, and the beginning of a text.
+# Some layers, tokens and neurons of the model (tests/small_model.py), for tests that do not depend
+# on a model's quality, and the beginning of a text.
 SMALL = os.environ.get("KVANT_SMALL_MODEL", MODEL)
 N_LAYERS = int(os.environ.get("KVANT_SMALL_LAYERS", "30"))
 N_VOCABULARY = int(os.environ.get("KVANT_SMALL_TOKENS", "49152"))

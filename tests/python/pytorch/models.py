@@ -39,7 +39,10 @@ def make(kind, implementation="kvant", seed=0, **options):
         num_key_value_heads=2,
     )
     shape |= dict(head_dim=16, vocab_size=300, max_position_embeddings=2048, initializer_range=0.3)
-    config = AutoConfig.for_model(kind, **shape | KINDS[kind] | options)
+    shape |= KINDS[kind] | options
+    if "layer_types" in shape:
+        shape["layer_types"] = shape["layer_types"][: shape["num_hidden_layers"]]
+    config = AutoConfig.for_model(kind, **shape)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
     with torch.no_grad():
         for name, weights in model.named_parameters():

@@ -10,7 +10,7 @@ from unittest import mock
 import models
 import torch
 from common import TestCase
-from test_transformers import MODES, generate
+from test_transformers import FEW, MODES, generate
 
 from kvant.cache import Cache
 from kvant.transformers import KvantCache
@@ -182,7 +182,7 @@ class Tokens(TestCase):
         """
         prompts = [(n, *models.prompt(n, padding=17)) for n in (97, 100)]
         for kind in ("llama", "gemma2", "mistral"):
-            stock, ours = models.twins(kind, "eager", "kvant")
+            stock, ours = models.twins(kind, "eager", "kvant", **FEW)
             same, coarse = [], []
             for mode, (n, tokens, mask) in itertools.product(MODES, prompts):
                 wanted = generate(stock, mode, tokens=tokens, mask=mask)[:, n:]

@@ -14,7 +14,7 @@ import models
 import test_first
 import torch
 from common import TestCase
-from test_transformers import generate
+from test_transformers import FEW, generate
 from torch.library import opcheck
 
 import kvant
@@ -75,7 +75,7 @@ class Graphs(TestCase):
     def both(self, kind, use, **cache):
         found = []
         for wrap in (lambda model: model, graphs):
-            model = wrap(models.make(kind, **SHAPE))
+            model = wrap(models.make(kind, **SHAPE, **FEW))
             with mock_device():
                 found.append(
                     use(model, KvantCache(model.config, max_tokens=4096, max_sequences=16, **cache))
@@ -182,7 +182,7 @@ class Graphs(TestCase):
             raise RuntimeError("no operator for capturing")
 
         plain = self.both("llama", use, k="int-8", v="int-8")[0]
-        model = graphs(models.make("llama", **SHAPE))
+        model = graphs(models.make("llama", **SHAPE, **FEW))
         with (
             mock_device(),
             mock.patch.object(MODULE, "capture", fail),

@@ -27,6 +27,8 @@ MODES = {
     "prompt lookup": {"prompt_lookup_num_tokens": 4},
     "assisted": {"assistant_model": None},
 }
+# Every kind has its two kinds of layers in the first two. Time grows with the layers.
+FEW = {"num_hidden_layers": 2}
 ALONE = ("prompt lookup", "assisted")  # transformers supports these only for one sequence
 
 
@@ -42,7 +44,7 @@ def generate(model, mode="greedy", cache=None, new=24, tokens=None, mask=None):
     if mode in ALONE:
         tokens, mask = tokens[1:], mask[1:]
     if "assistant_model" in options:
-        options["assistant_model"] = models.make("llama", "eager", seed=3)
+        options["assistant_model"] = models.make("llama", "eager", seed=3, **FEW)
     if cache is not None:
         options["past_key_values"] = cache
     torch.manual_seed(5)
@@ -64,7 +66,7 @@ class Modes(TestCase):
 
     def test_every_mode_of_every_architecture(self):
         for kind in models.KINDS:
-            stock, ours = models.twins(kind, "eager", "kvant")
+            stock, ours = models.twins(kind, "eager", "kvant", **FEW)
             for mode in MODES:
                 with self.subTest(kind=kind, mode=mode):
                     self.assertEqual(
@@ -73,7 +75,7 @@ class Modes(TestCase):
 
     def test_other_implementations_decode_the_cache(self):
         for kind, implementation in (("llama", "sdpa"), ("gemma2", "eager"), ("gpt_oss", "eager")):
-            (stock,) = models.twins(kind, implementation)
+            (stock,) = models.twins(kind, implementation, **FEW)
             for mode in MODES:
                 with self.subTest(kind=kind, mode=mode):
                     self.assertEqual(
@@ -94,7 +96,7 @@ class Modes(TestCase):
     def test_tokens_depend_on_the_cache(self):
         """A lossy codec gives other tokens. Otherwise the tests above would pass with any cache."""
         for kind in models.KINDS:
-            ours = models.make(kind)
+            ours = models.make(kind, **FEW)
             ids = generate(ours, "sampling", exact(ours))[:, 40:]
             coarse = generate(ours, "sampling", KvantCache(ours.config, k="int-2", v="int-2"))[
                 :, 40:
