@@ -306,7 +306,8 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
-/* Whether attention sees the rows of a pair, one per stream. */
+/* Whether attention sees the rows of a pair, one per stream. All other rows are older than the
+ * graph. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending)
 {
     return attending->op == kvp_api.op.flash_attn_ext &&
