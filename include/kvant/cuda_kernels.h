@@ -193,6 +193,11 @@ typedef struct kvant_cuda_kernel_attention_args {
     /* not 0: block_table and lengths were written before the kernel that precedes this call in its
      * stream. So the call may read them while that kernel still runs */
     uint32_t table_ready;
+    /* device, or NULL. With table_ready it tells which tokens the preceding kernel still writes: of
+     * sequence b only token new_cells[b] - new_first - b * new_stride. All blocks without such a
+     * token may be read as early as the table */
+    const int64_t *new_cells;
+    int64_t new_first, new_stride;
     /* 0 or 1: all keys are alike. 2 to KVANT_CUDA_MOST_MATRICES: keys have several matrices or
      * centres. The keys of block_table's entry i have number matrices[i]. q holds queries for all
      * matrices. The queries for number n begin at q + q_ids[n] * q_matrix_stride elements, because

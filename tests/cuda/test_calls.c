@@ -131,27 +131,34 @@ CASE(test_captured)
 }
 
 typedef struct row_arrays {
-    int64_t *slots;
-    void *gpu_slots, *gpu_rows[2];
+    int64_t *slots, *cells; /* and on the GPU: */
+    void *gpu_slots, *gpu_cells, *gpu_rows[2];
 } row_arrays;
+
+enum { FIRST_CELL = 1000 };
 
 /* The last token of every sequence once more, with other numbers. */
 static row_arrays make_rows(const fixture *f, kvant_cuda_kernel_append_args *args)
 {
     const attention_case *c = f->c;
-    const size_t width = (size_t)c->n_kv_heads * c->head_dim;
-    row_arrays r = { malloc(c->batch * sizeof(int64_t)), NULL, { NULL } };
+    const size_t width = (size_t)c->n_kv_heads * c->head_dim,
+                 stride = (size_t)f->blocks_per_row * 64;
+    row_arrays r = {
+        malloc(c->batch * sizeof(int64_t)), malloc(c->batch * sizeof(int64_t)), NULL, NULL, { NULL }
+    };
     float *numbers = malloc(c->batch * width * sizeof *numbers);
     for (uint32_t b = 0; b < c->batch; b++) {
         const int32_t last = c->lengths[b] - 1,
                       entry = last < 0 ? 0 : f->table[b * f->blocks_per_row + (uint32_t)last / 64];
         r.slots[b] = last < 0 ? -1 : (int64_t)(entry < 0 ? -1 - entry : entry) * 64 + last % 64;
+        r.cells[b] = (int64_t)(FIRST_CELL + b * stride) + last;
     }
     *args = (kvant_cuda_kernel_append_args){ .size = sizeof *args,
                                              .type = KVANT_CUDA_F32,
                                              .n_tokens = c->batch,
                                              .n_kv_heads = c->n_kv_heads };
     args->slots = r.gpu_slots = device_copy(r.slots, c->batch * sizeof(int64_t));
+    r.gpu_cells = device_copy(r.cells, c->batch * sizeof(int64_t));
     for (int role = 0; role < 2; role++) {
         for (size_t i = 0; i < c->batch * width; i++)
             numbers[i] = random_normal();
@@ -175,13 +182,15 @@ static row_arrays make_rows(const fixture *f, kvant_cuda_kernel_append_args *arg
 static void free_rows(row_arrays *r)
 {
     free(r->slots);
+    free(r->cells);
     cudaFree(r->gpu_slots);
+    cudaFree(r->gpu_cells);
     cudaFree(r->gpu_rows[0]);
     cudaFree(r->gpu_rows[1]);
 }
 
-/* After an append, attention that reads its table and lengths early gives the same outputs as
- * attention that waits for them. */
+/* After an append, attention that knows the newest tokens gives the same outputs as attention that
+ * does not. */
 static void new_rows(const attention_case *c)
 {
     fixture f;
@@ -195,6 +204,9 @@ static void new_rows(const attention_case *c)
     uint8_t *before = malloc(bytes), *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
     device_read(before, pool, bytes);
     for (int i = 0; i < 6; i++) {
+        args.new_cells = i == 0 ? NULL : arrays.gpu_cells;
+        args.new_first = FIRST_CELL;
+        args.new_stride = (int64_t)f.blocks_per_row * 64;
         args.table_ready = rows.slots_ready = (uint32_t)i % 2;
         check_cuda(cudaMemcpy(pool, before, bytes, cudaMemcpyHostToDevice));
         check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));

@@ -33,24 +33,17 @@ static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
            (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
 }
 
-/* The number of the first stream in the cache. */
-static size_t first_stream_of(const abi_tensor *node, streams_at_once streams)
-{
-    const abi_tensor *view = node->src[1];
-
-    return view->view_offs / kvp_root(view)->nb[2] + streams.first;
-}
-
 static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
                                                      const abi_tensor *node,
-                                                     streams_at_once streams)
+                                                     streams_at_once streams,
+                                                     const int64_t *new_cells)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3],
                      *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
     const uint32_t n_matrices = kvp_gpu_matrices(k);
-    const size_t first_stream = first_stream_of(node, streams);
+    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
     const int attended = kvp_gpu_attended_of(b, node);
     float parameters[3]; /* scale, max_bias, logit_softcap */
@@ -100,6 +93,9 @@ static kvant_cuda_kernel_attention_args arguments_of(const kvp_gpu_backend *b,
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
         .table_ready = 1,
+        .new_cells = new_cells,
+        .new_first = (int64_t)(first_stream * n_blocks * KVANT_PAGE_TOKENS),
+        .new_stride = (int64_t)n_blocks * KVANT_PAGE_TOKENS,
         .k_center = k->center != NULL && !k->has_block_centers && sinks != NULL
                         ? k->key_center.at
                         : NULL, /* without a softcap, softmax ignores the centre */
@@ -153,7 +149,7 @@ static void keep_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
 /* The queries before any matrix, for their products with the centres of blocks. */
 static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const kvp_gpu_cells *k,
                                                  const kvant_cuda_kernel_attention_args *args,
-                                                 size_t first_stream, bool ready)
+                                                 bool ready)
 {
     return (kvant_cuda_plain_queries){ .q = args->q,
                                        .type = args->type,
@@ -161,7 +157,7 @@ static kvant_cuda_plain_queries plain_queries_of(const kvp_gpu_backend *b, const
                                        .q_token_stride = args->q_token_stride,
                                        .q_head_stride = args->q_head_stride,
                                        .block_centers = kvp_gpu_block_centers_of(
-                                           k, first_stream * args->table_stride),
+                                           k, (size_t)args->new_first / KVANT_PAGE_TOKENS),
                                        .offsets = b->scratch.offsets,
                                        .ready = ready };
 }
@@ -197,9 +193,9 @@ static kvant_status transform_queries(const kvp_gpu_backend *b, const kvp_gpu_ce
 
 /* transformed: the queries were transformed together with the rows. */
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_at_once streams,
-                           bool transformed)
+                           const int64_t *new_cells, bool transformed)
 {
-    kvant_cuda_kernel_attention_args args = arguments_of(b, node, streams);
+    kvant_cuda_kernel_attention_args args = arguments_of(b, node, streams, new_cells);
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     /* CUDA's stream computed the queries. It also waited for earlier attention, which reads what is
      * overwritten here. */
@@ -210,7 +206,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, streams_a
 
     args.sealed_ready = ready && b->kept_exact == k;
     if (k->has_block_centers)
-        args.plain_queries = plain_queries_of(b, k, &args, first_stream_of(node, streams), ready);
+        args.plain_queries = plain_queries_of(b, k, &args, ready);
     if (is_full(k) && !transformed)
         status = transform_queries(b, k, &args, ready);
     if (status != KVANT_OK)
@@ -264,12 +260,11 @@ static void spread(const kvp_gpu_backend *b, const abi_tensor *node, size_t firs
 static kvant_status fill_marked(const kvp_gpu_backend *b, const abi_tensor *node,
                                 streams_at_once streams)
 {
-    const kvant_cuda_kernel_attention_args of = arguments_of(b, node, streams);
-    const int64_t stride = (int64_t)of.table_stride * KVANT_PAGE_TOKENS;
+    const kvant_cuda_kernel_attention_args of = arguments_of(b, node, streams, NULL);
     kvant_cuda_marked_args args = { .size = sizeof(args),
                                     .marks = kvp_gpu_cells_of(node->src[1])->cache->marks.memory.at,
-                                    .first = (int64_t)first_stream_of(node, streams) * stride,
-                                    .stride = stride,
+                                    .first = of.new_first,
+                                    .stride = of.new_stride,
                                     .lengths = of.lengths,
                                     .batch = of.batch,
                                     .query_tokens = of.query_tokens,
@@ -478,12 +473,13 @@ bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
     b->scratch.queries = NULL; /* of another node */
     if (!have_queries(b, node, k))
         return false;
-    args = arguments_of(b, node, (streams_at_once){ 0, (size_t)node->src[0]->ne[3] });
+    args = arguments_of(b, node, (streams_at_once){ 0, (size_t)node->src[0]->ne[3] }, NULL);
     *queries = queries_of(b, k, &args);
     return true;
 }
 
-int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, bool transformed)
+int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
+                          bool transformed)
 {
     kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     const size_t n_streams = (size_t)node->src[0]->ne[3];
@@ -501,8 +497,11 @@ int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, bool transformed
         return ABI_STATUS_ALLOC_FAILED;
     if (!at_once(node))
         streams.n = 1;
+    if (streams.n < n_streams)
+        new_cells = NULL;
     for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
-        if ((status = attend(b, node, streams, transformed)) == KVANT_OK && fills(b, node))
+        if ((status = attend(b, node, streams, new_cells, transformed)) == KVANT_OK &&
+            fills(b, node))
             status = fill_marked(b, node, streams);
     if (status != KVANT_OK)
         kvp_error("%s: the GPU could not compute attention: %s", kvp_root(node->src[1])->name,

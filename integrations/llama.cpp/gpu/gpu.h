@@ -334,11 +334,13 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 /* Whether attention sees the rows of a pair of SET_ROWS nodes, one row per stream. */
 bool kvp_gpu_attends(const abi_tensor *keys, const abi_tensor *values, const abi_tensor *attending);
 
-/* attention.c. `kvp_gpu_attention` computes an attention node. transformed: the queries have been
- * transformed together with their tokens' rows. The function `kvp_gpu_queries_of_pair` prepares
- * this. That function leaves queries->q NULL when queries need no transform or are transformed
- * separately. False without memory. */
-int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, bool transformed);
+/* attention.c. `kvp_gpu_attention` computes an attention node. new_cells: the cells of the newest
+ * rows, one per stream, or NULL. transformed: the queries have already been transformed together
+ * with their tokens' rows. The function `kvp_gpu_queries_of_pair` prepares this. That function
+ * leaves queries->q NULL when queries need no transform or are transformed separately. False
+ * without memory. */
+int32_t kvp_gpu_attention(kvp_gpu_backend *b, abi_tensor *node, const int64_t *new_cells,
+                          bool transformed);
 bool kvp_gpu_queries_of_pair(kvp_gpu_backend *b, const abi_tensor *node,
                              kvant_cuda_kernel_query_args *queries);
 

@@ -240,6 +240,7 @@ static void attend(const layer *l, uint32_t n, bool further)
                                               .q_token_stride = width,
                                               .out_token_stride = width,
                                               .table_ready = 1,
+                                              .new_cells = n > 1 ? NULL : l->any,
                                               .n_matrices = further ? 2 : 1,
                                               .matrices = further ? l->any : NULL,
                                               .q_matrix_stride = n * width,

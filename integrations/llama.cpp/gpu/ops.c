@@ -302,7 +302,10 @@ static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
     else if (attending != NULL)
-        return kvp_gpu_attention(b, attending, queries.q != NULL);
+        return kvp_gpu_attention(b, attending,
+                                 /* sealing changes older rows of a block, too */
+                                 seals && cache->has_groups ? NULL : node->src[1]->data,
+                                 queries.q != NULL);
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
@@ -352,7 +355,7 @@ int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values
     if (node->op == kvp_api.op.set_rows)
         return set_rows(b, node, values, attending);
     if (node->op == kvp_api.op.flash_attn_ext)
-        return kvp_gpu_attention(b, node, false);
+        return kvp_gpu_attention(b, node, NULL, false);
     if (node->op == kvp_api.op.rope)
         return rope(b, node);
     kvp_error("%s: operation %s on a compressed cache is not supported; leave out --device KVANT, "

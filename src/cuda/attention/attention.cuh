@@ -211,6 +211,35 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
 
+/* The warp's first page of the piece that has a new token; else the piece's end. */
+template <int WARPS, class L, class P>
+KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const P &piece, int warp)
+{
+    auto cursor = piece.cursor;
+#pragma unroll 1
+    for (int i = piece.begin, end; i < piece.end; i = end) {
+        cursor.seek(lengths, i);
+        const int first = cursor.first + cursor.head(i) * cursor.pages,
+                  page = first + (int)((__ldg(newest.cells + cursor.b) - newest.first -
+                                        cursor.b * newest.stride) >>
+                                       6);
+        end = min(piece.end, first + cursor.pages);
+        if (page >= i && page < end && (page - piece.begin) % WARPS == warp)
+            return page;
+    }
+    return piece.end;
+}
+
+/* Asks for the warp's first pages, as far as they are older than the new tokens. */
+template <class S, class L, class P, class F>
+KVANT_INLINE void fill_old_pages(const AttentionArgs &p, const L &lengths, const P &piece, int end,
+                                 int warp, F &feeder)
+{
+    const int ready = min(end, first_new_page<S::WARPS>(p.newest, lengths, piece, warp));
+    for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
+        feeder.fill(p, lengths);
+}
+
 /* All thread blocks wait, because the next kernel may count on earlier kernels. */
 template <class L>
 KVANT_INLINE void wait_and_clear(const AttentionArgs &p, const L &lengths, bool any_empty,
@@ -270,36 +299,26 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     if (!p.table_ready)
         wait_for_prior();
     const L lengths{ p };
-    OffsetPages<D> offset_pages;
-    if constexpr (MANY && !GENERAL)
-        offset_pages.begin(p, lane);
     request_all<D>(p);
     const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     Feeder<L, GENERAL, MANY, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp], shared.matrices[warp]);
-    Stretch<GENERAL> at{};
-    if (piece.begin < piece.end)
-        at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    /* These loads are on their way together with the table's entries. Behind the first pages, each
-     * of them would take as long as the pages. */
-    const bool offsets_early =
-        MANY && !GENERAL && p.block_centers.start && p.queries_ready && piece.begin + warp < at.end;
-    if constexpr (MANY && !GENERAL)
-        if (offsets_early) {
-            offset_pages.load_phases(p, at.pair, at.page_of(piece.begin + warp), S::WARPS,
-                                     at.page_of(at.end), lane);
-            offset_pages.load_queries(p, at.pair, 0);
-        }
-    at.matrices = Matrices{ 1 };
-    if constexpr (MANY)
-        if (piece.begin < piece.end)
-            at.matrices = find_matrices(p, at, piece.begin, lane);
     feeder.find_pages(p);
     if (p.table_ready)
         feeder.ask(p);
-    const bool lacks_tables = p.table_ready && !(OPEN && are_open(p, at, piece, lane));
+    Stretch<GENERAL> at{};
+    if (piece.begin < piece.end)
+        at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    if (!GENERAL && !feeder.ring.COUNTS && p.table_ready && p.newest.cells)
+        fill_old_pages<S>(p, lengths, piece, at.end, warp, feeder);
+    if (p.table_ready && !(OPEN && are_open(p, at, piece, lane))) /* while pages come */
+        fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     const bool idle = piece.begin == piece.end;
+    at.matrices = Matrices{ 1 };
+    if constexpr (MANY)
+        if (!idle)
+            at.matrices = find_matrices(p, at, piece.begin, lane);
     if ((GENERAL && idle) || piece.any_empty) {
         wait_and_clear(p, lengths, piece.any_empty, D);
         if (GENERAL && idle)
@@ -313,26 +332,31 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(shared.tables, p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(shared.tables, p, lane);
 
-    int depth = feeder.DEPTH_AT_FIRST;
+    /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs
+     * before others have one. */
+    int depth = feeder.ring.COUNTS || S::STAGES < 2 ? S::STAGES : 2;
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
 #pragma unroll 1
     for (bool first_stretch = true;; first_stretch = false) {
+        if constexpr (MANY && !GENERAL)
+            if (p.block_centers.start) {
+                if (!p.queries_ready)
+                    wait_for_prior();
+                const int from = max(piece.begin, at.first);
+                put_offsets<D>(p, at.pair, at.page_of(from + warp), S::WARPS, at.page_of(at.end),
+                               lane);
+            }
         wait_for_prior(); /* of use in the first stretch alone */
         /* The first warps write the outputs of the stretch before: the last warps take most of the
          * queries. */
         const int worker = first_stretch ? warp : S::WARPS - 1 - warp;
         QueryRows<D, S::WARPS, GENERAL, S::COLUMNS, MANY> rows;
         rows.load(p, at.pair, at.matrices.first(), worker, lane);
-        if (first_stretch)
-            feeder.begin(p, lengths, OPEN ? at.end : piece.end);
-        if constexpr (MANY && !GENERAL)
-            if (p.block_centers.start)
-                put_offsets<D>(p, at.pair, offset_pages, offsets_early && first_stretch,
-                               at.page_of(max(piece.begin, at.first) + warp), S::WARPS,
-                               at.page_of(at.end), lane);
-        if (first_stretch && lacks_tables) /* while pages come */
-            fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+        /* the slots of a warp without pages may take sums of open pages */
+        if (feeder.next == piece.begin + warp && (!OPEN || piece.begin + warp < at.end) &&
+            first_stretch)
+            feeder.fill(p, lengths);
         prepare_tiles<KC, D, MANY>(p, at.pair, at.matrices, at.first_position, shared.queries, rows,
                                    worker, lane);
         __syncthreads();
@@ -440,8 +464,6 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
         at = stretch_from(lengths, piece, at.cursor, at.end);
         if constexpr (MANY)
             at.matrices = find_matrices(p, at, max(piece.begin, at.first), lane);
-        if constexpr (MANY && !GENERAL)
-            offset_pages.begin(p, lane);
     }
 }
 

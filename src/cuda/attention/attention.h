@@ -44,6 +44,12 @@ struct GroupPlaces {
     int hybrid; /* a scale's sign says that it has a zero point */
 };
 
+/* The newest token of sequence b is its token cells[b] - first - b * stride. */
+struct NewTokens {
+    const int64_t *cells; /* NULL: not known */
+    int64_t first, stride;
+};
+
 /* In the order in which a kernel needs them: it begins with a cold constant cache. */
 struct AttentionArgs {
     const int32_t *lengths;
@@ -84,7 +90,8 @@ struct AttentionArgs {
         v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
     int table_ready;                     /* as in cuda.h */
     int n_late;                          /* thread blocks that begin late (schedule.cuh) */
-    uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
+    NewTokens newest;
+    uint32_t one; /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
     float k_offset, v_offset; /* uniform codes: number = scale * (code + offset) when symmetric */

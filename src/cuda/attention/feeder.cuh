@@ -17,10 +17,6 @@ constexpr int ASKED_AHEAD = 2; /* pages of a warp */
 template <class L, bool GENERAL, bool MANY, int WARPS, int STAGES, int SLOT, int V_OFFSET,
           bool SPLIT>
 struct Feeder {
-    /* Pages of a warp on their way or in use at first. With more than two, some warps would have
-     * all of theirs before others have one. */
-    static constexpr int DEPTH_AT_FIRST =
-        Ring<STAGES, SLOT, V_OFFSET, SPLIT>::COUNTS || STAGES < 2 ? STAGES : 2;
     Ring<STAGES, SLOT, V_OFFSET, SPLIT> ring;
     Cursor<GENERAL> cursor; /* the lane's own */
     int next, end;          /* pages of the line: the next to fetch, the end of the piece */
@@ -124,25 +120,14 @@ struct Feeder {
             ring.fill_one(slot, 1, of_batch(v), p.v.bytes);
     }
 
-    /* Fills the first slots, with pages below `limit`. */
-    KVANT_INLINE void begin(const AttentionArgs &p, const L &lengths, int limit)
-    {
-        constexpr int SLOTS = Ring<STAGES, SLOT, V_OFFSET, SPLIT>::COUNTS ? 1 : DEPTH_AT_FIRST;
-#pragma unroll 1
-        for (int i = 0; i < SLOTS && next < limit; i++)
-            fill<true>(p, lengths);
-    }
-
-    /* FIRST: a page of the first batch, so that no code looks a further batch up. A kernel begins
-     * with a cold instruction cache. */
-    template <bool FIRST = false> KVANT_INLINE void fill(const AttentionArgs &p, const L &lengths)
+    KVANT_INLINE void fill(const AttentionArgs &p, const L &lengths)
     {
         if (next >= end) {
             ring.skip();
             next += WARPS;
             return;
         }
-        if (!FIRST && in_batch == 32) {
+        if (in_batch == 32) {
             look_up(p, lengths);
             find_pages(p);
         }

@@ -338,6 +338,7 @@ AttentionArgs launch_args(const kvant_cuda_kernel_attention_args &args,
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
     p.table_ready = args.table_ready != 0;
+    p.newest = NewTokens{ args.new_cells, args.new_first, args.new_stride };
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
     p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
     p.k_offset = k.offset, p.v_offset = v.offset;

@@ -44,37 +44,32 @@ KVANT_INLINE float sum_of_16(float (&x)[16], int lane)
     return x[0] + __shfl_xor_sync(FULL, x[0], 1);
 }
 
-/* What a warp loads for the offsets of PAGES pages and COLUMNS columns of a pair. The pages are
- * `page`, page + step, ... below end, numbered in their sequence. */
-template <int D> struct OffsetPages {
-    static constexpr int N = (D / 2 + 31) / 32, PAGES = 4, COLUMNS = 4;
+/* Computes the offsets of pages `page`, page + step, ... below end, numbered in their sequence, for
+ * all columns of a pair. Called by a whole warp. The numbers are there for the whole thread block
+ * after its next barrier. */
+template <int D>
+KVANT_INLINE void put_offsets(const AttentionArgs &p, const Pair &pair, int page, int step, int end,
+                              int lane)
+{
+    constexpr int N = (D / 2 + 31) / 32, PAGES = 4, COLUMNS = 4;
+    const float *q = p.plain_q + pair.b * p.plain_batch_stride +
+                     (pair.kv_head * p.heads_a_kv + pair.first_column) * p.plain_head_stride;
     ushort2 channels[N];
-    uint32_t number; /* of the centre of page lane mod PAGES */
-    float cosine[PAGES][N], sine[PAGES][N], near[COLUMNS][N], far[COLUMNS][N];
-
-    /* Loads the channels of the lane's numbers. Clears all other numbers, so that none of them
-     * takes a register while pages are worked on. */
-    KVANT_INLINE void begin(const AttentionArgs &p, int lane)
-    {
-        *this = OffsetPages{};
-        if (!p.block_centers.start)
-            return;
-        unrolled_for (int i = 0; i < N; i++)
-            channels[i] = __ldg(reinterpret_cast<const ushort2 *>(p.block_centers.pairs) +
-                                min(lane + 32 * i, D / 2 - 1));
-    }
-    /* The phases of PAGES pages, of which at least the first one exists. */
-    KVANT_INLINE void load_phases(const AttentionArgs &p, const Pair &pair, int page, int step,
-                                  int end, int lane)
-    {
-        const size_t sequence = pair.b * p.table_stride;
+    unrolled_for (int i = 0; i < N; i++)
+        channels[i] = __ldg(reinterpret_cast<const ushort2 *>(p.block_centers.pairs) +
+                            min(lane + 32 * i, D / 2 - 1));
+#pragma unroll 1
+    for (; page < end; page += PAGES * step) {
+        float cosine[PAGES][N], sine[PAGES][N];
         const int own = min(page + lane % PAGES * step, end - 1);
-        number = p.block_centers.transform_ids
-                     ? __ldg(p.block_centers.transform_ids + sequence + own)
-                     : 0;
+        const uint32_t number =
+            p.block_centers.transform_ids
+                ? __ldg(p.block_centers.transform_ids + pair.b * p.table_stride + own)
+                : 0;
         unrolled_for (int k = 0; k < PAGES; k++) {
             const float *phase =
-                p.block_centers.phases + (sequence + min(page + k * step, end - 1)) * (size_t)D;
+                p.block_centers.phases +
+                (pair.b * p.table_stride + min(page + k * step, end - 1)) * (size_t)D;
             unrolled_for (int i = 0; i < N; i++) {
                 const int at = lane + 32 * i;
                 const bool there = D / 2 % 32 == 0 || at < D / 2;
@@ -82,70 +77,40 @@ template <int D> struct OffsetPages {
                 sine[k][i] = there ? load_here(phase + D / 2 + at) : 0;
             }
         }
-    }
-    /* The queries of columns first .. first + COLUMNS - 1, before any matrix. */
-    KVANT_INLINE void load_queries(const AttentionArgs &p, const Pair &pair, int first)
-    {
-        const float *q = p.plain_q + pair.b * p.plain_batch_stride +
-                         (pair.kv_head * p.heads_a_kv + pair.first_column) * p.plain_head_stride;
-        unrolled_for (int c = 0; c < COLUMNS; c++)
-            unrolled_for (int i = 0; i < N; i++) {
-                const float *row = q + min(first + c, pair.n_columns - 1) * p.plain_head_stride;
-                near[c][i] = load_here(row + channels[i].x);
-                far[c][i] = load_here(row + channels[i].y);
-            }
-    }
-    /* The lane's part of the products of the loaded pages and columns. Most often all pages have a
-     * centre of the same number. */
-    KVANT_INLINE void multiply(const AttentionArgs &p, const Pair &pair,
-                               float (&sums)[PAGES * COLUMNS], int lane) const
-    {
 #pragma unroll 1
-        for (uint32_t left = (1u << PAGES) - 1; left;) {
-            const uint32_t one = __shfl_sync(FULL, number, __ffs(left) - 1),
-                           same = __ballot_sync(FULL, lane < PAGES && number == one);
-            const float *start =
-                p.block_centers.start + ((size_t)one * p.kv_heads + pair.kv_head) * D;
-            OffsetPair pairs[COLUMNS][N];
-            unrolled_for (int i = 0; i < N; i++) {
-                const float a = __ldg(start + channels[i].x), b = __ldg(start + channels[i].y);
-                unrolled_for (int c = 0; c < COLUMNS; c++)
-                    pairs[c][i].find(near[c][i], far[c][i], a, b);
-            }
-            unrolled_for (int k = 0; k < PAGES; k++)
-                unrolled_for (int c = 0; c < COLUMNS; c++) {
-                    float sum = 0;
-                    unrolled_for (int i = 0; i < N; i++) {
-                        sum = fmaf(cosine[k][i], pairs[c][i].cosine, sum);
-                        sum = fmaf(sine[k][i], pairs[c][i].sine, sum);
-                    }
-                    float &to = sums[k * COLUMNS + c];
-                    to = same >> k & 1 ? sum : to;
+        for (int first = 0; first < pair.n_columns; first += COLUMNS) {
+            float near[COLUMNS][N], far[COLUMNS][N], sums[PAGES * COLUMNS];
+            unrolled_for (int c = 0; c < COLUMNS; c++)
+                unrolled_for (int i = 0; i < N; i++) {
+                    const float *row = q + min(first + c, pair.n_columns - 1) * p.plain_head_stride;
+                    near[c][i] = load_here(row + channels[i].x);
+                    far[c][i] = load_here(row + channels[i].y);
                 }
-            left &= ~same;
-        }
-    }
-};
-
-/* Computes the offsets of pages `page`, page + step, ... below end for all columns of a pair.
- * there: `pages` has the phases of the first PAGES pages, and the queries of the first COLUMNS
- * columns. Called by a whole warp. The numbers are there for the whole thread block after its next
- * barrier. */
-template <int D>
-KVANT_INLINE void put_offsets(const AttentionArgs &p, const Pair &pair, OffsetPages<D> &pages,
-                              bool there, int page, int step, int end, int lane)
-{
-    constexpr int PAGES = OffsetPages<D>::PAGES, COLUMNS = OffsetPages<D>::COLUMNS;
+                /* Most often all pages have a centre of the same number. */
 #pragma unroll 1
-    for (; page < end; page += PAGES * step) {
-        if (!there)
-            pages.load_phases(p, pair, page, step, end, lane);
-#pragma unroll 1
-        for (int first = 0; first < pair.n_columns; first += COLUMNS, there = false) {
-            float sums[PAGES * COLUMNS];
-            if (!there)
-                pages.load_queries(p, pair, first);
-            pages.multiply(p, pair, sums, lane);
+            for (uint32_t left = (1u << PAGES) - 1; left;) {
+                const uint32_t one = __shfl_sync(FULL, number, __ffs(left) - 1),
+                               same = __ballot_sync(FULL, lane < PAGES && number == one);
+                const float *start =
+                    p.block_centers.start + ((size_t)one * p.kv_heads + pair.kv_head) * D;
+                OffsetPair pairs[COLUMNS][N];
+                unrolled_for (int i = 0; i < N; i++) {
+                    const float a = __ldg(start + channels[i].x), b = __ldg(start + channels[i].y);
+                    unrolled_for (int c = 0; c < COLUMNS; c++)
+                        pairs[c][i].find(near[c][i], far[c][i], a, b);
+                }
+                unrolled_for (int k = 0; k < PAGES; k++)
+                    unrolled_for (int c = 0; c < COLUMNS; c++) {
+                        float sum = 0;
+                        unrolled_for (int i = 0; i < N; i++) {
+                            sum = fmaf(cosine[k][i], pairs[c][i].cosine, sum);
+                            sum = fmaf(sine[k][i], pairs[c][i].sine, sum);
+                        }
+                        float &to = sums[k * COLUMNS + c];
+                        to = same >> k & 1 ? sum : to;
+                    }
+                left &= ~same;
+            }
             const float sum = sum_of_16(sums, lane);
             const int at = page + lane / 2 / COLUMNS * step, column = first + lane / 2 % COLUMNS;
             if (lane % 2 == 0 && at < end && column < pair.n_columns)

@@ -53,6 +53,8 @@ template <int D> KVANT_INLINE void request_all(const AttentionArgs &p)
         prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
     if (threadIdx.x == 64)
         prefetch_line(p.out, 0);
+    if (threadIdx.x == 96 && p.newest.cells)
+        prefetch_line(p.newest.cells, 0);
 }
 
 /* Brings numbers of channels and of pages' centres. No kernel of a decode step writes them. */

@@ -204,20 +204,12 @@ static int check_pieces()
 static struct {
     Pair pair;
     int first, step;
-    bool early; /* the first pages are loaded before */
 } offsets;
 
 template <int D> static void find_offsets()
 {
-    const int end = (int)task.args.table_stride;
-    OffsetPages<D> pages;
-    pages.begin(task.args, warp.lane);
-    if (offsets.early) {
-        pages.load_phases(task.args, offsets.pair, offsets.first, offsets.step, end, warp.lane);
-        pages.load_queries(task.args, offsets.pair, 0);
-    }
-    put_offsets<D>(task.args, offsets.pair, pages, offsets.early, offsets.first, offsets.step, end,
-                   warp.lane);
+    put_offsets<D>(task.args, offsets.pair, offsets.first, offsets.step,
+                   (int)task.args.table_stride, warp.lane);
 }
 
 /* Sums of D products of numbers that are rounded at most four times, in any order, err by (D + 4)
@@ -250,7 +242,6 @@ template <int D> static int check_offsets()
         p.own_offsets = found.data();
         offsets.pair = Pair{ 0, 1, 0, p.heads_a_kv };
         offsets.step = p.heads_a_kv % 2 ? 1 : 3;
-        offsets.early = p.heads_a_kv / 2 % 2;
         for (offsets.first = 0; offsets.first < offsets.step; offsets.first++)
             run_lanes(find_offsets<D>);
         for (int page = 0; page < PAGES; page++)

@@ -241,6 +241,18 @@ static bool has_workspace(const kvant_cuda_kernel_attention_args *a)
            (a->clear_counters || workspace[0] == 0);
 }
 
+/* Kernels copy pages without new tokens early, so the newest token must be where the arguments
+ * say. */
+static bool has_new_cells(const kvant_cuda_kernel_attention_args *a)
+{
+    for (uint32_t b = 0; a->new_cells && b < a->batch; b++) {
+        const int64_t cell = a->new_cells[b] - a->new_first - b * a->new_stride;
+        if (cell < 0 || cell >= a->lengths[b])
+            return false;
+    }
+    return true;
+}
+
 static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_cuda_stream stream)
 {
     if (!has_workspace(args) || (host_driver_runs() && !stream))
@@ -256,7 +268,8 @@ static kvant_status attend(const kvant_cuda_kernel_attention_args *args, kvant_c
                  used = host_attention_workspace(args->k_codec->params.head_dim, 1);
     if (args->page_offsets && (args->k_center || args->logit_softcap > 0))
         return KVANT_ERR_ARGUMENT;
-    if (args->n_matrices > KVANT_CUDA_MOST_MATRICES || (args->n_matrices > 1 && !args->matrices))
+    if (!has_new_cells(args) || args->n_matrices > KVANT_CUDA_MOST_MATRICES ||
+        (args->n_matrices > 1 && !args->matrices))
         return KVANT_ERR_ARGUMENT;
     memset((char *)args->workspace + used, 0xff,
            args->workspace_bytes - used); /* unpacked pages overwrite this part */
