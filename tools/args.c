@@ -18,7 +18,8 @@
 #define VALUE_HELP 999
 #define HELP_COLUMN 26
 
-bool args_same_letters(const char *a, const char *b, size_t n)
+/* Whether two texts have the same first n letters, or end before as the same, whatever the case. */
+static bool same_letters(const char *a, const char *b, size_t n)
 {
     size_t i = 0;
     while (i < n && a[i] != 0 && tolower((unsigned char)a[i]) == tolower((unsigned char)b[i]))
@@ -153,7 +154,7 @@ static size_t edit_distance(const char *a, const char *b)
 static bool one_begins_the_other(const char *a, const char *b)
 {
     const size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;
-    return n > 1 && args_same_letters(a, b, n);
+    return n > 1 && same_letters(a, b, n);
 }
 
 const char *args_closest(const char *word, const char *const *names, size_t n)

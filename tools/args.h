@@ -68,9 +68,6 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max,
                    uint32_t *values, size_t room, size_t *n);
 
-/* Whether two texts have the same first n letters, or end before as the same, whatever the case. */
-bool args_same_letters(const char *a, const char *b, size_t n);
-
 /* Returns the one of n names that the user probably meant by `word`, or NULL. A name matches when
  * it begins the given name, when the given name begins it, or when they differ by a few typing
  * errors. Capital letters do not matter. */

@@ -59,8 +59,8 @@ static const arg_option options[] = {
              "contexts to show the memory of caches for, in tokens; may be repeated"),
     ARG_SWITCH(0, "gpu", gpu, "show the sizes in the memory of a GPU, which differ (-c)"),
     ARG_CALL(0, "exact", "N", set_exact, exact,
-             "with --gpu: the number of tokens up to which the cache is f16 in\nplace, or auto "
-             "(default: the value of KVANT_EXACT)"),
+             "the number of tokens up to which the cache is f16 in place, or\nauto (default: the "
+             "value of KVANT_EXACT)"),
     ENGINE_OPTION_PRESET(engine, "without -c: " KVANT_PRESET_DEFAULT),
     ENGINE_OPTIONS_CACHES(engine),
     ENGINE_OPTIONS_CODECS(engine),
@@ -72,7 +72,7 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "inspect",
-    .usage = "-m MODEL [-c CTX,CTX [--gpu [--exact N]]] [-f TEXT] [--preset NAME]...\n"
+    .usage = "-m MODEL [-c CTX,CTX [--gpu] [--exact N]] [-f TEXT] [--preset NAME]...\n"
              "                     [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Shows the memory of a model's KV caches when a quarter, a half and all of a context "
              "of -c\ntokens is written. MiB count everything: codes of sealed blocks, exact rows "
@@ -170,7 +170,7 @@ static bool look_and_print(engine *e, const settings *s)
         return complain("inspect: out of memory");
     const bool ok = look_at_model(e, &f) && look_at_text(e, s->text, &f) &&
                     look_at_sizes(e, &s->contexts, s->gpu, fills) &&
-                    inspect_print(e, &f, &s->contexts, fills, s->gpu, s->json);
+                    inspect_print(e, &f, &s->contexts, fills, s->json);
     free(fills);
     return ok;
 }
@@ -192,9 +192,8 @@ static bool finish(settings *s)
 {
     if (s->gpu && s->contexts.n == 0)
         return complain("inspect: --gpu shows sizes of caches, which need a context: give -c");
-    if (s->exact && !s->gpu)
-        return complain(
-            "inspect: only the cache of a GPU can be f16 in place, so --exact needs --gpu");
+    if (s->exact && s->contexts.n == 0)
+        return complain("inspect: --exact is for sizes of caches, which need a context: give -c");
     if (s->contexts.n > 0 && s->engine.configs.n == 0 && !add_usual_caches(&s->engine.configs))
         return false;
     return engine_options_finish(&s->engine, "inspect");

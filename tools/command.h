@@ -18,7 +18,6 @@
 
 int command_codecs(int argc, char **argv);
 int command_state(int argc, char **argv);
-int command_search(int argc, char **argv);
 int command_plugin_path(int argc, char **argv);
 int command_completion(int argc, char **argv);
 int command_exec(int argc, char **argv);

@@ -137,7 +137,7 @@ bool engine_kv_size(const engine *e, const kv_config *config, const kv_meter *me
 /* The memory of a cache when a share of its cells is written. */
 typedef struct engine_fill {
     kvp_kv_size size;
-    double in_place; /* tokens up to which a GPU's cache is llama.cpp's own f16 */
+    double in_place; /* tokens up to which the cache is llama.cpp's own f16 */
 } engine_fill;
 
 /* Makes a context, never decodes with it, and sets *fills to the memory of its cache for each of n

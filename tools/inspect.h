@@ -21,6 +21,6 @@ typedef struct inspect_facts {
 /* Prints a table or JSON. With one context the table has a line for each configuration and share of
  * its cells, with several a line for each configuration when the cache is full. JSON has an object
  * for each configuration, context and share. fills: by context, then by configuration, then by
- * share; not read without contexts. on_gpu: whether they are a GPU's. False after complaining. */
+ * share; not read without contexts. False after complaining. */
 bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
-                   const engine_fill *fills, bool on_gpu, bool json);
+                   const engine_fill *fills, bool json);

@@ -30,10 +30,9 @@ static void add_facts(const inspect_facts *f, const kv_config *config, const cha
 
 /* n_ctx: as it was asked for, which llama.cpp rounds up. tokens: those that are written. */
 static void add_sizes(uint32_t n_ctx, const kv_config *config, double share,
-                      const engine_fill *fill, bool on_gpu, report_rows *row)
+                      const engine_fill *fill, report_rows *row)
 {
     const kvp_kv_size *size = &fill->size;
-    const bool has_forms = on_gpu && !config->stock;
     report_number(row, "ctx", NULL, 0, n_ctx);
     report_number(row, "filled", NULL, 0, 100 * share);
     report_number(row, "tokens", "tokens", 0, size->cells);
@@ -45,15 +44,15 @@ static void add_sizes(uint32_t n_ctx, const kv_config *config, double share,
     report_number(row, "cache_bits", "bits", 2, kvp_kv_size_bits(size));
     report_number_as(row, COLUMN_MIB, "working_bytes", "while learning", 1, size->working);
     report_number(row, "tokens_per_gib", NULL, 0, floor(size->cells * 1073741824 / size->bytes));
-    report_number(row, "in_place_tokens", NULL, 0, has_forms ? fill->in_place : NAN);
-    report_number_as(row, COLUMN_BOOL, "in_place", on_gpu ? "f16 in place" : NULL, 0,
-                     has_forms ? size->cells <= fill->in_place : NAN);
+    report_number(row, "in_place_tokens", NULL, 0, config->stock ? NAN : fill->in_place);
+    report_number_as(row, COLUMN_BOOL, "in_place", "f16 in place", 0,
+                     config->stock ? NAN : size->cells <= fill->in_place);
 }
 
 /* A row for each configuration, context and share, or, without a context, for each configuration.
  */
 static bool add_rows(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
-                     const engine_fill *fills, bool on_gpu, report_rows *out)
+                     const engine_fill *fills, report_rows *out)
 {
     const kv_configs *list = &e->options.configs;
     for (size_t i = 0; i < list->n; i++) {
@@ -66,7 +65,7 @@ static bool add_rows(engine *e, const inspect_facts *f, const inspect_contexts *
             report_row(out);
             add_facts(f, config, NULL, bits, out);
             add_sizes(contexts->n_ctx[c], config, inspect_shares[share],
-                      &fills_of(list, fills, c, i)[share], on_gpu, out);
+                      &fills_of(list, fills, c, i)[share], out);
         }
         if (contexts->n == 0) {
             report_row(out);
@@ -105,10 +104,10 @@ static void print_head(const inspect_facts *f)
 }
 
 bool inspect_print(engine *e, const inspect_facts *f, const inspect_contexts *contexts,
-                   const engine_fill *fills, bool on_gpu, bool json)
+                   const engine_fill *fills, bool json)
 {
     report_rows out = { .n_rows = 0 };
-    const bool ok = add_rows(e, f, contexts, fills, on_gpu, &out);
+    const bool ok = add_rows(e, f, contexts, fills, &out);
     if (ok && !json)
         print_head(f);
     if (ok && (json || contexts->n <= 1))

@@ -59,7 +59,7 @@ static const command_list commands = {
         { "inspect", NEEDS_LLAMA(command_inspect),
           "memory of a model's KV caches, and facts about the model" },
         { "state", command_state, "what llama.cpp's files of saved states hold" },
-        { "search", command_search, "nearest-neighbour search on compressed vectors" },
+        { "search", python_command, "nearest-neighbour search on compressed vectors" },
         { "codecs", command_codecs, "list the codecs with their codec bits and sources" },
         { "selftest", command_selftest, "check every codec on this machine's CPUs and GPUs" },
         { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },

@@ -44,11 +44,21 @@ typedef struct kvant_cuda_block_centers {
  * whose rotation is a Hadamard matrix or none. This returns the bytes of the form. */
 KVANT_API size_t kvant_cuda_compact_bytes(uint32_t head_dim, uint32_t n_kv_heads);
 
+/* The triangles of a layer and their compact form, in GPU memory. */
+typedef struct kvant_cuda_compact_layer {
+    const uint16_t *triangles;
+    void *compact;
+} kvant_cuda_compact_layer;
+
 typedef struct kvant_cuda_compact_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_compact_args) */
     uint32_t head_dim, n_kv_heads;
     const uint16_t *triangles; /* device: of all kv heads, as records hold them */
     void *compact;             /* device: kvant_cuda_compact_bytes, aligned to 16 bytes */
+    /* device: n_layers layers of this shape, instead of the two members above; n_layers 0: those
+     * members are the only layer */
+    const kvant_cuda_compact_layer *layers;
+    uint32_t n_layers;
 } kvant_cuda_compact_args;
 
 /* Makes the compact form from triangles without a zero on their diagonals. Kernels may read it
@@ -133,9 +143,10 @@ typedef struct kvant_cuda_kernel_append_args {
     float *centered;             /* device: n_tokens x n_kv_heads x head_dim */
     /* not 0: an open page gets zeros in place of a row that is refused */
     uint32_t clear_refused;
-    /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. The call
-     * makes R W in k_matrix first, device room for n_kv_heads x head_dim^2 floats that calls in one
-     * stream can share */
+    /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. Keys pass
+     * through W and then through R, as on the computer. For many rows, and for codecs with other
+     * codes than uniform ones and codebooks, the call makes W in k_matrix first: device room for
+     * n_kv_heads x head_dim^2 floats that calls in one stream can share */
     const void *k_compact;
     float *k_matrix;
 } kvant_cuda_kernel_append_args;
@@ -449,6 +460,14 @@ typedef struct kvant_cuda_learn_span {
         edges[KVANT_CUDA_LEARN_BUCKETS + 1]; /* bucket i has positions edges[i] to edges[i+1]-1 */
 } kvant_cuda_learn_span;
 
+/* The keys and queries of a layer, and where its results go. */
+typedef struct kvant_cuda_learn_layer {
+    const void *rows;
+    const float *queries[KVANT_CUDA_LEARN_BATCHES];
+    uint16_t *triangles;
+    float *centers, *start;
+} kvant_cuda_learn_layer;
+
 /* The keys and queries of a layer in GPU memory, from which key transforms are learned
  * (transform=first). */
 typedef struct kvant_cuda_learn_args {
@@ -476,6 +495,11 @@ typedef struct kvant_cuda_learn_args {
     float *centers, *start;
     void *workspace; /* device, aligned to 16: kvant_cuda_learn_bytes */
     size_t workspace_bytes;
+    /* device: n_layers layers of this shape, whose keys and queries have these places and
+     * positions, instead of rows, queries, triangles, centers and start; n_layers 0: those members
+     * are the only layer */
+    const kvant_cuda_learn_layer *layers;
+    uint32_t n_layers;
 } kvant_cuda_learn_args;
 
 /* Fills part, center_span, n_transforms, the first span and pairs, on the host. rope: how RoPE

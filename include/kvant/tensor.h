@@ -296,9 +296,10 @@ KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32
                                               uint32_t kv_head, kvant_block_info *info);
 
 /* Makes a codec like another codec, for the tensor's role and head_dim. The new codec has a kv
- * head's centre, scale and matrix in a block, as if they came from a calibration. It serves pages
- * that lie elsewhere, for example on a GPU (kvant_cuda_codec_from, kvant_cuda_codec_tables). The
- * caller frees the codec. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+ * head's centre, scale and matrix in a block, as if they came from a calibration: rows pass through
+ * R W in one product, so the last bits of a row may differ from the tensor's. It serves pages that
+ * lie elsewhere, for example on a GPU (kvant_cuda_codec_from, kvant_cuda_codec_tables). The caller
+ * frees the codec. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block,
                                                uint32_t kv_head, const kvant_codec *like,
                                                kvant_codec **codec);

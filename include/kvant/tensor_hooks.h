@@ -1,13 +1,13 @@
 /* tensor_hooks.h - unstable: functions of a tensor for kvant's llama.cpp plug-in and kvant's tests.
  *
- * The plug-in keeps pages on a GPU by itself. A tensor in the computer's memory learns for it, and
- * these functions give the plug-in the transforms and centres. They may change or go with every
- * release, also between patch versions. A program that uses them has to be compiled with the
- * headers of the libkvant that it loads. Threads as in tensor.h.
+ * The plug-in keeps pages on a GPU by itself. These functions make records of such pages and read
+ * them. They may change or go with every release, also between patch versions. A program that uses
+ * them has to be compiled with the headers of the libkvant that it loads. Threads as in tensor.h.
  */
 #ifndef KVANT_TENSOR_HOOKS_H
 #define KVANT_TENSOR_HOOKS_H
 
+#include <kvant/attention.h>
 #include <kvant/tensor.h>
 
 KVANT_BEGIN_C
@@ -18,43 +18,6 @@ KVANT_BEGIN_C
 KVANT_API kvant_status kvant_rope_phase(const kvant_rope *rope, uint32_t head_dim, int32_t position,
                                         float *phase, uint16_t *pairs);
 
-/* Like kvant_tensor_make_codec, for keys at positions `first` to `last`, with one codec per kv head
- * and with matrices from the rows and queries so far. The positions may exceed the rope's
- * n_positions. The matrices are for all position buckets from the bucket of `first` to the bucket
- * of `last`. The first bucket is [0, 1024), the second bucket begins at 1024, and each is twice as
- * long as the bucket before it. Each bucket counts as much as each other bucket.
- *
- * center_span: 0, or a number of positions. Then every `center_span` positions have their own
- * centre (kvant_tensor_bucket_center) instead of the codecs', because RoPE rotates the mean of
- * keys, too; the matrices are for keys minus these centres.
- *
- * likes and codecs have n_kv_heads elements. The caller frees the codecs; on an error all are NULL.
- * transform: NULL, or kvant_tensor_transform_size bytes, which become the transform as records hold
- * it. Its centre is the mean over these positions, and its centre of a block at position 0 is the
- * mean over the first `center_span` positions.
- * The call counts as a write (see Threads in tensor.h), but changes no stored row. It takes a
- * millisecond or two per kv head. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY; KVANT_ERR_UNSUPPORTED
- * without transform=first or a rope, or while there are too few rows and queries. */
-KVANT_API kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first,
-                                                       int32_t last, uint32_t center_span,
-                                                       const kvant_codec *const *likes,
-                                                       kvant_codec **codecs, void *transform,
-                                                       uint32_t n_threads);
-
-/* Returns the mean of keys at positions `first` to `last`, from the rows so far. center: n_kv_heads
- * x head_dim. Errors as above. */
-KVANT_API kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, int32_t first,
-                                                  int32_t last, float *center);
-
-/* Learns from n rows as kvant_tensor_write does, and stores none of them. A GPU keeps the rows of a
- * cache itself; encoding them here would take a third of the time of learning. n is at least 64.
- * The blocks of the slots get the transform that the rows select, for kvant_tensor_get_block and
- * kvant_tensor_make_codec. No other function may be called for these blocks. Rows are not checked
- * for fp16's range. KVANT_ERR_ARGUMENT, KVANT_ERR_NONFINITE, KVANT_ERR_MEMORY: nothing was
- * learned. */
-KVANT_API kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
-                                          const float *rows, size_t stride, uint32_t n_threads);
-
 /* Makes a codec like another one, with zeros as its centre and with W = 1. Kernels that get centres
  * and matrices as arguments need no more of a codec. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_codec **codec);
@@ -62,6 +25,32 @@ KVANT_API kvant_status kvant_codec_unit_matrix(const kvant_codec *like, kvant_co
 /* learned_bytes plus working_bytes of kvant_tensor_get_info, without a look at every block. 0 for
  * NULL. */
 KVANT_API size_t kvant_tensor_learning_bytes(const kvant_tensor *tensor);
+
+/* A step of a layer: attention, and before it one new row of keys and of values. */
+typedef struct kvant_attention_step {
+    int64_t slot;               /* of the new row */
+    const float *k_row, *v_row; /* of all kv heads; NULL: there is no new row */
+    /* The token's position, if later rows are to learn from its queries. Becomes NULL when the call
+     * notes them. */
+    const int32_t *position;
+    /* Returns a workspace of at least `bytes` bytes, aligned to 64, or NULL. Called only once. */
+    void *(*workspace)(void *user, size_t bytes);
+    void *user;
+    bool stored; /* a result: the new row was stored */
+} kvant_attention_step;
+
+/* Does what kvant_tensor_write_layer, kvant_attention and kvant_tensor_note_queries do one after
+ * another, with the same bytes and numbers, but in one loop. The errors are theirs, and
+ * KVANT_ERR_MEMORY without a workspace. After an error `stored` tells whether the row was refused,
+ * and both tensors are as before, or attention failed. */
+KVANT_API kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
+                                                const kvant_attention_problem *problem,
+                                                kvant_attention_step *step);
+
+/* Asks for the memory in which a step of one row finds the tensor's state. `ahead` counts the steps
+ * of other tensors until then: call it with 3, with 2, and with 1, because each call reads what the
+ * call before it asked for. It changes nothing, and any slot will do. */
+KVANT_API void kvant_tensor_prefetch(const kvant_tensor *tensor, int64_t slot, uint32_t ahead);
 
 /* Some slots of a block, a bit each. */
 typedef struct kvant_block_slots {

@@ -29,11 +29,6 @@ static size_t n_others;
  * cache, not once per tensor. */
 static _Thread_local char refusal[768];
 
-const abi_tensor *kvp_root(const abi_tensor *tensor)
-{
-    return tensor->view_src != NULL ? tensor->view_src : tensor;
-}
-
 void kvp_buft_add(abi_buft *added)
 {
     if (n_others < sizeof(others) / sizeof(others[0]))

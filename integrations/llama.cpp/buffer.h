@@ -64,7 +64,10 @@ size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order);
 bool kvp_buffer_refused(size_t size);
 
 /* The tensor that owns the memory: the tensor itself, or the tensor that it is a view of. */
-const abi_tensor *kvp_root(const abi_tensor *tensor);
+static inline const abi_tensor *kvp_root(const abi_tensor *tensor)
+{
+    return tensor->view_src != NULL ? tensor->view_src : tensor;
+}
 
 /* True when the tensor is (a view of) a cache tensor that lives in a KVANT buffer, allocated or
  * about to be. */

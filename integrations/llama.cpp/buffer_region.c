@@ -160,7 +160,7 @@ bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double
     for (const kvp_region *region = live; region != NULL; region = region->next)
         for (size_t i = 0; i < region->n_tensors && all; i++) {
             const kvp_kv *kv = region->tensors[i];
-            const size_t fit = kvp_kv_tokens_in_place(kv, true);
+            const size_t fit = kvp_kv_tokens_in_place(kv, on_gpu);
             all = kvp_kv_is_bound(kv) && kvp_kv_size_at(kv, on_gpu, tokens, &part);
             kvp_kv_size_add(&sum, &part);
             room = fit < room ? fit : room;
@@ -168,7 +168,7 @@ bool kvp_buffer_kv_size_at(bool on_gpu, double tokens, kvp_kv_size *size, double
     pthread_mutex_unlock(&live_lock);
     if (all) {
         *size = sum;
-        *in_place = on_gpu && room < SIZE_MAX ? (double)room : 0;
+        *in_place = room < SIZE_MAX ? (double)room : 0;
     }
     return all;
 }

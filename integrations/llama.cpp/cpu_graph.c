@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/tensor_hooks.h>
+
+#include "attributes.h"
 #include "buffer.h"
 #include "cpu_in_place.h"
 #include "device.h"
@@ -17,6 +20,14 @@
 #include "invalid.h"
 #include "kv_layers.h"
 #include "log.h"
+
+/* A node is asked for twice this many nodes ahead, and its sources this many nodes ahead. Memory
+ * takes about as long as a look at 8 nodes. Lines that are asked for too soon leave the cache. */
+#define NODES_AHEAD 8
+
+/* A cache is asked for this many runs ahead. In each of the three runs after that, the parts are
+ * asked for to which the parts before them point (kvant_tensor_prefetch). */
+#define AHEAD 4u
 
 /* Nodes of ours that follow each other: copies number `first` to `first + n - 1`. Or the view
  * behind ggml's own attention to rows in place, at which queries are noted. */
@@ -36,9 +47,11 @@ struct cpu {
     abi_tensor *custom; /* the operation that calls on_thread for this back end */
     kvp_cache_node *found;
     abi_tensor **nodes, *copies, **list;
+    kvp_kv **caches; /* of the copies */
     struct run *runs;
     size_t n_found, n, most, n_runs; /* n: copies */
     int32_t status;
+    bool prepares; /* kvant moves rows before a graph, with a graph of its own on this back end */
     atomic_uint n_graphs; /* ggml's threads read it before they read what graph_compute prepared */
 };
 
@@ -105,6 +118,12 @@ void kvp_cpu_graph_end(const abi_tensor *cache)
 
 /* Graphs */
 
+static void fetch_all(const abi_tensor *tensor)
+{
+    for (size_t i = 0; i < offsetof(abi_tensor, name); i += 64)
+        KVANT_PREFETCH((const char *)tensor + i);
+}
+
 /* Buffers without caches, in which most tensors of a graph are: the weights, and results. */
 struct known {
     const abi_buffer *without[2];
@@ -140,15 +159,18 @@ static bool has_room(struct cpu *cpu, size_t most)
     kvp_cache_node *found = realloc(cpu->found, most * sizeof(*found));
     abi_tensor **nodes = realloc(cpu->nodes, most * sizeof(*nodes));
     abi_tensor **list = realloc(cpu->list, most * sizeof(*list));
+    kvp_kv **caches = realloc(cpu->caches, most * sizeof(*caches));
     abi_tensor *copies = realloc(cpu->copies, most * sizeof(*copies));
     struct run *runs = realloc(cpu->runs, most * sizeof(*runs));
 
     cpu->found = found != NULL ? found : cpu->found;
     cpu->nodes = nodes != NULL ? nodes : cpu->nodes;
     cpu->list = list != NULL ? list : cpu->list;
+    cpu->caches = caches != NULL ? caches : cpu->caches;
     cpu->copies = copies != NULL ? copies : cpu->copies;
     cpu->runs = runs != NULL ? runs : cpu->runs;
-    if (found == NULL || nodes == NULL || list == NULL || copies == NULL || runs == NULL)
+    if (found == NULL || nodes == NULL || list == NULL || caches == NULL || copies == NULL ||
+        runs == NULL)
         return false;
     cpu->most = most;
     return true;
@@ -171,6 +193,23 @@ static abi_tensor *view_behind(abi_graph *graph, int i, const abi_tensor *node)
                : NULL;
 }
 
+/* Asks for what cache_of reads of a node that comes soon, and of the node's sources. Other nodes of
+ * the model lie between two looks at a node, so it has left the caches. */
+static void fetch_soon(abi_graph *graph, int i)
+{
+    const int n = kvp_api.graph_n_nodes(graph);
+
+    if (i + 2 * NODES_AHEAD < n)
+        fetch_all(kvp_api.graph_node(graph, i + 2 * NODES_AHEAD));
+    if (i + NODES_AHEAD >= n)
+        return;
+    const abi_tensor *node = kvp_api.graph_node(graph, i + NODES_AHEAD);
+    for (int j = 0; j < ABI_MAX_SRC && node->src[j] != NULL; j++) {
+        KVANT_PREFETCH(&node->src[j]->buffer);
+        KVANT_PREFETCH(&node->src[j]->view_src);
+    }
+}
+
 /* Lists the graph's nodes of ours. False without memory. */
 static bool find_nodes(struct cpu *cpu, abi_graph *graph)
 {
@@ -181,6 +220,7 @@ static bool find_nodes(struct cpu *cpu, abi_graph *graph)
     cpu->n_found = 0;
     for (int i = 0; i < n; i++) {
         abi_tensor *node = kvp_api.graph_node(graph, i);
+        fetch_soon(graph, i);
         kvp_kv *kv = kvp_is_computed(node) ? cache_of(&known, node) : NULL;
         if (kv == NULL) {
             follows = follows && !kvp_is_computed(node);
@@ -218,6 +258,7 @@ static void make_runs(struct cpu *cpu)
             continue;
         cpu->runs[cpu->n_runs - 1].node = node;
         cpu->runs[cpu->n_runs - 1].n++;
+        cpu->caches[cpu->n] = f->kv;
         cpu->nodes[cpu->n++] = node;
     }
 }
@@ -252,6 +293,29 @@ struct job {
     const struct run *run;
 };
 
+/* The tensors that a node reads. */
+static void fetch_inputs(const abi_tensor *node)
+{
+    for (int i = 0; i < ABI_MAX_SRC && node->src[i] != NULL; i++)
+        fetch_all(node->src[i]);
+}
+
+/* Asks for the state of the layers that follow in the graph. Otherwise the first thread waits for
+ * this state, while all other threads wait for the first thread. */
+static void fetch_next(const struct cpu *cpu, const struct run *run)
+{
+    for (uint32_t ahead = 1; ahead <= AHEAD && ahead < cpu->n_runs - (size_t)(run - cpu->runs);
+         ahead++)
+        for (size_t i = run[ahead].first; i < run[ahead].first + run[ahead].n; i++) {
+            if (ahead == AHEAD)
+                KVANT_PREFETCH(&cpu->caches[i]->tensor);
+            else if (i == run[ahead].first || cpu->caches[i] != cpu->caches[i - 1])
+                kvant_tensor_prefetch(cpu->caches[i]->tensor, cpu->compute->held.slot, ahead);
+            if (ahead == 1)
+                fetch_inputs(&cpu->copies[i]);
+        }
+}
+
 static void compute_run(void *user)
 {
     const struct job *job = user;
@@ -265,6 +329,8 @@ static void compute_run(void *user)
         kvp_cpu_in_place_note(cpu->compute, job->run->attention);
     else
         cpu->status = kvp_compute_cache_nodes(cpu->compute, &part);
+    if (cpu->compute->held.rows[0].kv != NULL)
+        fetch_next(cpu, job->run);
 }
 
 /* The custom operation, which each thread of the CPU back end calls. */
@@ -300,6 +366,8 @@ static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
 
     if (cpu == NULL) /* a copy of a back end */
         return ABI_STATUS_FAILED;
+    if (cpu->prepares) /* the lists below are the outer graph's */
+        return cpu->inner.graph_compute(backend, graph);
     if (!find_nodes(cpu, graph) || (cpu->n_found > 0 && !has_custom(cpu)))
         return ABI_STATUS_ALLOC_FAILED;
     if (cpu->n_found == 0)
@@ -310,7 +378,9 @@ static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
                   cpu->found->node->name);
         return ABI_STATUS_FAILED;
     }
+    cpu->prepares = true;
     status = kvp_cpu_in_place_prepare(cpu->compute, cpu->found, cpu->n_found);
+    cpu->prepares = false;
     if (status != ABI_STATUS_SUCCESS)
         return status;
     make_runs(cpu);
@@ -360,6 +430,7 @@ static void backend_free(abi_backend *backend)
     free(cpu->found);
     free(cpu->nodes);
     free(cpu->list);
+    free(cpu->caches);
     free(cpu->copies);
     free(cpu->runs);
     free(cpu);

@@ -16,6 +16,7 @@
 #include "cpu_rows.h"
 #include "ggml_api.h"
 #include "host.h"
+#include "kv_store.h"
 #include "log.h"
 #include "ops.h"
 #include "settings.h"
@@ -197,6 +198,8 @@ static void compute_nodes(void *user)
         compute->next = next = next_node(job->graph, &i);
         job->status = compute_node(job->kind, compute, node);
     }
+    if (compute->held.is_held && kvp_kv_store_held(&compute->held, compute->n_threads) != KVANT_OK)
+        job->status = ABI_STATUS_FAILED; /* the attention node failed before */
 }
 
 static int32_t compute_graph(const struct kind *kind, kvp_compute *compute, abi_graph *graph)

@@ -74,6 +74,8 @@ bool kvp_host_is_file(const char *path);
 FILE *kvp_host_open(const char *path, bool appends); /* programs that start do not inherit it */
 uint64_t kvp_host_file_bytes(FILE *file);
 
+#define KVP_MOST_PATH 4200 /* longer than any path that a system opens */
+
 /* `kvp_host_create` begins a file that shall take the place of `path`, under another name, which it
  * writes to `name`. A file of that name that a killed process left is overwritten. False when it
  * cannot be created, or when another process writes it. `kvp_host_finish` gives it its place in one

@@ -328,7 +328,7 @@ static void wait_while(const atomic_uint *number, unsigned value, kvp_sleepers *
     for (unsigned i = 1; waited < SPIN_NS; i++) {
         if (atomic_load(number) != value)
             return;
-        KVP_RELAX();
+        KVANT_RELAX();
         if (i % 32 == 0)
             waited = kvp_nanoseconds() - start;
     }

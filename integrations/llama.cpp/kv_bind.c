@@ -427,9 +427,7 @@ static void note_bound(kvp_kv *kv)
     kvp_kv_size_add(&kv->layers->full, &kv->full);
     kv->layers->on_gpu = kv->layers->on_gpu || kv->remote != NULL;
     kv->layers->n_streams = kv->shape.n_streams;
-    in_place = kv->remote != NULL || kvp_layers_in_cpu_graphs(kv->layers)
-                   ? kvp_kv_tokens_in_place(kv, kv->remote != NULL)
-                   : 0;
+    in_place = kvp_kv_tokens_in_place(kv, kv->remote != NULL);
     if (in_place < kv->layers->in_place)
         kv->layers->in_place = in_place;
     if (kv->shape.n_cells == kv->layers->n_positions)

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "gpu/gpu.h"
+#include "kv_layers.h"
 #include "kv_tensor.h"
 
 static double blocks_of(double tokens)
@@ -102,15 +103,11 @@ static size_t fit_in(const kvp_kv *kv, size_t bytes, size_t most)
  * reserves enough for every head_dim. */
 static size_t fit_on_cpu(const kvp_kv *kv)
 {
-    const size_t asked = kv->settings->exact;
     kvant_tensor_info info = { .size = sizeof(info) };
 
     if (kv->placement == NULL || kvant_tensor_get_info(kv->tensor, &info) != KVANT_OK)
         return 0;
-    return fit_in(kv, info.bytes,
-                  kv->settings->wants_exact && asked < UINT32_MAX ? asked
-                  : asked > 0                                     ? CELLS_ON_CPU
-                                                                  : 0);
+    return fit_in(kv, info.bytes, kv->settings->auto_exact ? CELLS_ON_CPU : kv->settings->exact);
 }
 
 size_t kvp_kv_cells_in_place(const kvp_kv *kv)
@@ -131,10 +128,13 @@ static size_t reserved_there(const kvp_kv *kv)
 
 size_t kvp_kv_tokens_in_place(const kvp_kv *kv, bool on_gpu)
 {
-    const size_t room =
-                     on_gpu ? fit_in(kv, reserved_there(kv), kv->settings->exact) : fit_on_cpu(kv),
-                 n_layers = kvp_kv_n_layers(kv);
+    const size_t n_layers = kvp_kv_n_layers(kv);
+    size_t room = 0;
 
+    if (on_gpu)
+        room = fit_in(kv, reserved_there(kv), kv->settings->exact);
+    else if (kvp_layers_in_cpu_graphs(kv->layers))
+        room = fit_on_cpu(kv);
     if (room >= kv->shape.n_cells)
         return kvp_kv_n_positions(kv);
     return room > n_layers ? room - n_layers : 0;

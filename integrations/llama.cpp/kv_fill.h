@@ -9,7 +9,7 @@
 /* The plug-in's kvant_kv_size_at: the sum over all caches that are alive, when each sequence has
  * `tokens` tokens. The size counts the rows of these tokens. A GPU's pages are reserved at the
  * start, so they count as a whole. The number *in_place is a limit in tokens. Up to this limit, all
- * caches on a GPU are llama.cpp's own f16 (KVANT_EXACT). Returns false where kvp_kv_size_fn returns
+ * caches are llama.cpp's own f16 (KVANT_EXACT). Returns false where kvp_kv_size_fn returns
  * false. Also returns false when a context in the computer's memory has computed something, because
  * the question would make its tensors forget how RoPE rotates their keys. */
 typedef bool kvp_kv_size_at_fn(bool on_gpu, double tokens, kvp_kv_size *size, double *in_place);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../src/store/rules.h"
+#include "../../src/store/plan.h"
 #include "kv_steps.h"
 #include "kv_tensor.h"
 
@@ -19,7 +19,7 @@ static bool is_placed(const kvp_kv_shape *shape)
 
 static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
 {
-    return shape->n_cells / KVANT_PAGE_TOKENS + (shape->n_cells % KVANT_PAGE_TOKENS != 0);
+    return (uint32_t)kvant_plan_blocks(shape->n_cells);
 }
 
 kvant_exact_part kvp_kv_exact(const kvp_kv_shape *shape, const kvp_settings *settings,
@@ -158,17 +158,16 @@ static uint32_t pages_of_specs(const kvp_kv_shape *shape, const kvp_settings *se
     return of_streams > n ? of_streams : n;
 }
 
-/* The newest tokens of a sequence may begin and end within a block, so they take a page more. The
- * rows of a step begin in the last of these pages. */
+/* Each sequence has a run of newest tokens. The rows of a step begin in its last page. */
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
     const uint32_t n_blocks = kvp_kv_blocks(shape);
-    uint32_t n = kvp_pages_of(part.total) + kvp_pages_of(part.step);
+    const uint32_t n_sequences = part.total > 0 ? part.total / (part.first + part.newest) : 0;
+    uint32_t n = (uint32_t)kvant_plan_pages(part.total, n_sequences, part.step);
 
     if (n == 0)
         return pages_of_specs(shape, settings);
-    n += part.total > 0 ? part.total / (part.first + part.newest) : 0;
     n = n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
     return n > n_blocks ? n_blocks : n;
 }

@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <kvant/tensor_hooks.h>
+
+#include "llama_states.h"
+
 static size_t width_of(const kvp_batch *batch)
 {
     return batch->rows->kv->shape.row;
@@ -68,13 +72,6 @@ static void report(const kvp_batch *batch, size_t i, size_t n, kvant_status why)
     kvp_invalid_report(&refusal);
 }
 
-void kvp_kv_lose(const kvp_batch *batch, kvant_status why)
-{
-    mark_all(batch, true);
-    if (batch->n > 0)
-        report(batch, 0, batch->n, why);
-}
-
 static kvant_status attempt(const kvp_batch *batch)
 {
     const kvp_rows *k = &batch->rows[0], *v = &batch->rows[1]; /* the rows of keys come first */
@@ -96,6 +93,17 @@ static kvant_status attempt(const kvp_batch *batch)
 static bool is_refusal(kvant_status status)
 {
     return status == KVANT_ERR_NONFINITE || status == KVANT_ERR_RANGE;
+}
+
+/* A state is refused when its rows could be stored at another time, and not for a row with a NaN,
+ * which llama.cpp's own cache restores, too. */
+void kvp_kv_lose(const kvp_batch *batch, kvant_status why)
+{
+    mark_all(batch, true);
+    if (!is_refusal(why))
+        kvp_restoring_refuse(kvant_strerror(why));
+    if (batch->n > 0)
+        report(batch, 0, batch->n, why);
 }
 
 /* The part of a batch with rows first to first + n - 1. */
@@ -236,4 +244,72 @@ kvant_status kvp_kv_store(const kvp_batch *batch)
     if (status != KVANT_OK)
         kvp_kv_lose(batch, status);
     return status;
+}
+
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
+                               uint32_t n_threads)
+{
+    int64_t slots[KVP_MOST_CELLS];
+    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
+                              .n_tensors = 1,
+                              .cells = cells,
+                              .slots = slots,
+                              .n = n,
+                              .n_threads = n_threads,
+                              .by_graph = true };
+    kvant_status status;
+
+    for (size_t i = 0; i < n; i++)
+        slots[i] = kvp_kv_slot(kv, cells[i]);
+    status = kvp_kv_store(&batch);
+    kvp_kv_count(kv);
+    return status;
+}
+
+/* Held rows */
+
+static kvp_batch batch_of(const kvp_held_row *held, uint32_t n_threads)
+{
+    return (kvp_batch){ .rows = { held->rows[0], held->rows[1] },
+                        .n_tensors = 2,
+                        .cells = &held->cell,
+                        .slots = &held->slot,
+                        .n = 1,
+                        .n_threads = n_threads,
+                        .by_graph = true };
+}
+
+static void release(kvp_held_row *held)
+{
+    held->is_held = false;
+    for (size_t i = 0; i < 2; i++)
+        kvp_kv_count(held->rows[i].kv);
+}
+
+kvant_status kvp_kv_store_held(kvp_held_row *held, uint32_t n_threads)
+{
+    const kvp_batch batch = batch_of(held, n_threads);
+    const kvant_status status = kvp_kv_store(&batch);
+
+    release(held);
+    return status;
+}
+
+kvant_status kvp_kv_begin_step(const kvp_held_row *held, kvant_attention_step *step)
+{
+    const kvp_rows *k = &held->rows[0];
+
+    step->slot = held->slot;
+    step->k_row = k->at;
+    step->v_row = held->rows[1].at;
+    return k->positions != NULL ? kvant_tensor_next_positions(k->kv->tensor, k->positions, 1)
+                                : KVANT_OK;
+}
+
+void kvp_kv_end_step(kvp_held_row *held)
+{
+    const kvp_batch batch = batch_of(held, 1);
+
+    mark_all(&batch, false);
+    release(held);
 }

@@ -66,20 +66,28 @@ static kvant_status assign_blocks(kvp_kv *kv, const int64_t *slots, size_t n)
     return status;
 }
 
-/* Finds the slots of the batch and stores it. */
-static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
+/* Finds the slots of the batch, and assigns their blocks. slots NULL: there is no memory. */
+static kvant_status place(const kvp_batch *batch, const kvp_mask *mask, int64_t *slots)
 {
-    int64_t *slots = malloc((batch->n + 1) * sizeof(*slots));
     bool placed = slots != NULL && find_slots(batch->rows->kv, batch->cells, batch->n, mask, slots);
     kvant_status status = placed ? KVANT_OK : KVANT_ERR_MEMORY;
-    kvp_batch at = *batch;
 
-    at.slots = slots;
     for (size_t i = 0; i < batch->n_tensors && status == KVANT_OK; i++)
         status = assign_blocks(batch->rows[i].kv, slots, batch->n);
     if (status != KVANT_OK)
         kvp_kv_lose(batch, status);
-    else
+    return status;
+}
+
+/* Finds the slots of the batch and stores it. */
+static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
+{
+    int64_t *slots = malloc((batch->n + 1) * sizeof(*slots));
+    kvant_status status = place(batch, mask, slots);
+    kvp_batch at = *batch;
+
+    at.slots = slots;
+    if (status == KVANT_OK)
         status = kvp_kv_store(&at);
     for (size_t i = 0; i < batch->n_tensors; i++)
         kvp_kv_count(batch->rows[i].kv);
@@ -87,23 +95,16 @@ static kvant_status store(const kvp_batch *batch, const kvp_mask *mask)
     return status;
 }
 
-kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows,
-                               uint32_t n_threads)
+/* Stores the batch, or holds its row. */
+static kvant_status hold(const kvp_batch *batch, kvp_held_row *held)
 {
-    int64_t slots[KVP_MOST_CELLS];
-    const kvp_batch batch = { .rows = { { kv, rows, kv->shape.row, NULL } },
-                              .n_tensors = 1,
-                              .cells = cells,
-                              .slots = slots,
-                              .n = n,
-                              .n_threads = n_threads,
-                              .by_graph = true };
     kvant_status status;
 
-    for (size_t i = 0; i < n; i++)
-        slots[i] = kvp_kv_slot(kv, cells[i]);
-    status = kvp_kv_store(&batch);
-    kvp_kv_count(kv);
+    if (held == NULL || batch->n != 1 || batch->n_tensors != 2 || batch->rows->kv->remote != NULL)
+        return store(batch, NULL);
+    *held = (kvp_held_row){ .rows = { batch->rows[0], batch->rows[1] }, .cell = batch->cells[0] };
+    status = place(batch, NULL, &held->slot);
+    held->is_held = status == KVANT_OK;
     return status;
 }
 
@@ -134,7 +135,7 @@ static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
 }
 
 kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
-                          uint32_t n_threads)
+                          uint32_t n_threads, kvp_held_row *held)
 {
     const kvp_placement *placement = rows->kv->placement;
     kvp_batch batch = { .rows = { rows[0] },
@@ -163,10 +164,10 @@ kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t 
      * for its queries: when they come, kvant asks the tensor whether it wants them. */
     if (n == 1 && rows->positions != NULL) {
         rows->kv->single_position = rows->positions[0];
-        return store(&batch, NULL);
+        return hold(&batch, held);
     }
     if (!kvant_tensor_wants_queries(rows->kv->tensor, n))
-        return store(&batch, NULL);
+        return hold(&batch, held);
     batch.n_tensors = 1;
     batch.rows[0] = batch.rows[1];
     if (n_tensors > 1)
@@ -436,6 +437,7 @@ static void lose(kvp_kv *kv, size_t offset, size_t size, const char *why)
     const kvp_refusal refusal = { .name = kv->name, .cell = first, .n = n, .why = why };
 
     kvp_invalid_set(&kv->invalid, first, n, true);
+    kvp_restoring_refuse(why);
     kvp_invalid_report(&refusal);
 }
 

@@ -171,7 +171,7 @@ void kvp_kv_context_follows(struct kvp_layers *layers);
 bool kvp_kv_refused(void);
 
 /* Refuses the tensor's context. Prints a line that says why, but only the first time. */
-void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVP_PRINTF(2, 3);
+void kvp_kv_refuse(kvp_kv *kv, const char *format, ...) KVANT_PRINTF(2, 3);
 
 /* Whether the tensor's context was refused. */
 bool kvp_kv_is_refused(const kvp_kv *kv);
@@ -342,22 +342,26 @@ typedef struct kvp_rows {
     const int32_t *positions;
 } kvp_rows;
 
+/* The row of a single token in a layer's keys and values, which the layer's attention node stores
+ * (kvant_attention_step_run). A held row lies in the memory of its graph. */
+typedef struct kvp_held_row {
+    bool is_held;
+    kvp_rows rows[2];
+    int64_t cell, slot;
+} kvp_held_row;
+
 /* `kvp_kv_enter` takes new rows for the cells. Refused rows make their cells invalid, which is no
  * error. The rows belong to one tensor, or to the keys and the values of a layer, which have the
  * same cells and the same placement or none. When only a mask shows their slots, the rows stay
- * pending until kvp_kv_flush. Every other function here flushes without a mask when it must. */
+ * pending until kvp_kv_flush. Every other function here flushes without a mask when it must.
+ * With `held`, the row of a single token may be held instead. Then the caller has to store it
+ * (kv_store.h). */
 kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
-                          uint32_t n_threads);
+                          uint32_t n_threads, kvp_held_row *held);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops pending rows. */
 void kvp_kv_drop_pending(kvp_kv *kv);
-
-/* The number of pages that tokens take when they begin a page. */
-static inline uint32_t kvp_pages_of(uint32_t tokens)
-{
-    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
 
 /* The slot of a cell. Cells are numbered over all streams, and each stream begins with its own
  * block. -1 when a placement has no slot for the cell, so it was never written. */

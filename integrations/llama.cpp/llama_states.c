@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ggml_api.h"
@@ -156,11 +157,17 @@ static size_t packed_get(const kvp_which *w, uint8_t *to, size_t size)
     return packed <= size ? packed : 0;
 }
 
-/* Writes a packed file. False: there is nothing to pack, or memory for the runs is short. */
-static bool save(const kvp_which *w, const char *path, const int32_t *tokens, size_t n_tokens,
-                 size_t *written)
+static void report_unsaved(const char *path)
 {
-    const size_t size = may_pack(w) && n_tokens <= UINT32_MAX ? nominal_size(w) : 0;
+    kvp_error("%s: cannot save the state: %s; what was there before is unchanged", path,
+              strerror(errno));
+}
+
+/* Writes a packed file. False: there is nothing to pack, or memory for the runs is short. */
+static bool save_packed(const kvp_which *w, const char *path, const int32_t *tokens,
+                        size_t n_tokens, size_t *written)
+{
+    const size_t size = n_tokens <= UINT32_MAX ? nominal_size(w) : 0;
     kvp_plain plain;
     kvp_packing packing;
     bool done;
@@ -172,9 +179,47 @@ static bool save(const kvp_which *w, const char *path, const int32_t *tokens, si
     *written = done ? kvp_pack_bytes(&plain, n_tokens) : 0;
     kvp_plain_free(&plain);
     if (!done && errno != 0)
-        kvp_error("%s: cannot save the state: %s; what was there before is unchanged", path,
-                  strerror(errno));
+        report_unsaved(path);
     return done || errno != 0;
+}
+
+static size_t nominal_save(const kvp_which *w, const char *path, const int32_t *tokens, size_t n)
+{
+    return w->all ? kvp_llama.save_file(w->context, path, tokens, n)
+                  : kvp_llama.seq_save_file(w->context, path, w->seq, tokens, n);
+}
+
+/* Lets llama.cpp write the file, under another name until it is whole: a server that is killed
+ * while it saves leaves the old file. */
+static size_t save_nominal(const kvp_which *w, const char *path, const int32_t *tokens, size_t n)
+{
+    char *name = malloc(KVP_MOST_PATH);
+    size_t written = 0;
+    int file;
+
+    errno = ENOMEM;
+    if (name != NULL && kvp_host_create(path, name, KVP_MOST_PATH, &file)) {
+        written = nominal_save(w, name, tokens, n);
+        if (!kvp_host_finish(file, path, name, written > 0) && written > 0) {
+            report_unsaved(path);
+            written = 0;
+        }
+    } else {
+        report_unsaved(path);
+    }
+    free(name);
+    return written;
+}
+
+/* Returns the bytes that were written, or 0. A process without caches of ours has llama.cpp's own
+ * files. */
+static size_t save(const kvp_which *w, const char *path, const int32_t *tokens, size_t n)
+{
+    size_t written;
+
+    if (!may_pack(w))
+        return nominal_save(w, path, tokens, n);
+    return save_packed(w, path, tokens, n, &written) ? written : save_nominal(w, path, tokens, n);
 }
 
 static const char in_memory[] = "a state in memory";
@@ -271,11 +316,7 @@ static bool load_file(void *context, const char *path, int32_t *tokens, size_t r
 
 static bool save_file(void *context, const char *path, const int32_t *tokens, size_t n)
 {
-    size_t written;
-
-    return save(&(kvp_which){ .context = context, .all = true }, path, tokens, n, &written)
-               ? written > 0
-               : kvp_llama.save_file(context, path, tokens, n);
+    return save(&(kvp_which){ .context = context, .all = true }, path, tokens, n) > 0;
 }
 
 static size_t seq_get_size_ext(void *context, int32_t seq, uint32_t flags)
@@ -325,11 +366,7 @@ static size_t seq_load_file(void *context, const char *path, int32_t seq, int32_
 static size_t seq_save_file(void *context, const char *path, int32_t seq, const int32_t *tokens,
                             size_t n)
 {
-    size_t written;
-
-    return save(&(kvp_which){ .context = context, .seq = seq }, path, tokens, n, &written)
-               ? written
-               : kvp_llama.seq_save_file(context, path, seq, tokens, n);
+    return save(&(kvp_which){ .context = context, .seq = seq }, path, tokens, n);
 }
 
 /* Taking the functions over */

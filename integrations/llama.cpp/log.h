@@ -21,9 +21,9 @@ static inline size_t kvp_control_bytes(const char *at)
 }
 
 void kvp_log_set(bool verbose, bool quiet);
-void kvp_error(const char *format, ...) KVP_PRINTF(1, 2);
-void kvp_info(const char *format, ...) KVP_PRINTF(1, 2);
-void kvp_note(const char *format, ...) KVP_PRINTF(1, 2);
+void kvp_error(const char *format, ...) KVANT_PRINTF(1, 2);
+void kvp_info(const char *format, ...) KVANT_PRINTF(1, 2);
+void kvp_note(const char *format, ...) KVANT_PRINTF(1, 2);
 
 /* Sends "loaded", "refused" or "context" to the process that KVANT_WATCH names. Does nothing when
  * no process listens. */

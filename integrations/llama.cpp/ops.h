@@ -14,12 +14,14 @@
 
 #include "abi.h"
 #include "host_threads.h"
+#include "kv_tensor.h"
 
 /* The state of one back end instance (one llama context) while it computes. */
 typedef struct kvp_compute {
     uint32_t n_threads;
     const abi_tensor *next; /* the node that the graph computes after the current node, or NULL */
     const abi_tensor *keys; /* a SET_ROWS node of keys that waits for the values' node, or NULL */
+    kvp_held_row held;      /* waits for the attention node, which is `next` */
     bool fp32;              /* attention without integer products */
     void *workspace;        /* as large as the largest node needed; aligned to 64 */
     size_t workspace_bytes;

@@ -17,6 +17,7 @@
  */
 #include <kvant/attention.h>
 #include <kvant/block_attention.h>
+#include <kvant/tensor_hooks.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@
 
 #include "buffer.h"
 #include "ggml_api.h"
+#include "kv_store.h"
 #include "log.h"
 #include "ops.h"
 #include "trace.h"
@@ -147,18 +149,38 @@ static kvant_attention_problem problem_of(const kvp_compute *compute, const abi_
     };
 }
 
-static kvant_status run(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
+static void *workspace_of(void *compute, size_t bytes)
+{
+    return kvp_compute_workspace(compute, bytes);
+}
+
+/* Attends, and stores a held row in the same call. If the row is refused, it is stored by a call of
+ * its own, which makes its cell invalid. */
+static kvant_status run(kvp_compute *compute, kvp_kv *k, const kvp_kv *v,
                         const kvant_attention_problem *problem)
 {
-    size_t bytes;
-    kvant_status status = kvant_attention_workspace(k->tensor, v->tensor, problem, &bytes);
+    kvant_attention_step step = { .workspace = workspace_of, .user = compute };
+    kvp_held_row *held = &compute->held;
+    kvant_status status;
 
-    if (status != KVANT_OK)
-        return status;
-    if (kvp_compute_workspace(compute, bytes) == NULL)
-        return KVANT_ERR_MEMORY;
-    return kvant_attention(k->tensor, v->tensor, problem, compute->workspace,
-                           compute->workspace_bytes);
+    if (held->is_held && kvp_kv_begin_step(held, &step) == KVANT_OK) {
+        step.position = k->single_position >= 0 ? &k->single_position : NULL;
+        status = kvant_attention_step_run(k->tensor, v->tensor, problem, &step);
+        if (step.position == NULL)
+            k->single_position = -1;
+        if (step.stored)
+            kvp_kv_end_step(held);
+        if (step.stored)
+            return status;
+    }
+    if (held->is_held) {
+        status = kvp_kv_store_held(held, compute->n_threads);
+        if (status != KVANT_OK)
+            return status;
+    }
+    step.k_row = step.v_row = NULL;
+    step.position = NULL;
+    return kvant_attention_step_run(k->tensor, v->tensor, problem, &step);
 }
 
 static bool reserve(void **memory, size_t *have, size_t need, size_t size)
@@ -175,7 +197,7 @@ static bool reserve(void **memory, size_t *have, size_t need, size_t size)
 /* Attends the tokens first .. first + n - 1 of the batch, which belong to one sequence, to the
  * blocks of this sequence. So results do not depend on other sequences, and no time is spent on
  * them. */
-static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
+static kvant_status attend_sequence(kvp_compute *compute, kvp_kv *k, const kvp_kv *v,
                                     const kvp_mask *mask, kvant_attention_problem problem,
                                     uint32_t first, uint32_t n)
 {
@@ -245,18 +267,23 @@ kvant_status kvp_attention_note_queries(const kvp_compute *compute, const abi_te
     return status;
 }
 
+/* Whether the node's only token has entered the cache with its position. */
+static bool is_single(const abi_tensor *node, const kvp_kv *k)
+{
+    return k->single_position >= 0 && node->src[0]->ne[1] * node->src[0]->ne[3] == 1;
+}
+
 /* Lets pending keys learn from the queries of the same batch before they are stored. */
 static kvant_status learn_queries(kvp_compute *compute, const abi_tensor *node, kvp_kv *k)
 {
     const abi_tensor *q = node->src[0];
     const size_t n = (size_t)(q->ne[1] * q->ne[3]);
-    const bool single_position = k->single_position >= 0 && n == 1;
-    const int32_t *positions = single_position     ? &k->single_position
+    const int32_t *positions = is_single(node, k)  ? &k->single_position
                                : k->pending.n == n ? k->pending.positions
                                                    : NULL;
     kvant_status status = KVANT_OK;
 
-    if (single_position || k->pending.n != 0)
+    if (positions != NULL || k->pending.n != 0)
         status = kvp_attention_note_queries(compute, node, k, positions);
     k->single_position = -1;
     return status == KVANT_OK && k->placement == NULL ? kvp_kv_flush(k, NULL, compute->n_threads)
@@ -297,12 +324,14 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
 {
     kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
     kvant_attention_problem problem = problem_of(compute, node, stream);
+    const bool single = is_single(node, k);
     uint32_t first_stream = 0;
-    kvant_status status;
+    kvant_status status = KVANT_OK;
 
     if (k->placement != v->placement) /* keys and values of one layer lie in one buffer */
         return KVANT_ERR_UNSUPPORTED;
-    status = learn_queries(compute, node, k);
+    if (!single)
+        status = learn_queries(compute, node, k);
     if (status != KVANT_OK)
         return status;
     cells_view(node->src[1], &first_stream);
@@ -312,6 +341,8 @@ static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, s
     status =
         k->placement != NULL ? attend_placed(compute, node, k, v) : run(compute, k, v, &problem);
     spoil_outputs(k, v, first_stream + stream, &problem, v->head_dim);
+    if (k->single_position >= 0 && single && status == KVANT_OK) /* no step has noted them */
+        status = learn_queries(compute, node, k);
     return status;
 }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
 #include "rope.h"
@@ -100,6 +101,16 @@ static void trace_rows(kvp_compute *compute, const abi_tensor *node)
                        kvp_rope_read_positions(compute, rows, kv->head_dim));
 }
 
+/* Whether the next node attends to this token's keys and values. */
+static bool attends_next(const kvp_compute *compute, const kvp_rows *rows, size_t n)
+{
+    const abi_tensor *next = compute->next;
+
+    return next != NULL && next->op == kvp_api.op.flash_attn_ext && n == 2 && !kvp_trace_is_on &&
+           next->src[0]->ne[1] == 1 && next->src[0]->ne[3] == 1 &&
+           kvp_kv_of(next->src[1]) == rows[0].kv && kvp_kv_of(next->src[2]) == rows[1].kv;
+}
+
 /* When the next node writes the values of the same tokens, only notes the keys' node; the next call
  * stores both. Nothing is computed between the two nodes, so the rows of the keys still exist
  * then. */
@@ -130,7 +141,8 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
     cells = cells_of(compute, node);
     if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    status = kvp_kv_enter(rows, n, cells, (size_t)node->src[0]->ne[1], compute->n_threads);
+    status = kvp_kv_enter(rows, n, cells, (size_t)node->src[0]->ne[1], compute->n_threads,
+                          attends_next(compute, rows, n) ? &compute->held : NULL);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;
     kvp_error("%s: cannot store new rows: %s", rows[0].kv->name, kvant_strerror(status));

@@ -8,9 +8,6 @@
 
 #include "host.h"
 
-/* Longer than any path that a system opens. */
-#define MAX_PATH 4200
-
 /* The disk begins to write a part of the file when it is there. Smaller parts cost more calls.
  * Larger ones leave more to write at the end. */
 #define EARLY_PART ((size_t)1 << 22)
@@ -104,13 +101,13 @@ bool kvp_packing_to_file(kvp_packing *p, kvp_plain *plain, const int32_t *tokens
                         .tokens = tokens,
                         .n_tokens = n_tokens,
                         .next = kvp_pack_prefix(plain, n_tokens),
-                        .name = malloc(MAX_PATH),
+                        .name = malloc(KVP_MOST_PATH),
                         .path = path,
                         .slots = kvp_host_reserve(KVP_PACK_SLOTS * most),
                         .slot_bytes = most };
     errno = ENOMEM;
     if (p->name == NULL || p->slots == NULL ||
-        !kvp_host_create(path, p->name, MAX_PATH, &p->file)) {
+        !kvp_host_create(path, p->name, KVP_MOST_PATH, &p->file)) {
         const int error = errno;
         if (p->slots != NULL)
             kvp_host_release(p->slots, KVP_PACK_SLOTS * most);

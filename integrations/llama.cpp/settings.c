@@ -279,13 +279,13 @@ static bool read_params(kvant_scheme_params *params, char *err, size_t errlen)
     return true;
 }
 
-static bool read_exact(uint64_t *exact, char *err, size_t errlen)
+static bool read_exact(uint64_t *exact, bool *is_auto, char *err, size_t errlen)
 {
     const char *text = given("KVANT_EXACT");
-    const bool all = text == NULL || strcmp(text, "auto") == 0;
 
-    *exact = all ? UINT32_MAX : 0;
-    if (all || parse_number(text, UINT32_MAX, exact))
+    *is_auto = text == NULL || strcmp(text, "auto") == 0;
+    *exact = UINT32_MAX;
+    if (*is_auto || parse_number(text, UINT32_MAX, exact))
         return true;
     snprintf(err, errlen, "KVANT_EXACT=%s is neither auto nor a whole number of tokens", text);
     return false;
@@ -317,15 +317,17 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     uint64_t head_dim, exact, verbose, quiet;
     kvant_status status;
     kvp_settings states;
+    bool auto_exact;
 
     if (!read_params(&params, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
-        !read_exact(&exact, err, errlen) || !read_states(&states, err, errlen) ||
+        !read_exact(&exact, &auto_exact, err, errlen) || !read_states(&states, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
         !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
     *settings = (kvp_settings){ .head_dim = (uint32_t)head_dim,
                                 .exact = (uint32_t)exact,
+                                .auto_exact = auto_exact,
                                 .wants_exact = given("KVANT_EXACT") != NULL && exact > 0,
                                 .saves_codes = states.saves_codes,
                                 .chose_codes = states.chose_codes,

@@ -54,9 +54,10 @@ typedef struct kvp_settings {
     /* schemes for caches of latents (mla.h); NULL: they stay uncompressed */
     kvant_scheme *latents, *rope;
     uint32_t head_dim; /* 0: the graph shows it */
-    /* The most tokens that a GPU's cache keeps as f16 itself, if they fit; UINT32_MAX: all that
-     * fit. */
+    /* The most tokens that a cache keeps as f16 itself, if they fit. With `auto_exact` (the
+     * default), a GPU's cache keeps all that fit, and a CPU's as many as kv_fill.c says. */
     uint32_t exact;
+    bool auto_exact;
     bool wants_exact; /* the user set KVANT_EXACT, and not to 0 */
     bool saves_codes; /* states hold codes */
     bool chose_codes; /* the user did not choose them, KVANT_STATES=auto did */

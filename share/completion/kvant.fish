@@ -155,7 +155,7 @@ complete -c kvant -n '__fish_seen_subcommand_from tune' -l try-k -xa "$__kvant_s
 complete -c kvant -n '__fish_seen_subcommand_from tune' -l try-v -xa "$__kvant_specs" -d 'the same for values'
 complete -c kvant -n '__fish_seen_subcommand_from inspect' -l ctx -s c -x -d 'contexts to show the memory of caches for, in tokens'
 complete -c kvant -n '__fish_seen_subcommand_from inspect' -l gpu -d 'show the sizes in the memory of a GPU, which differ'
-complete -c kvant -n '__fish_seen_subcommand_from inspect' -l exact -x -d 'with --gpu: the number of tokens up to which the cache is f16 in place, or auto'
+complete -c kvant -n '__fish_seen_subcommand_from inspect' -l exact -x -d 'the number of tokens up to which the cache is f16 in place, or auto'
 complete -c kvant -n '__fish_seen_subcommand_from inspect' -l file -s f -rF -d 'count the tokens of this text, too'
 complete -c kvant -n '__fish_seen_subcommand_from search' -l codec -s c -xa "$__kvant_specs" -d 'turboquant-B with 1 to 8 bits per dimension'
 complete -c kvant -n '__fish_seen_subcommand_from search' -l metric -s m -xa 'quality balanced small tiny' -d 'build, eval: ip'

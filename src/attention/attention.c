@@ -1,5 +1,10 @@
 /* attention.c - runs a plan: prepares queries, runs the work items in parallel, combines splits,
- * writes outputs. */
+ * writes outputs.
+ *
+ * A call is one loop. With the row of a step its first bodies end the write, which mostly the
+ * calling thread does while further threads begin, and encode the row. Then come what several work
+ * items share, and the work items. Rows that are due for sealing come last, because no work item
+ * reads their codes. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -12,6 +17,7 @@ typedef struct job {
     const kvant_attention_plan *plan;
     const kvant_kernels *kernels;
     float *workspace;
+    size_t n_new, n_items; /* bodies that encode the step's row, and work items */
 } job;
 
 /* The place of a row's sums and totals, one of each per transform of the values. */
@@ -45,10 +51,16 @@ static float *products_of(const job *j, uint32_t view, size_t row)
                : NULL;
 }
 
-/* The number of finished parts of each kv head, and behind them whether the phases are there. */
+/* The number of finished parts of each kv head, then whether the phases are there, then the number
+ * of encoded rows of each kv head. */
 static atomic_uint *ready_of(const job *j)
 {
     return (atomic_uint *)(void *)(j->workspace + j->plan->ready);
+}
+
+static atomic_uint *encoded_of(const job *j, uint32_t kv_head)
+{
+    return ready_of(j) + j->plan->n_kv_heads + 1 + kv_head;
 }
 
 /* Prepares all queries of a kv head for a view. */
@@ -76,14 +88,25 @@ static void run_part(const job *j, size_t part)
     kvant_parallel_count(ready_of(j) + kv_head);
 }
 
-/* Waits for the parts that the work items of a kv head need. */
-static void await_parts(const job *j, uint32_t kv_head)
+/* Whether a work item reads the block of the step's row. */
+static bool reads_row(const kvant_attention_plan *plan, const kvant_attention_item *item)
+{
+    for (uint32_t page = item->end_page; plan->write && page-- > item->first_page;)
+        if (kvant_attention_block(plan, page) == plan->written_block)
+            return true;
+    return false;
+}
+
+/* Waits for the parts that a work item needs. */
+static void await_parts(const job *j, const kvant_attention_item *item)
 {
     const kvant_attention_plan *plan = j->plan;
     if (plan->centered)
         kvant_parallel_await(ready_of(j) + plan->n_kv_heads, 1);
     if (plan->n_splits > 1)
-        kvant_parallel_await(ready_of(j) + kv_head, plan->k_views.n);
+        kvant_parallel_await(ready_of(j) + item->kv_head, plan->k_views.n);
+    if (reads_row(plan, item)) /* of keys and of values */
+        kvant_parallel_await(encoded_of(j, item->kv_head), 2);
 }
 
 /* Adds the sink's logit to the denominator, where alone it counts. Returns the factor by which sums
@@ -227,10 +250,11 @@ static void store_split(const job *j, const kvant_attention_item *item, size_t f
 static void run_item(const job *j, size_t index, uint32_t worker)
 {
     const kvant_attention_plan *plan = j->plan;
-    uint32_t split = (uint32_t)(index % plan->n_splits);
-    size_t rest = index / plan->n_splits;
-    /* The last tile runs first. With a causal mask it takes longest, and a long work item at the
-     * end would leave the remaining threads idle. */
+    /* A long work item at the end would leave the remaining threads idle. So the last split comes
+     * last for all kv heads: it may be shorter than other splits. The last tile comes first: with a
+     * causal mask it takes longest. */
+    const size_t n_rests = (size_t)plan->n_tiles * plan->n_kv_heads, rest = index % n_rests;
+    uint32_t split = (uint32_t)(index / n_rests);
     uint32_t tile = plan->n_tiles - 1 - (uint32_t)(rest / plan->n_kv_heads);
     kvant_attention_item item = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
                                   .first_query = tile * plan->tile_queries,
@@ -248,7 +272,7 @@ static void run_item(const job *j, size_t index, uint32_t worker)
     item.products = products_of(j, 0, row);
     if (plan->reader->begin)
         plan->reader->begin(plan, &item);
-    await_parts(j, item.kv_head);
+    await_parts(j, &item);
     kvant_attention_item_run(plan, j->kernels, &item,
                              j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
@@ -260,10 +284,20 @@ static void run_item(const job *j, size_t index, uint32_t worker)
 static void run_index(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
-    if (index < j->plan->n_parts)
+    const size_t n_parts = j->plan->n_parts, n_beside = j->plan->beside ? 1 : 0;
+    if (index < n_beside) {
+        j->plan->beside(j->plan->user);
+        return;
+    }
+    index -= n_beside;
+    if (index < j->n_new)
+        kvant_parallel_count(encoded_of(j, kvant_write_encode_new(j->plan->write->jobs, index)));
+    else if ((index -= j->n_new) < n_parts)
         run_part(j, index);
+    else if ((index -= n_parts) < j->n_items)
+        run_item(j, index, worker);
     else
-        run_item(j, index - j->plan->n_parts, worker);
+        kvant_write_encode_due(j->plan->write->jobs, index - j->n_items);
 }
 
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)
@@ -274,11 +308,20 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
             NULL, KVANT_ERR_ARGUMENT,
             "attention: the workspace has %zu of %zu bytes, or is NULL or not aligned to 64 bytes",
             bytes, plan->total * sizeof(float));
-    job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
+    job j = { .plan = plan,
+              .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+              .workspace = workspace,
+              .n_items = n_rests * plan->n_splits };
+    size_t n_due = 0;
+    if (plan->write) {
+        j.n_new = kvant_write_new_bodies(plan->write->jobs, plan->write->n_jobs);
+        n_due = kvant_write_due_bodies(plan->write->jobs, plan->write->n_jobs);
+    }
     for (size_t i = 0; plan->n_splits > 1 && i < n_rests; i++)
         atomic_init(&counters_of(&j)[i], 0);
-    for (size_t i = 0; i <= plan->n_kv_heads; i++)
+    for (size_t i = 0; i <= 2 * (size_t)plan->n_kv_heads; i++)
         atomic_init(&ready_of(&j)[i], 0);
-    kvant_parallel_for(plan->n_parts + n_rests * plan->n_splits, plan->n_threads, run_index, &j);
+    kvant_parallel_for((plan->beside ? 1 : 0) + j.n_new + plan->n_parts + j.n_items + n_due,
+                       plan->n_threads, run_index, &j);
     return KVANT_OK;
 }

@@ -9,16 +9,21 @@
 /* With up to this many query tokens, pages are split among work items. With more, there are enough
  * query tiles without splits. */
 #define DECODE_QUERIES 8u
-/* The most pages of a split: 1024 tokens, so that long contexts give work items for many
- * threads. */
+/* A context of up to this many pages is not split. Queries would have to be prepared before the
+ * work items. Without a split, hidden pages of neighbours in a unified cache also change no bit. */
+#define UNSPLIT_PAGES 4u
+/* The fewest and the most pages of a split. With fewer, a work item's own cost exceeds the gain of
+ * even shares. With more, long contexts would not give work items for many threads. */
+#define FEWEST_PAGES 2u
 #define MOST_PAGES 16u
-/* The fewest pages of a split. With fewer, the work item's own cost exceeds the gain of even
- * shares. */
-#define FEWEST_PAGES 4u
-/* The fewest work items. Items take equal time, so 9 items keep 8 threads busy for as long as 16
- * would. 24 items even out over 2, 3, 4, 6, 8 and 12 threads. Other numbers of threads share 24
- * items more evenly than fewer items, too. */
-#define FEW_UNITS 24u
+/* What a work item costs beside its pages, in pages: its scratch, waiting for its first page, and
+ * storing and combining its sums. For 3 query heads and a head_dim of 64 it is 0.3 pages of codes
+ * and 0.8 pages of fp16 rows. With 0 contexts of some hundred tokens are cut too fine. */
+#define ITEM_COST 1u
+/* The time on 8 threads has this weight, and the times on 12 and 16 threads have weight 1. With a
+ * larger weight half of 16 threads can be without work. With a smaller weight 8 threads wait
+ * longer. Such splits suit 2, 4 and 6 threads, too. */
+#define WEIGHT_OF_8 4u
 /* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
  * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the
  * host program lends its threads. */
@@ -101,23 +106,59 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0,
                    plan->partial_stride, &plan->partials) &&
            reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&
-           reserve(&plan->total, plan->n_kv_heads + (size_t)1, 1, &plan->ready) &&
+           reserve(&plan->total, 2 * plan->n_kv_heads + (size_t)1, 1, &plan->ready) &&
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
+/* When the work items end on some threads, in pages. A split of `pages` pages
+ * gives long work items, which begin first, and at most one shorter item for each kv head. */
+static uint64_t end_of_items(const kvant_attention_plan *plan, uint32_t pages, uint32_t threads)
+{
+    const uint32_t n_heads = plan->n_kv_heads, rest = plan->n_pages % pages,
+                   end = pages + ITEM_COST, short_end = rest + ITEM_COST;
+    const uint64_t n_long = (uint64_t)(plan->n_pages / pages) * n_heads,
+                   rounds = (n_long + threads - 1) / threads;
+    const uint32_t n_free = (uint32_t)(rounds * threads - n_long);
+    if (!rest)
+        return rounds * end;
+    if (!n_free)
+        return rounds * end + (n_heads + threads - 1) / threads * short_end;
+    const uint32_t alone = (n_heads + n_free - 1) / n_free * short_end, /* on the free threads */
+        after = end + (n_heads + threads - 1) / threads * short_end;
+    return (rounds - 1) * end + (alone <= end ? end : alone < after ? alone : after);
+}
+
+static uint32_t find_split(const kvant_attention_plan *plan)
+{
+    uint32_t best = MOST_PAGES;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t pages = MOST_PAGES; pages >= FEWEST_PAGES && plan->n_pages > UNSPLIT_PAGES;
+         pages--) {
+        const uint64_t end = WEIGHT_OF_8 * end_of_items(plan, pages, 8) +
+                             end_of_items(plan, pages, 12) + end_of_items(plan, pages, 16);
+        if (end < least)
+            best = pages;
+        least = end < least ? end : least;
+    }
+    return best;
+}
+
 /* Pages of a split. With few query tokens the context is split, so that the kv heads together give
- * enough work items. The number of threads does not count, because results must not depend on
- * it. */
+ * work items for all threads. The actual number of threads does not count, because results must not
+ * depend on it. The last answer is kept, because a model's layers ask one after another. */
 static uint32_t split_pages(const kvant_attention_plan *plan)
 {
-    const uint32_t n = plan->n_pages,
-                   splits = (FEW_UNITS + plan->n_kv_heads - 1) / plan->n_kv_heads;
-    const uint32_t fewest = (n + MOST_PAGES - 1) / MOST_PAGES,
-                   n_splits = splits < fewest ? fewest : splits;
-    const uint32_t pages = (n + n_splits - 1) / n_splits;
+    static _Thread_local struct {
+        uint32_t n_kv_heads, n_pages, split;
+    } last;
     if (plan->problem.n_queries > DECODE_QUERIES)
-        return n ? n : 1;
-    return pages < FEWEST_PAGES ? FEWEST_PAGES : pages;
+        return plan->n_pages ? plan->n_pages : 1;
+    if (!last.split || last.n_kv_heads != plan->n_kv_heads || last.n_pages != plan->n_pages) {
+        last.n_kv_heads = plan->n_kv_heads;
+        last.n_pages = plan->n_pages;
+        last.split = find_split(plan);
+    }
+    return last.split;
 }
 
 static uint32_t threads_for(const kvant_attention_plan *plan, double work)

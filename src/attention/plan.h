@@ -6,7 +6,7 @@
 
 #include <kvant/attention.h>
 
-#include "../cache/tensor.h"
+#include "../cache/write.h"
 
 struct kvant_attention_reader;
 
@@ -36,6 +36,12 @@ typedef struct kvant_attention_plan {
     /* the tensors that the tensor reader reads, or NULL */
     const kvant_tensor *k, *v;
     const void *source; /* private data of the reader */
+    /* A row of k and v that the same loop encodes, or NULL; and its block. */
+    const kvant_write *write;
+    uint32_t written_block;
+    /* Work beside the work items, which the same loop begins with; or NULL. */
+    void (*beside)(void *user);
+    void *user;
     kvant_used_views k_views;
     kvant_used_transforms v_transforms;
     uint32_t n_kv_heads, group_heads; /* query heads per kv head */
@@ -65,8 +71,8 @@ typedef struct kvant_attention_plan {
      * to 16]. */
     size_t partials;
     size_t partial_stride;
-    size_t counters;                /* [tile][kv head]: finished splits */
-    size_t ready;                   /* finished parts: [kv head], and then the phases */
+    size_t counters; /* [tile][kv head]: finished splits */
+    size_t ready;    /* finished parts: [kv head], then the phases, then encoded rows: [kv head] */
     size_t scratch, scratch_stride; /* one per thread */
     size_t total;
 } kvant_attention_plan;

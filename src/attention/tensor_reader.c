@@ -2,10 +2,14 @@
  * the work items of attention. */
 #include <string.h>
 
+#include <kvant/tensor_hooks.h>
+
+#include "../base/abi.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
 #include "../blocks/format.h"
 #include "../cache/center.h"
+#include "../cache/learning.h"
 #include "../cache/shift.h"
 #include "block_centers.h"
 #include "work_item.h"
@@ -444,6 +448,113 @@ static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v,
     return kvant_attention_cut(plan) ? KVANT_OK
                                      : invalid("the workspace would be larger than memory can be: "
                                                "choose fewer tokens or threads");
+}
+
+/* The row of a step, which attention's loop writes. */
+typedef struct row_write {
+    const kvant_attention_problem *problem;
+    kvant_attention_step *step;
+    kvant_write write;
+    kvant_status noted;
+    bool closed;
+} row_write;
+
+/* Notes the token's queries, which later rows learn from. */
+static kvant_status note_queries(kvant_tensor *k, const kvant_attention_problem *problem,
+                                 kvant_attention_step *step)
+{
+    const kvant_queries queries = { .size = sizeof queries,
+                                    .q = problem->q,
+                                    .token_stride = problem->q_token_stride,
+                                    .head_stride = problem->q_head_stride,
+                                    .n_tokens = problem->n_queries,
+                                    .n_heads = problem->n_heads,
+                                    .positions = step->position };
+    if (!step->position)
+        return KVANT_OK;
+    step->position = NULL;
+    return kvant_tensor_note_queries(k, &queries, problem->n_threads);
+}
+
+/* Ends the write, and notes the queries if that takes no loop. */
+static void close_write(void *user)
+{
+    row_write *row = user;
+    kvant_tensor *k = row->write.jobs[0].tensor;
+    row->step->stored = kvant_write_close(&row->write, KVANT_OK) == KVANT_OK;
+    row->closed = true;
+    if (kvant_queries_only_copies(k, row->problem->n_heads))
+        row->noted = note_queries(k, row->problem, row->step);
+}
+
+/* Attends to the tensors in a workspace of the caller's. The same loop writes the row. */
+static kvant_status attend(const kvant_tensor *k, const kvant_tensor *v,
+                           const kvant_attention_problem *problem, const kvant_attention_step *step,
+                           row_write *row)
+{
+    kvant_attention_plan plan;
+    KVANT_FORWARD(make_plan(k, v, problem, &plan));
+    void *workspace = step->workspace(step->user, plan.total * sizeof(float));
+    KVANT_RETURN_IF(!workspace, KVANT_ERR_MEMORY);
+    if (row) {
+        plan.write = &row->write;
+        plan.written_block = (uint32_t)(step->slot / KVANT_PAGE_TOKENS);
+        plan.beside = close_write;
+        plan.user = row;
+    }
+    return kvant_attention_run(&plan, workspace, plan.total * sizeof(float));
+}
+
+/* Whether attention reads the row as fp16, and so may run before the write ends. Arguments that a
+ * write refuses are left to it. */
+static bool is_step(const kvant_tensor *k, const kvant_tensor *v)
+{
+    return k && v && k != v && !(k->steps && k->steps == v->steps) && k->step_rows &&
+           v->step_rows && !k->device && !v->device;
+}
+
+static kvant_status write_and_attend(kvant_tensor *k, kvant_tensor *v,
+                                     const kvant_attention_problem *problem,
+                                     kvant_attention_step *step)
+{
+    const kvant_rows rows[] = { { k, step->k_row, step->k_row, 0 },
+                                { v, step->v_row, step->v_row, 0 } };
+    row_write row = { .problem = problem, .step = step, .noted = KVANT_OK, .closed = false };
+    kvant_write *write = &row.write;
+    kvant_status status = kvant_write_begin(write, rows, 2, &step->slot, 1, problem->n_threads);
+    if (status != KVANT_OK)
+        return kvant_write_end(write, status);
+    kvant_write_place(&write->jobs[0]);
+    kvant_write_place(&write->jobs[1]);
+    status = attend(k, v, problem, step, &row);
+    if (status == KVANT_OK)
+        kvant_write_encoded(write->jobs, 2);
+    else
+        kvant_write_encode(write->jobs, 2);
+    if (!row.closed) /* attention did not begin */
+        close_write(&row);
+    kvant_write_release(write);
+    return status == KVANT_OK ? row.noted : status;
+}
+
+kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
+                                      const kvant_attention_problem *problem,
+                                      kvant_attention_step *step)
+{
+    kvant_attention_problem p;
+    KVANT_RETURN_IF(!step || !KVANT_ACCEPT_STRUCT(kvant_attention_problem, &p, problem, exact),
+                    KVANT_ERR_ARGUMENT);
+    step->stored = false;
+    if (step->k_row && is_step(k, v)) {
+        KVANT_FORWARD(write_and_attend(k, v, &p, step));
+        return note_queries(k, &p, step);
+    }
+    if (step->k_row)
+        KVANT_FORWARD(kvant_tensor_write_layer(k, v, &step->slot, 1, step->k_row, 0, step->v_row, 0,
+                                               p.n_threads));
+    step->stored = step->k_row != NULL;
+    KVANT_FORWARD(attend(k, v, &p, step, NULL));
+    return note_queries(k, &p, step);
 }
 
 kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,

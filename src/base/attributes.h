@@ -1,5 +1,5 @@
-/* attributes.h - the only file with compiler extensions and assumptions about the machine. All
- * other files are plain C11. */
+/* attributes.h - the library's compiler extensions and assumptions about the machine. All other
+ * files of it are plain C11. */
 #pragma once
 
 #include <stdint.h>

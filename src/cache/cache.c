@@ -264,8 +264,6 @@ kvant_status kvant_cache_note_queries(kvant_cache *cache, uint32_t layer,
         !KVANT_ACCEPT_STRUCT(kvant_queries, &all, queries, n_heads) || !all.q)
         return invalid("layer is not below n_layers, or queries or its q is NULL, or its size "
                        "field is not set to sizeof(kvant_queries)");
-    if (!cache->device->note_queries)
-        return KVANT_OK;
     cache->pending[layer] = KVANT_PENDING_NEXT;
     kvant_status status = KVANT_OK;
     const uint32_t parts = parts_of(all.n_tokens);
@@ -294,8 +292,8 @@ kvant_status kvant_cache_set_rope(kvant_cache *cache, uint32_t layer, const kvan
 
 int kvant_cache_wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
 {
-    return cache && layer < cache->params.n_layers && cache->device->wants_queries &&
-           cache->device->wants_queries(cache, layer, n_tokens);
+    return cache && layer < cache->params.n_layers &&
+           kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
 }
 
 kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence,

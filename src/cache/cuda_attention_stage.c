@@ -34,16 +34,11 @@ static uint32_t n_dropped(const kvant_sequence *s, uint32_t n)
     return first;
 }
 
-static uint32_t n_blocks_of(uint32_t tokens)
-{
-    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
-
 uint32_t kvant_cuda_call_blocks(const attention_call *c)
 {
     uint32_t most = 1;
     for (uint32_t i = 0; i < c->batch; i++) {
-        const uint32_t n = n_blocks_of(sequence_of(c, i)->lengths[c->number]),
+        const uint32_t n = (uint32_t)kvant_plan_blocks(sequence_of(c, i)->lengths[c->number]),
                        rest = n - n_dropped(sequence_of(c, i), n);
         most = rest > most ? rest : most;
     }
@@ -81,7 +76,7 @@ static void find_blocks(attention_call *c)
     c->blocks = lengths + c->batch;
     for (uint32_t i = 0; i < c->batch; i++) {
         const kvant_sequence *s = sequence_of(c, i);
-        const uint32_t tokens = s->lengths[c->number], n = n_blocks_of(tokens),
+        const uint32_t tokens = s->lengths[c->number], n = (uint32_t)kvant_plan_blocks(tokens),
                        first = n_dropped(s, n);
         c->dropped = first * KVANT_PAGE_TOKENS < tokens ? first * KVANT_PAGE_TOKENS : tokens;
         lengths[i] = (int32_t)(tokens - c->dropped);

@@ -29,11 +29,6 @@ static bool searches(const kvant_codec *codec)
             view->feedback.pivots);
 }
 
-static uint32_t blocks_of(uint32_t rows)
-{
-    return (rows + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
-
 /* Counts the open pages of a part's tensor, without pages for first tokens that the plan keeps
  * exact. */
 static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tensor_params *params,
@@ -44,14 +39,14 @@ static kvant_status count_open_pages(const kvant_cache *cache, const kvant_tenso
     const size_t block = (size_t)params->n_kv_heads * info->page_bytes,
                  open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * info->head_dim *
                         sizeof(uint16_t);
-    const uint32_t sinks = blocks_of(info->sink_tokens);
+    const size_t sinks = kvant_plan_blocks(info->sink_tokens);
     size_t bytes;
     KVANT_FORWARD(kvant_tensor_size(params, &bytes));
     part->stores_fp16 = block >= open;
     part->n_open = (uint32_t)((bytes - params->n_blocks * block) / open);
     if (info->block_tokens == 1 && info->sink_tokens <= memory->n_first)
         part->n_unused =
-            params->n_sequences * (sinks < params->n_blocks ? sinks : params->n_blocks);
+            params->n_sequences * (sinks < params->n_blocks ? (uint32_t)sinks : params->n_blocks);
     return KVANT_OK;
 }
 
@@ -72,15 +67,14 @@ static kvant_status place_pages(kvant_cache *cache, uint32_t layer, bool *any_se
     return KVANT_OK;
 }
 
-/* An exact part has one page more than its rows fill, because they begin anywhere in a block. If
- * there are more sequences than pages, codecs with a trellis search, chunks or feedback get a page
- * for each sequence. */
+/* If there are more sequences than pages of the exact part, codecs with a trellis search, chunks or
+ * feedback get a page for each sequence. */
 static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact_part *part,
                                      bool any_searches)
 {
     const uint32_t n = any_searches ? cache->params.max_sequences + 1 : 0,
-                   step = blocks_of(part->step),
-                   all = part->step ? blocks_of(part->total) + 1 + step : 0,
+                   step = (uint32_t)kvant_plan_blocks(part->step),
+                   all = step ? (uint32_t)kvant_plan_pages(part->total, 1, part->step) : 0,
                    pages = all > n ? all : n;
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
                                 .n_pages = pages < cache->n_blocks ? pages : cache->n_blocks,

@@ -9,6 +9,8 @@
  *   cuda_read.c       reads rows of pages */
 #pragma once
 
+#include <kvant/cuda_kernels.h>
+
 #include "../base/error.h"
 #include "../device/memory.h"
 #include "../store/plan.h"
@@ -132,7 +134,7 @@ struct cuda_memory {
     cuda_buffer tables, queries, gathered,
         rotated;         /* rotated: rows after a dense rotation, keys, then values */
     cuda_buffer scratch; /* a workspace with room for unpacked pages */
-    cuda_buffer matrix;  /* R W, or R W^-T, of a compact form, for one call */
+    cuda_buffer matrix;  /* W, or R W^-T, of a compact form, for one call */
     /* The first error of work on pages. After it the bytes of pages are unknown. */
     kvant_status status;
     const char *failed;
@@ -233,9 +235,9 @@ typedef struct cuda_transform {
 /* Returns a transform, after copying its coefficients to the device if they have changed. */
 cuda_transform kvant_cuda_transform(cuda_part *part, uint32_t transform_id);
 
-/* R W of a transform, or R W^-T. It is made for the call at hand if the transform is compact;
- * another call then overwrites it. NULL: none, or an error was recorded. */
-const float *kvant_cuda_matrix(cuda_part *part, const cuda_transform *transform, bool inverse);
+/* R W^-T of a transform. It is made for the call at hand if the transform is compact; another call
+ * then overwrites it. NULL: none, or an error was recorded. */
+const float *kvant_cuda_inverse_matrix(cuda_part *part, const cuda_transform *transform);
 
 /* The centres of all transforms, each for all kv heads. rotated: R W (c / s), for queries that went
  * through the matrix of a transform; otherwise c, for plain queries. A transform without a centre
@@ -269,8 +271,8 @@ const float *kvant_cuda_read_back(cuda_memory *memory, cuda_buffer *buffer, cons
 
 kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
 
-/* The arguments of kvant_cuda_append for these rows, which are floats (device_cuda.c). */
-kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *append);
+/* Adds rows, which are floats, and their matrices to the arguments of an append (device_cuda.c). */
+void kvant_cuda_add_rows(const cuda_append *append, kvant_cuda_kernel_append_args *args);
 
 /* Records the first error of work on pages. */
 void kvant_cuda_record_error(cuda_memory *memory, kvant_status status, const char *what);

@@ -51,7 +51,7 @@ static kvant_status decode(const reading *r, uint32_t transform_id, bool open)
                                           .center = dense ? v.rotated_center : v.center,
                                           .scale = dense ? NULL : v.scale,
                                           .inverse_key_transform =
-                                              dense ? NULL : kvant_cuda_matrix(r->part, &v, true),
+                                              dense ? NULL : kvant_cuda_inverse_matrix(r->part, &v),
                                           .to = at + TOGETHER,
                                           .transformed = dense };
     return kvant_cuda_report_error(kvant_cuda_decode(&args, memory->stream), "reading rows");

@@ -373,12 +373,12 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
     const size_t width = kvant_tensor_width(c->layer->parts[0].tensor),
                  offset = first * width *
                           (step->type == KVANT_CUDA_F32 ? sizeof(float) : sizeof(uint16_t));
-    kvant_cuda_append_args args = { .size = sizeof args,
-                                    .type = (kvant_cuda_type)step->type,
-                                    .n_tokens = n,
-                                    .n_kv_heads = c->n_kv_heads,
-                                    .slots = (const int64_t *)steps->on_device.at + first,
-                                    .refused = c->memory->refused };
+    kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                           .type = (kvant_cuda_type)step->type,
+                                           .n_tokens = n,
+                                           .n_kv_heads = c->n_kv_heads,
+                                           .slots = (const int64_t *)steps->on_device.at + first,
+                                           .refused = c->memory->refused };
     for (int role = 0; role < 2; role++) {
         cuda_append a = { .part = &c->layer->parts[role],
                           .stride = width,
@@ -387,20 +387,21 @@ static kvant_status append_rows(const attention_call *c, const kvant_step *step,
                           .open = true };
         a.rows = (const float *)((const char *)(role == KVANT_ROLE_K ? step->k : step->v) + offset);
         kvant_cuda_rows *rows = role == KVANT_ROLE_K ? &args.k : &args.v;
-        *rows = kvant_cuda_rows_of(&a);
+        kvant_cuda_add_rows(&a, &args);
         rows->pages =
             steps->in_place ? kvant_cuda_exact_pages(a.part) : kvant_cuda_call_pages(c, role);
         if (kvant_cuda_rotates(a.part, a.transform_id)) { /* rotated already: needs its own call */
-            kvant_cuda_append_args alone = args;
+            kvant_cuda_kernel_append_args alone = args;
             alone.transformed = 1;
+            alone.k_compact = NULL;
             *(role == KVANT_ROLE_K ? &alone.v : &alone.k) = (kvant_cuda_rows){ 0 };
-            KVANT_FORWARD(kvant_cuda_report_error(kvant_cuda_append(&alone, c->memory->stream),
-                                                  "copying steps"));
+            KVANT_FORWARD(kvant_cuda_report_error(
+                kvant_cuda_kernel_append(&alone, c->memory->stream), "copying steps"));
             *rows = (kvant_cuda_rows){ 0 };
         }
     }
     return args.k.codec || args.v.codec
-               ? kvant_cuda_report_error(kvant_cuda_append(&args, c->memory->stream),
+               ? kvant_cuda_report_error(kvant_cuda_kernel_append(&args, c->memory->stream),
                                          "copying steps")
                : KVANT_OK;
 }

@@ -265,18 +265,16 @@ cuda_transform kvant_cuda_transform(cuda_part *part, uint32_t transform_id)
     return v;
 }
 
-const float *kvant_cuda_matrix(cuda_part *part, const cuda_transform *transform, bool inverse)
+const float *kvant_cuda_inverse_matrix(cuda_part *part, const cuda_transform *transform)
 {
     cuda_memory *memory = part->memory;
     const kvant_cuda_expand_args args = { .size = sizeof args,
                                           .codec = transform->codec,
                                           .n_kv_heads = part->tensor->n_kv_heads,
                                           .compact = transform->compact,
-                                          .key_transform = inverse ? NULL : memory->matrix.at,
-                                          .inverse_key_transform =
-                                              inverse ? memory->matrix.at : NULL };
+                                          .inverse_key_transform = memory->matrix.at };
     if (!transform->compact)
-        return inverse ? transform->inverse_key_transform : transform->key_transform;
+        return transform->inverse_key_transform;
     kvant_cuda_record_error(memory, kvant_cuda_expand(&args, memory->stream), "matrices");
     return memory->matrix.at;
 }

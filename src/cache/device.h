@@ -94,10 +94,8 @@ struct kvant_device {
     kvant_status (*read)(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first,
                          uint32_t n, float *k, float *v);
 
-    /* kvant_tensor_note_queries and kvant_tensor_wants_queries for the keys. NULL: the device
-     * learns nothing from queries. */
+    /* kvant_tensor_note_queries for the keys. */
     kvant_status (*note_queries)(kvant_cache *cache, uint32_t layer, const kvant_queries *queries);
-    bool (*wants_queries)(const kvant_cache *cache, uint32_t layer, size_t n_tokens);
 
     /* kvant_steps_begin, kvant_steps_next, kvant_cache_step; NULL: there are no steps. */
     kvant_status (*steps_begin)(kvant_cache *cache, const int32_t *sequences, uint32_t n,

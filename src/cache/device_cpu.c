@@ -121,11 +121,6 @@ static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant
                                      cache->params.n_threads);
 }
 
-static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
-{
-    return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
-}
-
 static kvant_status attend_one(kvant_cache *cache, uint32_t layer,
                                const kvant_attention_problem *problem)
 {
@@ -185,5 +180,4 @@ const kvant_device kvant_device_cpu = { .create = create,
                                         .append = append,
                                         .attend = attend,
                                         .read = read_rows,
-                                        .note_queries = note_queries,
-                                        .wants_queries = wants_queries };
+                                        .note_queries = note_queries };

@@ -38,7 +38,7 @@ static void rotate_rows(const cuda_append *a, kvant_cuda_rows *rows)
     rows->center = rows->scale = rows->key_transform = NULL;
 }
 
-kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
+void kvant_cuda_add_rows(const cuda_append *a, kvant_cuda_kernel_append_args *args)
 {
     const kvant_tensor *tensor = a->part->tensor;
     const cuda_transform transform = kvant_cuda_transform(a->part, a->transform_id);
@@ -50,10 +50,12 @@ kvant_cuda_rows kvant_cuda_rows_of(const cuda_append *a)
                              .head_stride = tensor->head_dim,
                              .center = transform.center,
                              .scale = transform.scale,
-                             .key_transform = kvant_cuda_matrix(a->part, &transform, false) };
+                             .key_transform = transform.key_transform };
     if (transform.rotates)
         rotate_rows(a, &rows);
-    return rows;
+    *(a->part->role == KVANT_ROLE_K ? &args->k : &args->v) = rows;
+    if (transform.compact) /* of keys; values have no matrix on a device */
+        args->k_compact = transform.compact, args->k_matrix = a->part->memory->matrix.at;
 }
 
 static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
@@ -115,9 +117,9 @@ static kvant_cuda_rows rounded(const cuda_append *a, kvant_cuda_rows *rows)
 /* In a cache with an exact part, rows without a page are rounded to fp16 as well. So a row has the
  * same codes whether it was exact for a while or not. */
 static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_append *v,
-                       kvant_cuda_append_args *args)
+                       kvant_cuda_kernel_append_args *args)
 {
-    kvant_cuda_append_args first = *args;
+    kvant_cuda_kernel_append_args first = *args;
     if (k)
         args->k = rounded(k, &first.k);
     if (v)
@@ -126,32 +128,33 @@ static void round_rows(cuda_memory *memory, const cuda_append *k, const cuda_app
     first.k_feedback = first.centroids[0] = first.centroids[1] = NULL;
     args->type = KVANT_CUDA_F16;
     args->transformed = 1;
-    kvant_cuda_record_error(memory, kvant_cuda_append(&first, memory->stream), "append");
+    args->k_compact = NULL;
+    kvant_cuda_record_error(memory, kvant_cuda_kernel_append(&first, memory->stream), "append");
 }
 
 /* Appends keys, values, or both with the same slots. */
 static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append *v)
 {
     const cuda_append *any = k ? k : v;
-    kvant_cuda_append_args args = { .size = sizeof args,
-                                    .type = KVANT_CUDA_F32,
-                                    .n_tokens = (uint32_t)any->n,
-                                    .n_kv_heads = any->part->tensor->n_kv_heads,
-                                    .slots = copy_slots(memory, any),
-                                    .refused = memory->refused,
-                                    .exact = { k && k->exact ? k->part->floats : NULL,
-                                               v && v->exact ? v->part->floats : NULL } };
+    kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                           .type = KVANT_CUDA_F32,
+                                           .n_tokens = (uint32_t)any->n,
+                                           .n_kv_heads = any->part->tensor->n_kv_heads,
+                                           .slots = copy_slots(memory, any),
+                                           .refused = memory->refused,
+                                           .exact = { k && k->exact ? k->part->floats : NULL,
+                                                      v && v->exact ? v->part->floats : NULL } };
     if (k)
-        args.k = kvant_cuda_rows_of(k);
+        kvant_cuda_add_rows(k, &args);
     if (v)
-        args.v = kvant_cuda_rows_of(v);
+        kvant_cuda_add_rows(v, &args);
     args.transformed = is_rotated(any);
     args.centroids[KVANT_ROLE_K] = k && !k->open ? k->part->centroids : NULL;
     args.centroids[KVANT_ROLE_V] = v && !v->open ? v->part->centroids : NULL;
     args.k_feedback = k && !k->open ? k->part->feedback : NULL;
     if (!any->open && rounds(any->part))
         round_rows(memory, k, v, &args);
-    kvant_cuda_record_error(memory, kvant_cuda_append(&args, memory->stream), "append");
+    kvant_cuda_record_error(memory, kvant_cuda_kernel_append(&args, memory->stream), "append");
 }
 
 /* Whether one launch can append keys and values. */
@@ -456,17 +459,12 @@ kvant_status kvant_cuda_refused(cuda_memory *memory)
         "and were not written: their slots hold zeros or older rows");
 }
 
-static bool wants_queries(const kvant_cache *cache, uint32_t layer, size_t n_tokens)
-{
-    return kvant_tensor_wants_queries(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), n_tokens);
-}
-
 /* Copies queries to the host, where matrices are made. */
 static kvant_status note_queries(kvant_cache *cache, uint32_t layer, const kvant_queries *queries)
 {
     kvant_tensor *keys = *kvant_cache_tensor(cache, layer, KVANT_ROLE_K);
     kvant_queries host = *queries;
-    if (!wants_queries(cache, layer, queries->n_tokens))
+    if (!kvant_tensor_wants_queries(keys, queries->n_tokens))
         return KVANT_OK;
     KVANT_RETURN_IF(!queries->n_heads, KVANT_ERR_ARGUMENT);
     const size_t n = (queries->n_tokens - 1) * queries->token_stride +
@@ -505,7 +503,6 @@ const kvant_device kvant_device_cuda = { .create = kvant_cuda_layers_create,
                                          .attend = kvant_cuda_layers_attend,
                                          .read = kvant_cuda_layers_read,
                                          .note_queries = note_queries,
-                                         .wants_queries = wants_queries,
                                          .steps_begin = kvant_cuda_steps_begin,
                                          .steps_next = kvant_cuda_steps_next,
                                          .step = kvant_cuda_step };

@@ -176,16 +176,21 @@ static void seal(seal_job *jobs, size_t n_jobs, uint32_t n_threads)
     }
 }
 
-static seal_job job_of(kvant_tensor *tensor)
+/* Leaves the list as it is, because a step of one token fills at most one entry. */
+static void begin(seal_job *job, kvant_tensor *tensor)
 {
-    return (seal_job){ .tensor = tensor, .kernels = kvant_kernels_get(KVANT_CPU_AUTO) };
+    job->tensor = tensor;
+    job->kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    job->borrowed = NULL;
+    job->n = 0;
 }
 
 void kvant_open_encode_due(kvant_tensor *tensor, uint32_t kv_head)
 {
-    const seal_job job = job_of(tensor);
     const sealing s = { tensor->due_page, false, tensor->due_slots };
     float row[KVANT_MAX_HEAD_DIM];
+    seal_job job;
+    begin(&job, tensor);
     seal_page(&job, &s, kv_head, row);
 }
 
@@ -199,7 +204,8 @@ void kvant_open_finish_due(kvant_tensor *tensor)
 void kvant_open_seal(kvant_tensor *tensor, const kvant_plan_change *list, uint32_t n,
                      uint32_t n_threads)
 {
-    seal_job job = job_of(tensor);
+    seal_job job;
+    begin(&job, tensor);
     if (n)
         kvant_open_finish_due(tensor);
     for (uint32_t i = 0; i < n; i++) {
@@ -268,7 +274,8 @@ static bool worth_threads(const seal_job *jobs, size_t n_jobs)
 
 bool kvant_open_take_due(kvant_tensor *tensor, uint32_t block)
 {
-    seal_job job = job_of(tensor);
+    seal_job job;
+    begin(&job, tensor);
     list_due(&job, 0, false);
     const sealing *s = &job.list[0];
     if (job.n && (job.n > 1 || s->closes || tensor->open_pages[s->page].block == block))
@@ -288,7 +295,7 @@ void kvant_open_seal_due(kvant_tensor *const *tensors, size_t n_tensors, bool al
     uint32_t page[2] = { 0, 0 };
     bool left = true;
     for (size_t i = 0; i < n_tensors; i++)
-        jobs[i] = job_of(tensors[i]);
+        begin(&jobs[i], tensors[i]);
     while (left) {
         left = false;
         for (size_t i = 0; i < n_tensors; i++) {

@@ -93,9 +93,8 @@ static void make_part(void *context, size_t head, uint32_t worker)
     job->status[head] = make_head(job, (uint32_t)head);
 }
 
-/* Rows are multiplied by (R W)^T. A transform keeps this matrix only if R is dense, because the
- * matrix then takes head_dim^3 steps to make. Otherwise each batch makes it again. A W of several
- * parts is applied from its triangles. */
+/* Rows are multiplied by the triangles and then rotated. A dense R takes head_dim^2 steps per row,
+ * so a transform multiplies it with a W of one part, once. */
 
 static void expand(const kvant_tensor *tensor, kvant_key_transform *key_transform, float *expanded)
 {
@@ -300,19 +299,7 @@ static kvant_status fix(kvant_codec *codec, const kvant_tensor *tensor, uint32_t
     return status;
 }
 
-kvant_status kvant_tensor_transform_codec(const kvant_tensor *tensor, uint32_t transform_id,
-                                          int32_t position, uint32_t kv_head,
-                                          const kvant_codec *like, kvant_codec **codec)
-{
-    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0,
-                                     codec, NULL, 0));
-    const kvant_status status = fix(*codec, tensor, transform_id, position, kv_head);
-    if (status != KVANT_OK)
-        kvant_codec_free(codec);
-    return status;
-}
-
-bool kvant_transforms_accept(const kvant_tensor *tensor, const kvant_codec *like)
+static bool accepts(const kvant_tensor *tensor, const kvant_codec *like)
 {
     return like && like->info.role == kvant_tensor_codec_info(tensor)->role &&
            like->info.head_dim == tensor->head_dim && !like->transform.key_transform;
@@ -325,9 +312,14 @@ static kvant_status make_codec(const kvant_tensor *tensor, uint32_t block, int32
     *codec = NULL;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads,
                     KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!kvant_transforms_accept(tensor, like), KVANT_ERR_ARGUMENT);
-    return kvant_tensor_transform_codec(tensor, tensor->blocks[block].transform_id, position,
-                                        kv_head, like, codec);
+    KVANT_RETURN_IF(!accepts(tensor, like), KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(kvant_codec_create(like->info.spec, like->info.head_dim, like->info.role, 0,
+                                     codec, NULL, 0));
+    const kvant_status status =
+        fix(*codec, tensor, tensor->blocks[block].transform_id, position, kv_head);
+    if (status != KVANT_OK)
+        kvant_codec_free(codec);
+    return status;
 }
 
 kvant_status kvant_tensor_make_codec(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,

@@ -39,11 +39,3 @@ size_t kvant_key_transform_most(const kvant_tensor *tensor);
 /* Puts the W of a transform before a rotation, like kvant_transform_set_matrix. */
 kvant_status kvant_transforms_set_matrix(const kvant_tensor *tensor, uint32_t transform_id,
                                          uint32_t kv_head, kvant_transform *transform);
-
-/* kvant_tensor_transform_codec is kvant_tensor_make_codec for a transform and a block at a
- * position, or KVANT_NO_POSITION. kvant_transforms_accept says whether it can make a codec like
- * this one (NULL: no). */
-bool kvant_transforms_accept(const kvant_tensor *tensor, const kvant_codec *like);
-kvant_status kvant_tensor_transform_codec(const kvant_tensor *tensor, uint32_t transform_id,
-                                          int32_t position, uint32_t kv_head,
-                                          const kvant_codec *like, kvant_codec **codec);

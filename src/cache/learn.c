@@ -1,11 +1,7 @@
 /* learn.c - see learn.h. Decides when a transform with W is made, and from which second moments. */
 #include "learning.h"
 
-#include <kvant/tensor_hooks.h>
-
 #include "../base/attributes.h"
-#include "center.h"
-#include "transform_bytes.h"
 
 /* The error of the candidate divided by the error of another transform, as a mean over heads. */
 static double relative_cost(const kvant_tensor *tensor, uint32_t transform_id, uint32_t n_threads)
@@ -19,13 +15,6 @@ static double relative_cost(const kvant_tensor *tensor, uint32_t transform_id, u
 }
 
 /* Positions */
-
-static kvant_status solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t n_threads)
-{
-    const kvant_rope_state *rope_state = tensor->learning->rope;
-    return kvant_solve(tensor, span,
-                       rope_state && rope_state->block_centers ? KVANT_PAGE_TOKENS : 0, n_threads);
-}
 
 /* The position bucket that the rows at hand have reached; -1: not known. */
 static int bucket_of_rows(const kvant_learning *l, int32_t position)
@@ -93,7 +82,7 @@ kvant_status kvant_learning_add_bucket(kvant_tensor *tensor, const kvant_choice 
     kvant_learning *l = tensor->learning;
     const kvant_bucket_span span =
         kvant_learn_next_span(&l->schedule, bucket_of_sample(l), n_unused);
-    const kvant_status status = solve(tensor, span, n_threads);
+    const kvant_status status = kvant_solve(tensor, span, n_threads);
     *bucket_added = status == KVANT_OK && is_better(tensor, choice, least, most, n_threads);
     if (status != KVANT_ERR_MEMORY)
         kvant_learn_made_span(&l->schedule, span, *bucket_added);
@@ -123,7 +112,7 @@ static kvant_status improve(kvant_tensor *tensor, kvant_choice *choice, uint32_t
     if (!kvant_learn_makes_matrix(&l->schedule, bucket, kvant_moments_fewest(l, false), plain,
                                   n_unused))
         return KVANT_OK;
-    const kvant_status status = solve(tensor, span, n_threads);
+    const kvant_status status = kvant_solve(tensor, span, n_threads);
     const bool better = status == KVANT_OK && (choice->transform_id == KVANT_CANDIDATE ||
                                                relative_cost(tensor, choice->transform_id,
                                                              n_threads) < KVANT_LEARN_WORTH);
@@ -218,84 +207,4 @@ void kvant_learning_publish(kvant_tensor *tensor, uint32_t transform_id)
         return;
     tensor->learning->generation = tensor->transforms[transform_id].generation;
     tensor->transforms[transform_id].lineage = tensor->learning->lineage;
-}
-
-/* Matrices for a caller's range of positions */
-
-static kvant_status make_codecs(const kvant_tensor *tensor, const kvant_codec *const *likes,
-                                kvant_codec **codecs)
-{
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        KVANT_FORWARD(kvant_tensor_transform_codec(tensor, KVANT_CANDIDATE, KVANT_NO_POSITION, head,
-                                                   likes[head], &codecs[head]));
-    return KVANT_OK;
-}
-
-/* Solves for a range of positions as if every position existed. */
-static kvant_status solve_span(kvant_tensor *tensor, int32_t first, int32_t last,
-                               uint32_t center_span, uint32_t n_threads)
-{
-    kvant_rope_state *const rope_state = tensor->learning->rope, whole = *rope_state;
-    whole.n_buckets = KVANT_MOST_BUCKETS;
-    whole.n_positions = INT32_MAX;
-    const kvant_bucket_span span = { (uint8_t)kvant_rope_bucket(&whole, first),
-                                     (uint8_t)(kvant_rope_bucket(&whole, last) + 1) };
-    tensor->learning->rope = &whole;
-    const kvant_status status = kvant_solve(tensor, span, center_span, n_threads);
-    tensor->learning->rope = rope_state;
-    return status;
-}
-
-static bool knows_positions(const kvant_tensor *tensor)
-{
-    const kvant_learning *l = tensor->learning;
-    return l && l->rope && has_enough_samples(l); /* so second moments exist */
-}
-
-kvant_status kvant_tensor_bucket_center(const kvant_tensor *tensor, int32_t first, int32_t last,
-                                        float *center)
-{
-    KVANT_RETURN_IF(!tensor || !center || first < 0 || last < first, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
-    return kvant_solve_center(tensor, first, last, center);
-}
-
-static kvant_status export_candidate(kvant_tensor *tensor, int32_t first, int32_t last,
-                                     uint32_t center_span, void *transform)
-{
-    kvant_tensor_transform *candidate = &tensor->transforms[KVANT_CANDIDATE];
-    kvant_centers *centers = candidate->key_transform->centers;
-    KVANT_FORWARD(kvant_solve_center(tensor, first, last, candidate->center));
-    memcpy(candidate->scale, tensor->transforms[0].scale,
-           kvant_tensor_width(tensor) *
-               sizeof *candidate->scale); /* with matrices nobody reads it */
-    if (centers)
-        KVANT_FORWARD(kvant_solve_center(tensor, 0, (int32_t)center_span - 1, centers->start));
-    kvant_candidate_export(tensor, transform);
-    return KVANT_OK;
-}
-
-kvant_status kvant_tensor_make_bucket_codecs(kvant_tensor *tensor, int32_t first, int32_t last,
-                                             uint32_t center_span, const kvant_codec *const *likes,
-                                             kvant_codec **codecs, void *transform,
-                                             uint32_t n_threads)
-{
-    KVANT_RETURN_IF(!tensor || !likes || !codecs || first < 0 || last < first, KVANT_ERR_ARGUMENT);
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        codecs[head] = NULL;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        KVANT_RETURN_IF(!kvant_transforms_accept(tensor, likes[head]), KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!knows_positions(tensor), KVANT_ERR_UNSUPPORTED);
-    kvant_tensor_transform *candidate =
-        &tensor->transforms[KVANT_CANDIDATE]; /* unused between two judgements */
-    candidate->learned = true;                /* it has a centre */
-    kvant_status status = solve_span(tensor, first, last, center_span, n_threads);
-    if (status == KVANT_OK)
-        status = make_codecs(tensor, likes, codecs);
-    if (status == KVANT_OK && transform)
-        status = export_candidate(tensor, first, last, center_span, transform);
-    for (uint32_t head = 0; head < tensor->n_kv_heads && status != KVANT_OK; head++)
-        kvant_codec_free(&codecs[head]);
-    kvant_key_transform_free(&candidate->key_transform);
-    return status;
 }

@@ -62,6 +62,10 @@ static inline bool kvant_learns_values(const kvant_tensor *tensor)
     return kvant_tensor_codec_info(tensor)->role == KVANT_ROLE_V;
 }
 
+/* queries.c: whether kvant_tensor_note_queries only copies the queries of a single token with
+ * n_heads heads. Otherwise it runs a loop. */
+bool kvant_queries_only_copies(const kvant_tensor *tensor, uint32_t n_heads);
+
 /* Whether the tensor learns a centre. Values learn none unless their spec names one, because a
  * centre costs them a page of fp16 for the first tokens. */
 static inline bool kvant_learns_center(const kvant_tensor *tensor)
@@ -167,15 +171,11 @@ void kvant_queries_settle(const kvant_tensor *tensor, uint32_t n_threads);
 void kvant_queries_assume(const kvant_tensor *tensor);
 void kvant_queries_assume_moments(const kvant_learning *l);
 
-/* solve.c: kvant_solve makes matrices from the second moments, for a run of position buckets, and
- * gives them and their centre to the candidate. On an error the candidate is unchanged. If stretch
- * is not 0, every `center_span` positions of a bucket have their own centre instead of the
- * candidate's. The function kvant_solve_center returns such a centre, for keys at positions first
- * to last. Centres of blocks (center.h) are made here, too, if the tensor wants them. */
-kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t center_span,
-                         uint32_t n_threads);
-kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last,
-                                float *center);
+/* solve.c: makes matrices from the second moments, for a run of position buckets, and gives them
+ * and their centre to the candidate. On an error the candidate is unchanged. If the tensor wants
+ * centres of blocks (center.h), they are made here, too, and each block of 64 positions has its own
+ * centre instead of the candidate's. */
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t n_threads);
 
 /* select.c */
 

@@ -167,6 +167,13 @@ static bool have_room(const kvant_tensor *tensor, uint32_t n_heads, uint32_t n_t
     return l->pending_queries;
 }
 
+bool kvant_queries_only_copies(const kvant_tensor *tensor, uint32_t n_heads)
+{
+    const kvant_learning *l = tensor->learning;
+    return l && l->pending_queries && l->pending_heads == n_heads &&
+           l->n_pending_tokens + 1 < MOST_SINGLE;
+}
+
 /* Makes the queries of a single token pending. The sines of a position and a pass over the sums
  * take longer than the few queries of a token, so several tokens are accumulated together. Returns
  * false when memory is short. */

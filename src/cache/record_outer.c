@@ -51,11 +51,6 @@ kvant_status kvant_tensor_center_rope(const kvant_tensor *tensor, uint32_t block
     return KVANT_OK;
 }
 
-size_t kvant_candidate_export(const kvant_tensor *tensor, void *bytes)
-{
-    return export_transform(tensor, KVANT_CANDIDATE, bytes);
-}
-
 size_t kvant_tensor_affine_transform(const kvant_tensor *tensor, const float *center,
                                      const float *scale, void *bytes)
 {

@@ -218,11 +218,6 @@ static void shorten(kvant_cache *cache, kvant_sequence *s, uint32_t n)
         release(cache, s->table[--s->n_blocks]);
 }
 
-static uint32_t blocks_for(uint32_t length)
-{
-    return length / KVANT_PAGE_TOKENS + (length % KVANT_PAGE_TOKENS != 0);
-}
-
 void kvant_sequence_trim(kvant_cache *cache, int32_t sequence)
 {
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
@@ -230,7 +225,7 @@ void kvant_sequence_trim(kvant_cache *cache, int32_t sequence)
     for (uint32_t layer = 0; s && layer < cache->params.n_layers; layer++)
         longest = s->lengths[layer] > longest ? s->lengths[layer] : longest;
     if (s)
-        shorten(cache, s, blocks_for(longest));
+        shorten(cache, s, (uint32_t)kvant_plan_blocks(longest));
 }
 
 void kvant_sequence_free(kvant_cache *cache, int32_t sequence)
@@ -253,7 +248,7 @@ kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint3
 {
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
-    shorten(cache, s, blocks_for(length));
+    shorten(cache, s, (uint32_t)kvant_plan_blocks(length));
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++) {
         const uint32_t kept = s->lengths[layer] < length ? s->lengths[layer] : length;
         for (uint32_t i = 0; i < 2; i++)

@@ -262,7 +262,7 @@ static void balance_parts(const solve_job *job, uint32_t head)
 static kvant_status center_blocks(const solve_job *job, kvant_key_transform *key_transform)
 {
     const kvant_rope_state *t = job->tensor->learning->rope;
-    if (!t || !t->block_centers || job->center_span != KVANT_PAGE_TOKENS)
+    if (!job->center_span)
         return KVANT_OK;
     const kvant_rope rope = { .n_dims = t->n_dims,
                               .interleaved = t->interleaved,
@@ -314,9 +314,9 @@ static kvant_status solve_in(solve_job *job, uint32_t n_workers)
     return status;
 }
 
-kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t center_span,
-                         uint32_t n_threads)
+kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t n_threads)
 {
+    const kvant_rope_state *t = tensor->learning->rope;
     const uint32_t n_sub_heads = tensor->learning->n_sub_heads,
                    n_workers = n_threads < 2             ? 1
                                : n_threads < n_sub_heads ? n_threads
@@ -325,25 +325,11 @@ kvant_status kvant_solve(kvant_tensor *tensor, kvant_bucket_span span, uint32_t 
     KVANT_RETURN_IF(!job, KVANT_ERR_MEMORY);
     job->tensor = tensor;
     job->span = span;
-    job->center_span = center_span;
+    job->center_span = t && t->block_centers ? KVANT_PAGE_TOKENS : 0;
     kvant_status status = make_means(job);
     if (status == KVANT_OK)
         status = solve_in(job, n_workers);
     free_means(job);
     kvant_free(job);
     return status;
-}
-
-kvant_status kvant_solve_center(const kvant_tensor *tensor, int32_t first, int32_t last,
-                                float *center)
-{
-    for (uint32_t sub_head = 0; sub_head < tensor->learning->n_sub_heads; sub_head++) {
-        double mean[KVANT_MAX_HEAD_DIM];
-        find_mean(tensor, sub_head, mean);
-        add_origin(tensor, sub_head, mean);
-        KVANT_FORWARD(kvant_rope_mean(tensor->learning->rope, kvant_sub_head_part(tensor, sub_head),
-                                      first, last, mean));
-        put_center(tensor, sub_head, mean, center);
-    }
-    return KVANT_OK;
 }

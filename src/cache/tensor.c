@@ -69,11 +69,6 @@ static size_t window_blocks(uint32_t newest_rows)
     return ((size_t)newest_rows + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
 }
 
-static size_t blocks_of(size_t n_rows)
-{
-    return n_rows / KVANT_PAGE_TOKENS + (n_rows % KVANT_PAGE_TOKENS != 0);
-}
-
 /* Whether pages are as large as fp16 rows. Then an exact part would be a second copy. */
 static bool stores_fp16(const kvant_tensor_params *p)
 {
@@ -133,7 +128,7 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
                                     sizes *s)
 {
     const kvant_codec_info *info = &p->codecs[0]->info;
-    size_t pool = blocks_of(exact_rows(p, exact)) + 1, windows, sinks = 0;
+    size_t pool = kvant_plan_pages(exact_rows(p, exact), 1, 0), windows, sinks = 0;
     if (!windows_pool(p, info, &windows))
         return too_large();
     if (exact->first && info->sink_tokens > exact->first &&
@@ -142,13 +137,13 @@ static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_ex
     if (sinks > INT32_MAX / 2 - windows)
         return too_large();
     pool = pool > windows + sinks ? pool : windows + sinks;
-    pool += p->steps ? 0 : blocks_of(exact->step);
+    pool += p->steps ? 0 : kvant_plan_blocks(exact->step);
     pool = p->n_open_blocks ? p->n_open_blocks : pool;
     s->n_pool = (uint32_t)(pool < p->n_blocks ? pool : p->n_blocks);
     pool = p->steps ? kvant_steps_blocks(p->steps, s->open_block_bytes) : 0;
     s->n_step_pages = (uint32_t)(pool < p->n_blocks - s->n_pool ? pool : p->n_blocks - s->n_pool);
     s->step_rows = s->n_step_pages ? s->n_step_pages * KVANT_PAGE_TOKENS : exact->step;
-    s->step_blocks = (uint32_t)blocks_of(s->step_rows);
+    s->step_blocks = (uint32_t)kvant_plan_blocks(s->step_rows);
     s->always_open = true;
     return KVANT_OK;
 }
@@ -175,7 +170,7 @@ static kvant_status size_pool(const kvant_tensor_params *p, sizes *s)
     s->learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
     KVANT_FORWARD(accept_exact(p, &exact));
     const uint32_t first = exact.first > info->sink_tokens ? exact.first : info->sink_tokens;
-    const size_t sinks = exact.step && !exact.first ? 0 : blocks_of(first);
+    const size_t sinks = exact.step && !exact.first ? 0 : kvant_plan_blocks(first);
     s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
     s->newest_rows = exact.newest > info->recent_tokens ? exact.newest : info->recent_tokens;
     s->step_blocks = 1;

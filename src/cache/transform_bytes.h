@@ -44,9 +44,6 @@ kvant_status kvant_rope_import(const kvant_tensor *tensor, const uint8_t *data, 
 void kvant_transform_bytes_of(const kvant_tensor *tensor, const kvant_matrix_numbers *numbers,
                               uint8_t *to);
 
-/* record_outer.c. The candidate with the head that it has in a record. */
-size_t kvant_candidate_export(const kvant_tensor *tensor, void *bytes);
-
 /* Finds or makes the transform that the bytes describe. The bytes may have any alignment and
  * content. KVANT_ERR_FORMAT, KVANT_ERR_FULL (no transform id is free), KVANT_ERR_MEMORY. */
 kvant_status kvant_transform_import(kvant_tensor *tensor, const uint8_t *data, uint32_t kind,

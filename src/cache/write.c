@@ -307,7 +307,7 @@ static void seal_between(kvant_write_job *jobs, size_t n_jobs, bool begins)
         kvant_open_seal_due(due, n_due, false, jobs->n_threads);
 }
 
-static kvant_status run(kvant_write_job *jobs, size_t n_jobs)
+static kvant_status begin(kvant_write_job *jobs, size_t n_jobs)
 {
     kvant_status status = KVANT_OK;
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
@@ -322,12 +322,12 @@ static kvant_status run(kvant_write_job *jobs, size_t n_jobs)
     KVANT_FORWARD(status);
     KVANT_FORWARD(learn_all(jobs, n_jobs));
     seal_between(jobs, n_jobs, true);
-    while (any_left(jobs, n_jobs)) {
-        for (size_t i = 0; i < n_jobs; i++)
-            kvant_write_place(&jobs[i]);
-        kvant_write_encode(jobs, n_jobs);
-        seal_between(jobs, n_jobs, false);
-    }
+    return KVANT_OK;
+}
+
+static kvant_status end(kvant_write_job *jobs, size_t n_jobs)
+{
+    kvant_status status = KVANT_OK;
     for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
         kvant_open_end(jobs[i].tensor, jobs[i].slots, jobs[i].n);
         kvant_write_note_transforms(&jobs[i]);
@@ -350,33 +350,65 @@ static kvant_status unshift(kvant_write_job *job, kvant_unshifted *unshifted)
     return KVANT_OK;
 }
 
+kvant_status kvant_write_begin(kvant_write *write, const kvant_rows *rows, size_t n_tensors,
+                               const int64_t *slots, size_t n, uint32_t n_threads)
+{
+    kvant_status status = KVANT_OK;
+    write->n_jobs = n_tensors;
+    for (size_t i = 0; i < n_tensors; i++) {
+        write->unshifted[i] = (kvant_unshifted){ 0 };
+        write->jobs[i] = (kvant_write_job){ .tensor = rows[i].tensor,
+                                            .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                                            .slots = slots,
+                                            .rows = rows[i].rows,
+                                            .seen = rows[i].seen,
+                                            .n = n,
+                                            .stride = rows[i].stride,
+                                            .n_threads = n_threads,
+                                            .runs = write->runs[i] };
+        status = status == KVANT_OK ? check_arguments(&write->jobs[i]) : status;
+        status = status == KVANT_OK ? unshift(&write->jobs[i], &write->unshifted[i]) : status;
+    }
+    return status == KVANT_OK ? begin(write->jobs, n_tensors) : status;
+}
+
+kvant_status kvant_write_close(kvant_write *write, kvant_status status)
+{
+    kvant_write_job *jobs = write->jobs;
+    status = status == KVANT_OK ? end(jobs, write->n_jobs) : status;
+    for (size_t i = 0; i < write->n_jobs; i++) {
+        kvant_learning_written(jobs[i].tensor, jobs[i].slots, status == KVANT_OK ? jobs[i].n : 0);
+        if (status != KVANT_OK && jobs[i].tensor && !jobs[i].tensor->recent.n)
+            kvant_transforms_forget(jobs[i].tensor);
+    }
+    return status;
+}
+
+void kvant_write_release(kvant_write *write)
+{
+    for (size_t i = 0; i < write->n_jobs; i++)
+        kvant_unshift_end(&write->unshifted[i]);
+}
+
+kvant_status kvant_write_end(kvant_write *write, kvant_status status)
+{
+    status = kvant_write_close(write, status);
+    kvant_write_release(write);
+    return status;
+}
+
 kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots,
                                      size_t n, uint32_t n_threads)
 {
-    kvant_write_job jobs[2];
-    kvant_unshifted unshifted[2] = { { 0 } };
-    kvant_status status = KVANT_OK;
-    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++) {
-        jobs[i] = (kvant_write_job){ .tensor = rows[i].tensor,
-                                     .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
-                                     .slots = slots,
-                                     .rows = rows[i].rows,
-                                     .seen = rows[i].seen,
-                                     .n = n,
-                                     .stride = rows[i].stride,
-                                     .n_threads = n_threads };
-        status = check_arguments(&jobs[i]);
-        status = status == KVANT_OK ? unshift(&jobs[i], &unshifted[i]) : status;
+    kvant_write write;
+    const kvant_status status = kvant_write_begin(&write, rows, n_tensors, slots, n, n_threads);
+    while (status == KVANT_OK && any_left(write.jobs, n_tensors)) {
+        for (size_t i = 0; i < n_tensors; i++)
+            kvant_write_place(&write.jobs[i]);
+        kvant_write_encode(write.jobs, n_tensors);
+        seal_between(write.jobs, n_tensors, false);
     }
-    status = status == KVANT_OK ? run(jobs, n_tensors) : status;
-    for (size_t i = 0; i < n_tensors; i++)
-        kvant_learning_written(rows[i].tensor, slots, status == KVANT_OK ? n : 0);
-    for (size_t i = 0; i < n_tensors; i++)
-        kvant_unshift_end(&unshifted[i]);
-    for (size_t i = 0; i < n_tensors && status != KVANT_OK; i++)
-        if (rows[i].tensor && !rows[i].tensor->recent.n)
-            kvant_transforms_forget(rows[i].tensor);
-    return status;
+    return kvant_write_end(&write, status);
 }
 
 kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n,
@@ -396,51 +428,4 @@ kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const in
                         (k->steps && k->steps == v->steps),
                     KVANT_ERR_ARGUMENT);
     return kvant_tensor_write_seen(of, 2, slots, n, n_threads);
-}
-
-/* Learning alone */
-
-/* Blocks get the transform of their rows as if these had been stored. */
-static void join_transforms(const kvant_write_job *job)
-{
-    kvant_tensor *tensor = job->tensor;
-    for (size_t first = 0; first < job->n;) {
-        const kvant_run r = kvant_write_run(job, first);
-        const uint32_t transform_id = kvant_write_transform(job, &r);
-        kvant_block *block = &tensor->blocks[r.block];
-        block->position = kvant_write_position(job, &r);
-        if (block->written)
-            kvant_transforms_leave(tensor, r.block);
-        kvant_transforms_join(tensor, r.block, transform_id);
-        block->written |= r.mask;
-        first += r.n;
-    }
-}
-
-kvant_status kvant_tensor_learn(kvant_tensor *tensor, const int64_t *slots, size_t n,
-                                const float *rows, size_t stride, uint32_t n_threads)
-{
-    kvant_write_job job = { .tensor = tensor,
-                            .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
-                            .slots = slots,
-                            .rows = rows,
-                            .seen = rows,
-                            .n = n,
-                            .stride = stride,
-                            .n_threads = n_threads };
-    KVANT_FORWARD(check_arguments(&job));
-    KVANT_RETURN_IF(tensor->device || !is_long_batch(&job), KVANT_ERR_ARGUMENT);
-    kvant_status status = check_first(&job);
-    if (status == KVANT_OK) {
-        const kvant_new_rows all = { rows, stride, n, slots };
-        job.choice = kvant_transforms_select(tensor, &all, n_threads);
-        status = job.choice.status;
-    }
-    if (status == KVANT_OK) {
-        kvant_transforms_forget(tensor);
-        kvant_choice_publish(tensor, &job.choice);
-        join_transforms(&job);
-    }
-    kvant_learning_written(tensor, slots, status == KVANT_OK ? n : 0);
-    return status;
 }

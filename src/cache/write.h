@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "learning.h"
+#include "shift.h"
 
 typedef struct kvant_write_job {
     kvant_tensor *tensor;
@@ -19,8 +20,8 @@ typedef struct kvant_write_job {
     bool undoable; /* keep a copy of the learning, because the second tensor may fail */
     /* When nothing fails: forget accumulated rows; begin the second moments again. */
     bool forgets, resets;
-    kvant_saved_learning *kept;      /* the learning before this write, or NULL */
-    kvant_run runs[KVANT_MOST_RUNS]; /* of the rows before `done`, the last n_placed */
+    kvant_saved_learning *kept; /* the learning before this write, or NULL */
+    kvant_run *runs;            /* KVANT_MOST_RUNS: of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
     size_t done, n_placed;
     atomic_int status;
@@ -44,6 +45,36 @@ void kvant_write_place(kvant_write_job *job);
 /* Encodes the rows that were placed last, of one job or of two. */
 void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs);
 
+/* The bodies of that loop, for a caller that has more work for the same threads. There is a body
+ * for each kv head of the rows that were placed last, and of the rows that are due for sealing.
+ * Bodies may run at once, in any order. kvant_write_encode_new returns its kv head. After the last
+ * body the caller calls kvant_write_encoded. */
+size_t kvant_write_new_bodies(const kvant_write_job *jobs, size_t n_jobs);
+size_t kvant_write_due_bodies(const kvant_write_job *jobs, size_t n_jobs);
+uint32_t kvant_write_encode_new(const kvant_write_job *jobs, size_t body);
+void kvant_write_encode_due(const kvant_write_job *jobs, size_t body);
+void kvant_write_encoded(kvant_write_job *jobs, size_t n_jobs);
+
 /* Records the transform with which the next block of each sequence begins. Call it when all rows
  * are placed. */
 void kvant_write_note_transforms(const kvant_write_job *job);
+
+/* A write of one tensor or two. */
+typedef struct kvant_write {
+    kvant_write_job jobs[2];
+    kvant_run runs[2][KVANT_MOST_RUNS];
+    kvant_unshifted unshifted[2];
+    size_t n_jobs;
+} kvant_write;
+
+/* Begins a write: checks its rows and learns from them. Call kvant_write_end with the status, also
+ * after an error, by which neither tensor changes. In between all rows have to be placed and
+ * encoded; both cannot fail. kvant_write_end returns its argument or a device's error. */
+kvant_status kvant_write_begin(kvant_write *write, const kvant_rows *rows, size_t n_tensors,
+                               const int64_t *slots, size_t n, uint32_t n_threads);
+kvant_status kvant_write_end(kvant_write *write, kvant_status status);
+
+/* The first part of kvant_write_end. It may run while rows are being encoded and read. */
+kvant_status kvant_write_close(kvant_write *write, kvant_status status);
+/* The second part: frees the copies of rows. */
+void kvant_write_release(kvant_write *write);

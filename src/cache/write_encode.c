@@ -160,7 +160,6 @@ static void encode_rows(const kvant_write_job *job, const kvant_run *r, uint32_t
     }
 }
 
-/* Rows that were due for sealing come first, because that takes longest. */
 static size_t due_heads_of(const kvant_write_job *job)
 {
     return job->tensor->due_slots ? job->tensor->n_kv_heads : 0;
@@ -171,33 +170,61 @@ static size_t heads_of(const kvant_write_job *job)
     return job->tensor->device ? 0 : (size_t)job->tensor->n_kv_heads * job->classes;
 }
 
-/* Encodes a work item (job, kv head, class) of the jobs of a write. */
-static void encode_head(const kvant_write_job *job, size_t unit)
+size_t kvant_write_new_bodies(const kvant_write_job *jobs, size_t n_jobs)
 {
-    for (uint32_t i = 0; i < job->n_runs; i++)
-        if (job->runs[i].block % job->classes == unit % job->classes)
-            encode_rows(job, &job->runs[i], (uint32_t)(unit / job->classes));
+    size_t n = 0;
+    for (size_t i = 0; i < n_jobs; i++)
+        n += heads_of(&jobs[i]);
+    return n;
+}
+
+size_t kvant_write_due_bodies(const kvant_write_job *jobs, size_t n_jobs)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < n_jobs; i++)
+        n += due_heads_of(&jobs[i]);
+    return n;
+}
+
+/* A body is a job, a kv head and a class. */
+uint32_t kvant_write_encode_new(const kvant_write_job *jobs, size_t body)
+{
+    for (; body >= heads_of(jobs); jobs++)
+        body -= heads_of(jobs);
+    const uint32_t kv_head = (uint32_t)(body / jobs->classes);
+    for (uint32_t i = 0; i < jobs->n_runs; i++)
+        if (jobs->runs[i].block % jobs->classes == body % jobs->classes)
+            encode_rows(jobs, &jobs->runs[i], kv_head);
+    return kv_head;
+}
+
+void kvant_write_encode_due(const kvant_write_job *jobs, size_t body)
+{
+    for (; body >= due_heads_of(jobs); jobs++)
+        body -= due_heads_of(jobs);
+    kvant_open_encode_due(jobs->tensor, (uint32_t)body);
+}
+
+void kvant_write_encoded(kvant_write_job *jobs, size_t n_jobs)
+{
+    for (size_t i = 0; i < n_jobs; i++)
+        jobs[i].tensor->due_slots = 0;
 }
 
 typedef struct encode_work {
     const kvant_write_job *jobs;
-    size_t n_jobs;
+    size_t n_due;
 } encode_work;
 
-static void encode_item(void *context, size_t item, uint32_t worker)
+/* Rows that were due for sealing come first, because that takes longest. */
+static void encode_body(void *context, size_t body, uint32_t worker)
 {
     const encode_work *work = context;
-    const kvant_write_job *job = work->jobs, *end = job + work->n_jobs;
     (void)worker;
-    for (; job < end && item >= due_heads_of(job); job++)
-        item -= due_heads_of(job);
-    if (job < end) {
-        kvant_open_encode_due(job->tensor, (uint32_t)item);
-        return;
-    }
-    for (job = work->jobs; item >= heads_of(job); job++)
-        item -= heads_of(job);
-    encode_head(job, item);
+    if (body < work->n_due)
+        kvant_write_encode_due(work->jobs, body);
+    else
+        (void)kvant_write_encode_new(work->jobs, body - work->n_due);
 }
 
 static bool worth_threads(const kvant_write_job *job, size_t rows)
@@ -209,21 +236,17 @@ static bool worth_threads(const kvant_write_job *job, size_t rows)
 /* Encodes the runs of all jobs, and the rows that were due for sealing. */
 void kvant_write_encode(kvant_write_job *jobs, size_t n_jobs)
 {
-    encode_work work = { jobs, n_jobs };
-    size_t n_items = 0;
-    bool threads = false;
+    encode_work work = { jobs, kvant_write_due_bodies(jobs, n_jobs) };
+    bool threads = work.n_due && kvant_parallel_is_lent();
     for (kvant_write_job *job = jobs; job < jobs + n_jobs; job++) {
         const kvant_batch batch = { job->slots, job->rows, job->stride, job->runs, job->n_runs };
         if (job->tensor->device && job->n_runs)
             job->tensor->device->encode(job->tensor, &batch);
-        job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
-        n_items += due_heads_of(job) + heads_of(job);
-        threads |=
-            worth_threads(job, job->n_placed) || (due_heads_of(job) && kvant_parallel_is_lent());
+        threads |= worth_threads(job, job->n_placed);
     }
-    kvant_parallel_for(n_items, threads ? jobs->n_threads : 1, encode_item, &work);
-    for (size_t i = 0; i < n_jobs; i++)
-        jobs[i].tensor->due_slots = 0;
+    kvant_parallel_for(work.n_due + kvant_write_new_bodies(jobs, n_jobs),
+                       threads ? jobs->n_threads : 1, encode_body, &work);
+    kvant_write_encoded(jobs, n_jobs);
 }
 
 static bool has_run_for(const kvant_write_job *job, uint32_t block)
@@ -261,6 +284,7 @@ void kvant_write_place(kvant_write_job *job)
         place(job, &job->runs[i]);
         mark(job, &job->runs[i]);
     }
+    job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
     job->n_placed = end - job->done;
     job->done = end;
 }

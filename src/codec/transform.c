@@ -1,5 +1,6 @@
-/* transform.c - see transform.h. format.md, "Transform", has the arithmetic. A full W is
- * multiplied with R once, so rows and queries pass through one matrix. */
+/* transform.c - see transform.h. format.md, "Transform", has the arithmetic. A full W of a
+ * calibration is multiplied with R once, so rows and queries pass through one matrix. Rows pass
+ * through triangles and then through R, because that takes fewer steps and no memory. */
 #include "transform.h"
 
 #include <math.h>
@@ -211,26 +212,17 @@ kvant_status kvant_transform_set_matrix(kvant_transform *transform, const double
     return KVANT_OK;
 }
 
-/* Rows first .. first + n - 1 of (R W)^T. */
-static void expand_rows(const kvant_transform *transform, const kvant_kernels *kernels,
-                        uint32_t first, uint32_t n, float *key_transform)
-{
-    const uint32_t d = transform->head_dim;
-    const bool hadamard = transform->rotate == KVANT_ROTATE_HADAMARD;
-    kernels->triangle_rows(transform->triangles, hadamard ? transform->signs : NULL, d, first, n,
-                           key_transform);
-    if (hadamard)
-        kernels->hadamard(key_transform, n * d, transform->block);
-    for (uint32_t i = 0; i < n && transform->rotate == KVANT_ROTATE_DENSE; i++) {
-        float row[KVANT_MAX_HEAD_DIM], *to = key_transform + (size_t)i * d;
-        rotate(transform, kernels, memcpy(row, to, d * sizeof *row), to);
-    }
-}
-
 void kvant_transform_expand(const kvant_transform *transform, float *key_transform)
 {
-    expand_rows(transform, kvant_kernels_get(KVANT_CPU_AUTO), 0, transform->head_dim,
-                key_transform);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const uint32_t d = transform->head_dim;
+    for (uint32_t i = 0; i < d; i++, key_transform += d) {
+        float row[KVANT_MAX_HEAD_DIM];
+        kernels->triangle_row(transform->triangles, d, i, row);
+        for (uint32_t j = i + 1; j < d; j++)
+            row[j] = 0;
+        rotate(transform, kernels, row, key_transform);
+    }
 }
 
 kvant_status kvant_transform_set_diagonal(kvant_transform *transform, const float *factors)
@@ -294,27 +286,20 @@ static void solve_dual(const kvant_transform *t, const kvant_kernels *kernels, u
     kernels->solve_lower(triangle_of(t, part), t->part, n, x);
 }
 
+/* With one part nothing has to be gathered or put back. */
 void kvant_transform_apply_matrix(const kvant_transform *transform, const kvant_kernels *kernels,
                                   bool dual, uint32_t n, const float *x, float *y)
 {
     const size_t d = transform->head_dim;
     const uint32_t most = KVANT_TRANSFORM_TOGETHER / transform->part;
-    for (uint32_t i = 0; i < n; i += most)
-        by_parts(transform, kernels, dual ? solve_dual : multiply_part, n - i < most ? n - i : most,
-                 x + i * d, y + i * d);
-}
-
-/* Computes W^-T x. With one part nothing has to be gathered or put back. */
-static void apply_dual(const kvant_transform *transform, const kvant_kernels *kernels, uint32_t n,
-                       const float *x, float *y)
-{
-    const size_t d = transform->head_dim;
-    if (transform->part < d) {
-        kvant_transform_apply_matrix(transform, kernels, true, n, x, y);
+    apply_part *const stretch = dual ? solve_dual : multiply_part;
+    if (transform->part == d) {
+        memcpy(y, x, n * d * sizeof *y);
+        stretch(transform, kernels, 0, n, y);
         return;
     }
-    memcpy(y, x, n * d * sizeof *y);
-    solve_dual(transform, kernels, 0, n, y);
+    for (uint32_t i = 0; i < n; i += most)
+        by_parts(transform, kernels, stretch, n - i < most ? n - i : most, x + i * d, y + i * d);
 }
 
 /* y = R W x for a diagonal W, whose factors lie in `key_transform`. */
@@ -361,39 +346,12 @@ static void rotate_all(const kvant_transform *transform, const kvant_kernels *ke
                transform->rotate == KVANT_ROTATE_DENSE ? memcpy(z, y, d * sizeof *z) : y, y);
 }
 
-/* Rows of (R W)^T that are made at a time, because the whole matrix does not fit a small stack.
- * Each further batch begins with the sum so far as its first term, times 1. So the result has the
- * same bits as combine_rows with the whole matrix. */
-#define EXPANDED_ROWS 16u
-
-static void apply_expanded(const kvant_transform *transform, const kvant_kernels *kernels,
-                           uint32_t n, const float *x, float *y)
-{
-    const uint32_t d = transform->head_dim;
-    float rows[(1 + EXPANDED_ROWS) * KVANT_MOST_EXPANDED], key_transform[1 + EXPANDED_ROWS] = { 1 };
-    for (uint32_t first = 0, some; first < d; first += some) {
-        some = d - first < EXPANDED_ROWS ? d - first : EXPANDED_ROWS;
-        expand_rows(transform, kernels, first, some, rows + d);
-        for (uint32_t i = 0; i < n; i++) {
-            float *sum = y + (size_t)i * d;
-            const uint32_t skip = first == 0; /* there is no sum yet */
-            if (!skip)
-                memcpy(rows, sum, d * sizeof *rows);
-            memcpy(key_transform + 1, x + (size_t)i * d + first, some * sizeof *key_transform);
-            kernels->combine_rows(rows + (size_t)skip * d, key_transform + skip, 1 + some - skip, d,
-                                  1, sum);
-        }
-    }
-}
-
 void kvant_transform_apply_rows(const kvant_transform *transform, const kvant_kernels *kernels,
                                 uint32_t n, const float *x, float *y)
 {
     if (transform->key_transform) {
         kernels->combine_rows(transform->key_transform, x, transform->head_dim, transform->head_dim,
                               n, y);
-    } else if (kvant_transform_expands(transform)) {
-        apply_expanded(transform, kernels, n, x, y);
     } else {
         kvant_transform_apply_matrix(transform, kernels, false, n, x, y);
         rotate_all(transform, kernels, n, y);
@@ -418,7 +376,7 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
 {
     const uint32_t d = transform->head_dim;
     if (transform->triangles) {
-        apply_dual(transform, kernels, n, x, y);
+        kvant_transform_apply_matrix(transform, kernels, true, n, x, y);
         rotate_all(transform, kernels, n, y);
         return;
     }

@@ -23,8 +23,7 @@ typedef struct kvant_transform {
     float *matrix; /* R, head_dim x head_dim row-major, dense only */
     bool diagonal; /* what weights holds */
     /* A diagonal W has its factors here, and then their inverses. A full W has (R W)^T and then
-     * (R W^-1)^T. A W with triangles has (R W)^T alone, or NULL: then a batch makes (R W)^T for
-     * itself. */
+     * (R W^-1)^T. A W with triangles has (R W)^T alone if R is dense, or NULL. */
     float *key_transform;
     const uint16_t *triangles; /* or NULL: W^T of parts, one after another (triangle.h) */
     uint32_t part;             /* of triangles: channels */
@@ -87,19 +86,6 @@ kvant_status kvant_transform_set_diagonal(kvant_transform *transform, const floa
 /* Computes (R W)^T, head_dim x head_dim, of a transform with triangles of one part. Its numbers
  * have the bits that kvant_transform_set_matrix rounds to. */
 void kvant_transform_expand(const kvant_transform *transform, float *key_transform);
-
-/* The largest head_dim whose W is one triangle. Larger heads have several parts with a triangle
- * each. */
-#define KVANT_MOST_EXPANDED 128u
-
-/* Whether every batch computes (R W)^T again, even a batch of one row. With a Hadamard rotation
- * this takes about as long as reading the matrix from memory. With a dense rotation it takes
- * head_dim times as long, so a learned transform keeps the matrix. */
-static inline bool kvant_transform_expands(const kvant_transform *transform)
-{
-    return transform->triangles && transform->part == transform->head_dim &&
-           transform->rotate != KVANT_ROTATE_DENSE && transform->head_dim <= KVANT_MOST_EXPANDED;
-}
 
 /* A bound of the gain of W, n x n. */
 float kvant_transform_gain_of(const double *w, size_t n);

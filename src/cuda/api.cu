@@ -128,6 +128,14 @@ bool one_launch(const Roles &roles, const AppendArgs &common)
     return roles.n == 1 || share_launch(a, b, seals) || share_books(a, b, seals);
 }
 
+/* Whether launch_append_short appends the first role's rows. */
+bool appends_short(const Roles &roles, const AppendArgs &common)
+{
+    const int n = one_launch(roles, common) ? roles.n : 1;
+    return !accepts_any(roles.at[0].codec, false) &&
+           choose_launch(roles.at, n, common) == launch_append_short;
+}
+
 /* Whether the launch that appends the rows can also transform queries and subtract the centres of
  * keys. */
 bool accepts_more(const Roles &roles, const AppendArgs &common)
@@ -135,8 +143,7 @@ bool accepts_more(const Roles &roles, const AppendArgs &common)
     bool matrix = false;
     for (int i = 0; i < roles.n; i++)
         matrix |= roles.at[i].codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL;
-    return matrix && one_launch(roles, common) && !accepts_any(roles.at[0].codec, false) &&
-           choose_launch(roles.at, roles.n, common) == launch_append_short;
+    return matrix && one_launch(roles, common) && appends_short(roles, common);
 }
 
 /* Whether the launch of the keys subtracts the centres of their blocks. */
@@ -275,12 +282,20 @@ bool valid_compact(const kvant_cuda_kernel_append_args &args)
             args.k.codec->params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL);
 }
 
-kvant_status make_matrix(const kvant_cuda_kernel_append_args &args, kvant_cuda_stream stream)
+/* Lets the launch of the keys read the compact form of their W, or makes W. */
+kvant_status place_matrix(const kvant_cuda_kernel_append_args &args, Roles &roles,
+                          const AppendArgs &common, kvant_cuda_stream stream)
 {
-    return args.n_tokens == 0
-               ? KVANT_OK
-               : from_cuda(launch_expand(*args.k.codec, args.n_kv_heads, args.k_compact,
-                                         args.k_matrix, static_cast<cudaStream_t>(stream)));
+    AppendRole &keys = roles.at[0];
+    keys.after = args.k.codec->rotation;
+    if (args.n_tokens == 0)
+        return KVANT_OK;
+    if (appends_short(roles, common)) {
+        keys.compact = args.k_compact;
+        return KVANT_OK;
+    }
+    return from_cuda(launch_expand(keys.codec.head_dim, args.n_kv_heads, args.k_compact,
+                                   args.k_matrix, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status center_keys(const kvant_cuda_kernel_append_args &args, AppendRole &keys,
@@ -385,7 +400,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *given,
     else if (args->k_block_centers.start)
         status = center_keys(*args, roles.at[0], stream);
     if (status == KVANT_OK && args->k_compact)
-        status = make_matrix(*args, stream);
+        status = place_matrix(*args, roles, common, stream);
     if (status == KVANT_OK)
         status = launch_roles(roles, common, args->n_kv_heads, stream);
     return apart && status == KVANT_OK ? transform_queries(args->queries, stream) : status;

@@ -11,13 +11,6 @@ namespace kvant
 /* kvant_key_transform_part for these head_dims */
 template <int D> constexpr int COMPACT_PART = D <= 128 ? D : 64;
 
-/* The float of a code, the low 4 bits. The bits of 2^23 + 8 + code are those of the code, plus 8,
- * after the bits of 2^23. */
-KVANT_INLINE float code_number(uint32_t bits)
-{
-    return __uint_as_float(0x4b000000u | (bits & 15u)) - (8388608.0f + KVANT_COMPACT_ZERO);
-}
-
 KVANT_INLINE float half_bits(uint16_t bits)
 {
     __half_raw raw;
@@ -105,33 +98,39 @@ template <int D, int STEP> struct InverseRow {
     }
 };
 
-/* The triangle of a part. */
-struct KeyPart {
-    const uint16_t *halves; /* steps, then the diagonal */
-    const uint4 *codes;
+/* The triangle of a part (math/triangle.h). */
+struct TrianglePart {
+    const uint16_t *halves; /* steps, then the diagonal, then codes */
     uint32_t n;
 
-    KVANT_INLINE KeyPart(const void *compact, uint32_t d, uint32_t kv_head, uint32_t part,
-                         uint32_t n_)
-        : n(n_)
+    KVANT_INLINE TrianglePart(const void *triangles, uint32_t d, uint32_t kv_head, uint32_t part,
+                              uint32_t n_)
+        : halves(static_cast<const uint16_t *>(triangles) +
+                 (kv_head * (d / n_) + part) * kvant_triangle_size(n_)),
+          n(n_)
     {
-        const uint8_t *at = static_cast<const uint8_t *>(compact) +
-                            (kv_head * (d / n) + part) * kvant_compact_keys_part(n);
-        halves = reinterpret_cast<const uint16_t *>(at);
-        codes =
-            reinterpret_cast<const uint4 *>(at + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
     }
 
-    /* W^T in this row and column, which is not above the row. */
+    /* W^T in this row and column, which is not above the row. The bits of 2^23 + 8 + code are those
+     * of 2^23 and of the code with its sign inverted. */
     KVANT_INLINE float number(uint32_t row, uint32_t column) const
     {
-        constexpr uint32_t ROWS = KVANT_COMPACT_ROWS;
-        if (column == row)
-            return half_bits(halves[n + row]);
-        const uint32_t *words =
-            reinterpret_cast<const uint32_t *>(codes + kvant_compact_columns(row / ROWS) + column);
-        return __fmul_rn(half_bits(halves[row]),
-                         code_number(words[row % ROWS / 8] >> 4 * (row % 8)));
+        const uint8_t *codes = reinterpret_cast<const uint8_t *>(halves + 2 * n) + row * row / 4;
+        const uint32_t code = (codes[column / 2] >> 4 * (column % 2) & 15u) ^ 8u;
+        return column == row ? half_bits(halves[n + row])
+                             : __fmul_rn(half_bits(halves[row]),
+                                         __uint_as_float(0x4b000000u | code) - 8388616.0f);
+    }
+};
+
+/* The part of a channel, and its number in the part. */
+struct PartChannel {
+    uint32_t part, own;
+
+    KVANT_INLINE PartChannel(uint32_t d, uint32_t n, uint32_t channel)
+        : part(channel % (d / 2) / (n / 2)),
+          own(channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0))
+    {
     }
 };
 

@@ -149,7 +149,8 @@ template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &
     return y;
 }
 
-/* y = R W x. key_transform: the weights of the kv head. */
+/* y = R W x. key_transform: the weights of the kv head. A full matrix is R W, or W:
+ * AppendRole::after follows. */
 template <int D>
 KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *key_transform,
                             int lane)

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 19u /* raise it with the table */
+#define KVANT_CUDA_TABLE_VERSION 20u /* raise it with the table */
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or

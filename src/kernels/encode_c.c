@@ -51,17 +51,6 @@ KVANT_TRIANGLE_ROW_FN(kvant_triangle_row_c)
     row[i] = kvant_half_to_float(triangle[n + i]);
 }
 
-KVANT_TRIANGLE_ROWS_FN(kvant_triangle_rows_c)
-{
-    for (uint32_t i = first; i < first + n_rows; i++, rows += n) {
-        kvant_triangle_row_c(triangle, n, i, rows);
-        for (uint32_t j = i + 1; j < n; j++)
-            rows[j] = 0;
-        for (uint32_t j = 0; signs && j < n; j++)
-            rows[j] *= signs[j];
-    }
-}
-
 KVANT_TRIANGLE_FN(kvant_solve_lower_c)
 {
     float row[KVANT_MAX_HEAD_DIM];
@@ -83,7 +72,7 @@ KVANT_TRIANGLE_FN(kvant_multiply_upper_c)
         for (float *of = x; of < x + (size_t)n_x * n; of += n) {
             for (uint32_t j = 0; j < i; j++)
                 of[j] += of[i] * row[j];
-            of[i] *= row[i];
+            of[i] = 0 + of[i] * row[i]; /* -0 becomes 0 */
         }
     }
 }

@@ -278,8 +278,9 @@ static inline size_t kvant_lower_floats(uint32_t n)
 /* Replaces n_x vectors x of n <= KVANT_MAX_HEAD_DIM numbers by L^-T x (solve_upper), L^T x
  * (multiply_upper) or L^-1 x (solve_lower). L is a lower triangle (math/triangle.h) without a zero
  * on its diagonal, then KVANT_TRIANGLE_PADDING readable halves. A solution is exact for a matrix
- * within (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of
- * magnitudes. */
+ * within (n + 3) 2^-23 of each number of L. A product is within n 2^-23 of the sum of magnitudes.
+ * It is summed from 0 in the order of the rows of L, so a matrix with zeros above the diagonal of L
+ * gives the same bits. */
 #define KVANT_TRIANGLE_PADDING 16u
 #define KVANT_TRIANGLE_FN(name)                                                                    \
     void name(const uint16_t *triangle, uint32_t n, uint32_t n_x, float *x)
@@ -288,12 +289,6 @@ static inline size_t kvant_lower_floats(uint32_t n)
  * the next multiple of 16. */
 #define KVANT_TRIANGLE_ROW_FN(name)                                                                \
     void name(const uint16_t *triangle, uint32_t n, uint32_t i, float *row)
-
-/* Reads rows first .. first + n_rows - 1 of such a triangle, n numbers each, of which those behind
- * the diagonal are 0. Column j is multiplied by signs[j], which is 1 or -1; NULL: all are 1. */
-#define KVANT_TRIANGLE_ROWS_FN(name)                                                               \
-    void name(const uint16_t *triangle, const float *signs, uint32_t n, uint32_t first,            \
-              uint32_t n_rows, float *rows)
 
 /* Returns the sum of a[i] values[codes[i]] in the order of dot. There are 2^bits values, and 32
  * must be readable. */
@@ -411,7 +406,6 @@ typedef struct kvant_uniform_step {
     X(MEAN_FACTOR, mean_factor)                                                                    \
     X(LOWER_INVERSE, lower_inverse)                                                                \
     X(TRIANGLE_ROW, triangle_row)                                                                  \
-    X(TRIANGLE_ROWS, triangle_rows)                                                                \
     X(TRIANGLE, solve_lower)                                                                       \
     X(TRIANGLE, solve_upper)                                                                       \
     X(TRIANGLE, multiply_upper)                                                                    \

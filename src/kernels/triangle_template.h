@@ -21,35 +21,6 @@ static KVANT_TRIANGLE_ROW_FN(NAME(triangle_row))
     read_row(triangle, steps, n, i, row);
 }
 
-/* Reads columns j .. j + LANES - 1 of row i below the diagonal. */
-KVANT_INLINE vf read_columns(const uint8_t *codes, vf step, uint32_t i, uint32_t j)
-{
-    static const float kept[32] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
-    if (j >= i)
-        return vf_zero();
-    const vf numbers = vf_mul(vf_load_nibbles(codes + j / 2), step);
-    return i - j >= LANES ? numbers
-                          : vf_keep_above(numbers, vf_load_unaligned(kept + 16 - (i - j)), 1.0f);
-}
-
-static KVANT_TRIANGLE_ROWS_FN(NAME(triangle_rows))
-{
-    if (n % LANES) {
-        kvant_triangle_rows_c(triangle, signs, n, first, n_rows, rows);
-        return;
-    }
-    for (uint32_t i = first; i < first + n_rows; i++, rows += n) {
-        const uint8_t *codes = kvant_triangle_codes(triangle, n, i);
-        const vf step = vf_set(kvant_half_to_float(triangle[i]));
-        for (uint32_t j = 0; j < n; j += LANES) {
-            const vf numbers = read_columns(codes, step, i, j);
-            vf_store_unaligned(rows + j,
-                               signs ? vf_mul(numbers, vf_load_unaligned(signs + j)) : numbers);
-        }
-        rows[i] = kvant_half_to_float(triangle[n + i]) * (signs ? signs[i] : 1);
-    }
-}
-
 /* A register holds the i-th number of LANES solutions. In z, the registers of each number i are
  * consecutive: `vectors` registers, for the vectors that are solved together. */
 /* Rows that share a load of z. The sums of more rows would not fit the registers. */
@@ -169,8 +140,8 @@ KVANT_INLINE void upper_columns(uint32_t some, uint32_t vectors, const uint16_t 
         if (left < width)
             own = memcpy(last, own, left * sizeof *x);
         unrolled_for (uint32_t v = 0; v < vectors; v++)
-            sum[r][v] =
-                vf_mul(vf_load_unaligned(own + v * LANES), vf_load_unaligned(diagonal + v * LANES));
+            sum[r][v] = vf_add(vf_zero(), vf_mul(vf_load_unaligned(own + v * LANES),
+                                                 vf_load_unaligned(diagonal + v * LANES)));
     }
     upper_rows(some, vectors, true, triangle, steps, first, first + 1, first + left, n, x, sum);
     upper_rows(some, vectors, false, triangle, steps, first, first + left, n, n, x, sum);

@@ -1,17 +1,14 @@
 /* compact.h - the compact form of the matrices W of a transform in a GPU's memory: where its
  * numbers lie. Kernels and the computer's code read it.
  *
- * Keys. It has the numbers of the triangles L = W^T (triangle.h), kv head after kv head, part
- * after part. A part of n channels begins with its steps and its diagonal in binary16. From the
- * next multiple of 16 bytes on it has its codes, plus 8, in groups of 32 rows of L. Group g holds
- * rows 32 g to 32 g + 31 and has 16 bytes for each of the columns 0 to 32 g + 31, with row 32 g in
- * the lowest bits. A code that does not exist is 8. R W of these numbers has the bits that the
- * computer's R W has.
+ * Keys. It begins with the triangles L = W^T as caches and records keep them (triangle.h), kv head
+ * after kv head, part after part.
  *
- * Queries. Then it has the inverse L^-1 = W^-T of each triangle. The inverse of a part begins with
- * a unit for each of its rows, a power of two in binary32. Then come its numbers in binary16,
- * divided by the unit of their row, in groups of 8 columns. Group g has rows 8 g to n - 1, and the
- * 8 numbers of a row are next to each other. Numbers above the diagonal are 0. A thread has a row
+ * Queries. From the next multiple of 16 bytes on it has the inverse L^-1 = W^-T of each triangle.
+ * The inverse of a part begins with a unit for each of its rows, a power of two in binary32. Then
+ * come its numbers in binary16, divided by the unit of their row, in groups of 8 columns. Group g
+ * has rows 8 g to n - 1, and the 8 numbers of a row are next to each other. Numbers above the
+ * diagonal are 0. A thread has a row
  * here. */
 #pragma once
 
@@ -21,32 +18,17 @@
 #include "parts.h"
 
 #define KVANT_COMPACT_COLUMNS 8u /* of a group of the inverse */
-#define KVANT_COMPACT_ROWS 32u   /* of a group of codes */
-#define KVANT_COMPACT_ZERO 8u    /* the code 0 */
 
 KVANT_ON_BOTH static inline size_t kvant_compact_aligned(size_t bytes)
 {
     return (bytes + 15) / 16 * 16;
 }
 
-/* The columns of all groups of codes before group g. */
-KVANT_ON_BOTH static inline uint32_t kvant_compact_columns(uint32_t g)
-{
-    return KVANT_COMPACT_ROWS / 2 * g * (g + 1);
-}
-
-/* Bytes of the triangle of a part, and of a kv head. */
-KVANT_ON_BOTH static inline size_t kvant_compact_keys_part(uint32_t n)
-{
-    const uint32_t groups = (n + KVANT_COMPACT_ROWS - 1) / KVANT_COMPACT_ROWS;
-    return kvant_compact_aligned(2 * n * sizeof(uint16_t)) +
-           (size_t)16 * kvant_compact_columns(groups);
-}
-
+/* Bytes of the triangles of a kv head. */
 KVANT_ON_BOTH static inline size_t kvant_compact_keys(uint32_t head_dim)
 {
     const uint32_t n = kvant_key_transform_part(head_dim);
-    return head_dim / n * kvant_compact_keys_part(n);
+    return head_dim / n * kvant_triangle_size(n) * sizeof(uint16_t);
 }
 
 /* The rows of all groups before group g. */
@@ -71,7 +53,7 @@ KVANT_ON_BOTH static inline size_t kvant_compact_inverse(uint32_t head_dim)
 /* The offset of the inverse of kv head 0. */
 KVANT_ON_BOTH static inline size_t kvant_compact_inverses_at(uint32_t head_dim, uint32_t n_kv_heads)
 {
-    return n_kv_heads * kvant_compact_keys(head_dim);
+    return kvant_compact_aligned(n_kv_heads * kvant_compact_keys(head_dim));
 }
 
 KVANT_ON_BOTH static inline size_t kvant_compact_size(uint32_t head_dim, uint32_t n_kv_heads)

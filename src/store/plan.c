@@ -292,6 +292,17 @@ bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block)
     return rank_of(plan, &plan->blocks[block]) == OLD;
 }
 
+void kvant_plan_prefetch(const kvant_plan *plan)
+{
+    for (size_t i = 0; i < sizeof *plan; i += 64)
+        KVANT_PREFETCH((const char *)plan + i);
+}
+
+void kvant_plan_prefetch_block(const kvant_plan *plan, uint32_t block)
+{
+    KVANT_PREFETCH(&plan->blocks[block]);
+}
+
 void kvant_plan_seal(kvant_plan *plan, uint32_t block)
 {
     if (plan->blocks[block].page >= 0)

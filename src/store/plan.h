@@ -28,6 +28,19 @@
 
 #define KVANT_PLAN_NO_PAGE (-1)
 
+/* The blocks that rows fill from the first slot of a block on. */
+static inline size_t kvant_plan_blocks(size_t n_rows)
+{
+    return n_rows / KVANT_PAGE_TOKENS + (n_rows % KVANT_PAGE_TOKENS != 0);
+}
+
+/* The pages for first and newest tokens (n_ends) and for the rows of a step. The tokens are in
+ * n_runs runs, which begin anywhere in a block, so each may take a page more. */
+static inline size_t kvant_plan_pages(size_t n_ends, size_t n_runs, size_t n_step)
+{
+    return kvant_plan_blocks(n_ends) + n_runs + kvant_plan_blocks(n_step);
+}
+
 typedef struct kvant_plan_params {
     uint32_t n_blocks;      /* blocks of 64 slots */
     uint32_t n_pages;       /* at most this many blocks are exact */
@@ -109,6 +122,10 @@ bool kvant_plan_holds_first(const kvant_plan *plan, uint32_t block);
  * tokens: a caller that wants no exact rows beyond these seals it. */
 int64_t kvant_plan_age(const kvant_plan *plan, uint32_t block);
 bool kvant_plan_is_old(const kvant_plan *plan, uint32_t block);
+
+/* Asks for the memory of the plan, or of what it knows of a block, before a step needs it. */
+void kvant_plan_prefetch(const kvant_plan *plan);
+void kvant_plan_prefetch_block(const kvant_plan *plan, uint32_t block);
 
 /* The caller sealed the block on its own decision. */
 void kvant_plan_seal(kvant_plan *plan, uint32_t block);

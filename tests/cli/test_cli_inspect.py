@@ -10,6 +10,7 @@ from testing import N_LAYERS as SMALL_LAYERS, ON_SMALL, SMALL, rows_of, run
 
 OK, RUNTIME, USAGE = 0, 1, 2
 TINY = pathlib.Path(os.environ.get("KVANT_TINY_MODELS", "tiny"))  # tests/integration/tiny_models.py
+ON_CPU = 512 - SMALL_LAYERS  # a layer is compressed before each of the last of 512 tokens
 # SmolLM2-135M-Instruct.
 N_KV_HEADS, HEAD_DIM = 3, 64
 
@@ -19,20 +20,23 @@ def full(rows):
 
 
 def learning_room():
-    """The bytes in which a GPU learns one W for each head (src/device/learn_room.h). Heads count as
-    128 channels. 512 keys and 256 tokens of 16 query heads are added in slices of 128 vectors.
+    """The bytes in which a GPU learns one W for each head of 8 layers (src/device/learn_room.h).
+    Heads count as 128 channels. 512 keys and 256 tokens of 16 query heads are added in slices of
+    128 vectors.
     """
-    heads, d, keys, tokens = (N_KV_HEADS * HEAD_DIM + 127) // 128, 128, 512, 256
+    heads, d, keys, tokens = 8 * ((N_KV_HEADS * HEAD_DIM + 127) // 128), 128, 512, 256
     queries = 16 * tokens
     parts = [
-        (keys + tokens) * d * 4,  # turns of RoPE
+        (keys + tokens) * d * 4,  # rotations by RoPE
         heads * (keys + queries),  # which vectors count
         heads * (2 * d + 1) * 4,  # their rule
         heads * (keys // 128 * d + (keys + queries) // 128 * d * d) * 4,  # sums
+        heads * (2 + (2 + 3 * 23 + 4) * d) * 8,  # counts, means and rotations, for 23 buckets
         heads * 2 * 8,  # the balance of keys and queries
-        heads * (keys + queries) * d * 4,  # the vectors, more than four matrices of float64
+        heads * (keys + queries) * d * 4,  # the vectors, more than the matrices of float64
     ]
-    return sum((part + 255) // 256 * 256 for part in parts)
+    lists = 64 * (8 * 8 + 2 * 8)  # pointers of 64 layers
+    return lists + sum((part + 255) // 256 * 256 for part in parts)
 
 
 class Inspect(unittest.TestCase):
@@ -151,6 +155,7 @@ class Inspect(unittest.TestCase):
                 "MiB in all",
                 "bits",
                 "while learning",
+                "f16 in place",
             ],
         )
         caches = [
@@ -184,7 +189,7 @@ class Inspect(unittest.TestCase):
             self.assertEqual(row["kv_bytes"], parts)
             self.assertEqual(row["code_bytes"], 4.25 / 8 * numbers * row["tokens"])
             self.assertEqual(row["cache_bits"], 8 * row["kv_bytes"] / (numbers * row["tokens"]))
-            self.assertEqual((row["in_place"], row["in_place_tokens"]), (None, None))
+            self.assertEqual((row["in_place"], row["in_place_tokens"]), (False, ON_CPU))
         self.assertEqual(len({row["exact_bytes"] for row in rows}), 1)
         self.assertEqual(len({row["transform_bytes"] for row in rows}), 3)
 
@@ -207,6 +212,23 @@ class Inspect(unittest.TestCase):
             row = rows_of(run(*words, "--exact", n, KVANT_EXACT=variable))[0]
             self.assertEqual((row["in_place"], row["in_place_tokens"]), (False, 768 - SMALL_LAYERS))
 
+    def test_until_when_a_cpus_cache_is_f16(self):
+        """A CPU's cache takes 512 tokens, or as many as the user wants and its pages have room for.
+        The largest number is a number like any other, and not auto. llama.cpp's own cache has no
+        such number.
+        """
+        words = ("inspect", "-m", SMALL, "-c", "4096", "--preset", "balanced", "--json")
+        counts = []
+        for exact in ("auto", "1000", "4096", str(2**32 - 1)):
+            row = rows_of(run(*words, "--exact", exact))[0]
+            counts.append(row["in_place_tokens"])
+            self.assertIs(row["in_place"], row["tokens"] <= row["in_place_tokens"])
+        self.assertEqual(counts[:2], [ON_CPU, 768 - SMALL_LAYERS])
+        self.assertGreater(counts[2], 1024)
+        self.assertEqual(counts[2], counts[3])
+        row = rows_of(run("inspect", "-m", SMALL, "-c", "512", "--stock", "f16", "--json"))[0]
+        self.assertEqual((row["in_place"], row["in_place_tokens"]), (None, None))
+
     def test_a_gpus_sizes_need_none(self):
         caches = ("--preset", "balanced", "--stock", "q4_0")
         arguments = ("inspect", "-m", SMALL, "-c", "2048", *caches, "--json")
@@ -219,7 +241,7 @@ class Inspect(unittest.TestCase):
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 7 * page)
         matrices = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM**2 * 4
         room = 7 * 64 * (N_KV_HEADS * HEAD_DIM * 4 + 8)
-        self.assertEqual(there[0]["working_bytes"], matrices + room + 8 * learning_room())
+        self.assertEqual(there[0]["working_bytes"], matrices + room + learning_room())
         # In the computer's memory: the first block, and the newest 64 tokens, which begin anywhere
         # in a block. The rows of a step have 8 blocks once for all keys, and once for all values.
         self.assertEqual(here[0]["exact_bytes"], (2 * SMALL_LAYERS * (1 + 1 + 1) + 2 * 8) * page)
@@ -261,7 +283,7 @@ class Inspect(unittest.TestCase):
         for arguments, code, words in [
             ([], USAGE, "no model given"),
             (["-m", SMALL, "--gpu"], USAGE, "give -c"),
-            (["-m", SMALL, "-c", "512", "--exact", "auto"], USAGE, "needs --gpu"),
+            (["-m", SMALL, "--exact", "auto"], USAGE, "give -c"),
             (["-m", SMALL, "-c", "512", "--gpu", "--exact", "all"], USAGE, "--exact all"),
             (["-m", SMALL, "-c", "512", "--gpu", "--exact", ""], USAGE, "--exact"),
             (["-m", SMALL, "-c", "7"], USAGE, "--ctx"),

@@ -15,7 +15,7 @@ OK, RUNTIME, USAGE = 0, 1, 2
 DIM, N = 24, 200
 
 
-def npy(rows, descr="<f4", order="False"):
+def npy(rows, descr="<f4", order="False", content=None):
     shape = (len(rows), len(rows[0]))
     head = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}"
     head += " " * (-(len(head) + 11) % 64) + "\n"
@@ -23,8 +23,14 @@ def npy(rows, descr="<f4", order="False"):
         b"\x93NUMPY\x01\x00"
         + struct.pack("<H", len(head))
         + head.encode()
-        + b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows)
+        + (content or b"".join(struct.pack(f"<{len(r)}f", *r) for r in rows))
     )
+
+
+def doubles(rows):
+    """A file of float64 whose columns lie one after another."""
+    columns = [number for column in zip(*rows) for number in column]
+    return npy(rows, "<f8", "True", struct.pack(f"<{len(columns)}d", *columns))
 
 
 def fvecs(rows):
@@ -69,6 +75,7 @@ class Search(unittest.TestCase):
             ("a.npy", npy(self.rows)),
             ("a.fvecs", fvecs(self.rows)),
             ("a.fbin", fbin(self.rows)),
+            ("b.npy", doubles(self.rows)),
         ):
             done = run(
                 "search",
@@ -142,26 +149,24 @@ class Search(unittest.TestCase):
     def test_damaged_files(self):
         good = npy(self.rows)
         for name, content, words in (
-            ("c.npy", good[:-1], "its size is not the size that its header states"),
+            ("c.npy", good[:-1], "c.npy: it is damaged"),
             ("c.npy", good + b"\0", "its size is not the size that its header states"),
-            ("c.npy", npy(self.rows, "<f8"), "neither float32 nor uint8"),
-            ("c.npy", npy(self.rows, order="True"), "C order"),
-            ("c.npy", b"\x93NUMPY\x01\x00\xff\xff{}", "header is cut short"),
-            ("c.npy", good.replace(b"(200, 24)", b"(9999999999999999999, 24)"), "its size"),
-            ("c.npy", good.replace(b"(200, 24)", b"(4800, 1)"), ""),
+            ("c.npy", b"\x93NUMPY\x01\x00\xff\xff{}", "c.npy: it is damaged"),
+            ("c.npy", good.replace(b"(200, 24)", b"(9999999999999999999, 24)"), "c.npy: "),
+            ("c.npy", good.replace(b"(200, 24)", b"(4800,)  "), "rows of numbers"),
             ("c.npy", b"", "not a .npy file"),
             ("c.npy", good.replace(b"(200, 24)", b"(0, 24)  ")[:128], "it has no vectors"),
             ("c.fbin", struct.pack("<II", 0, 24), "it has no vectors"),
             ("c.fbin", struct.pack("<II", 0, 24) + bytes(96), "its size"),
             ("c.fvecs", struct.pack("<i", 9000) + bytes(36000), "9000 dimensions"),
-            ("c.fvecs", fvecs([[1, 2], [3, 4]])[:-1], "its size"),
-            ("c.fvecs", fvecs([[1, 2]]) + struct.pack("<i", 3) + bytes(8), "differ in dimension"),
-            ("c.fbin", struct.pack("<II", 2**32 - 1, 2**31), "dimensions"),
-            ("c.fbin", struct.pack("<I", 1), "shorter than its header"),
-            ("c.txt", b"1 2", "must end with .npy, .fvecs"),
+            ("c.fvecs", fvecs([[1, 2], [3, 4]])[:-1], "not a whole number of rows"),
+            ("c.fvecs", fvecs([[1, 2]]) + struct.pack("<iff", 3, 0, 0), "rows differ in length"),
+            ("c.fbin", struct.pack("<II", 2**32 - 1, 2**31), "its size"),
+            ("c.fbin", struct.pack("<I", 1), "its size"),
+            ("c.txt", b"1 2", "must end with .npy"),
         ):
-            if words:
-                self.said(words, "build", self.write(name, content), self.index)
+            self.said(words, "build", self.write(name, content), self.index)
+        self.said("nowhere.npy: No such file", "build", self.folder / "nowhere.npy", self.index)
         self.assertFalse(self.index.exists())
         self.said("NaN", "build", self.write("c.npy", npy([[math.nan] * 4])), self.index)
         self.assertEqual(run("search", "build", self.base, self.index).returncode, OK)
@@ -177,7 +182,7 @@ class Search(unittest.TestCase):
         self.said("must be build, query, info or eval", code=USAGE)
         self.said("did you mean 'query'?", "qurey", self.index, self.base, code=USAGE)
         self.said("takes 2 files, not 1", "build", self.base, code=USAGE)
-        self.said("one word too many", "eval", self.base, self.base, self.base, code=USAGE)
+        self.said("files, not 3", "eval", self.base, self.base, self.base, code=USAGE)
         self.said("there is no codec 'float'", "build", self.base, self.index, "-c", "float-4")
         self.said("is a folder", "build", self.base, self.index.parent)
         self.said("ip, cosine or l2", "build", self.base, self.index, "-m", "dot")

@@ -1,6 +1,6 @@
-/* test_compact.c - matrices of keys in their compact form: queries that go through it, and the
- * matrices that are made from it. The reference is computed in binary64 from the triangles,
- * or is the result with matrices in binary32. */
+/* test_compact.c - matrices of keys in their compact form: keys and queries that go through it, and
+ * the matrices that are made from it. Queries and matrices are compared with numbers that are
+ * computed in binary64 from the triangles. Keys are compared with rows that a CPU transformed. */
 #include <math.h>
 
 #include "../../src/base/alloc.h"
@@ -87,6 +87,42 @@ static void make_matrices(problem *p)
     kvant_codec_complete_view(p->codec);
 }
 
+/* Layers of one call have the bytes of calls of their own. The second layer begins with the second
+ * kv head. */
+static void compare_layers(const kvant_cuda_compact_args *all)
+{
+    enum { LAYERS = 2 };
+    const size_t bytes = kvant_cuda_compact_bytes(all->head_dim, KV_HEADS - 1),
+                 halves = kvant_cuda_triangle_halves(all->head_dim, 1);
+    kvant_cuda_compact_args args = *all;
+    kvant_cuda_compact_layer layers[LAYERS];
+    char *want[LAYERS], *got = malloc(bytes);
+    args.n_kv_heads = KV_HEADS - 1;
+    for (int i = 0; i < LAYERS; i++) {
+        args.triangles = all->triangles + (size_t)i * halves;
+        args.compact = device_new(bytes, 0xff);
+        assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+        want[i] = malloc(bytes);
+        device_read(want[i], args.compact, bytes);
+        device_free(args.compact);
+        layers[i] = (kvant_cuda_compact_layer){ args.triangles, device_new(bytes, 0xff) };
+    }
+    args.triangles = NULL;
+    args.compact = NULL;
+    args.n_layers = LAYERS;
+    assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_ERR_ARGUMENT);
+    args.layers = device_copy(layers, sizeof layers);
+    assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+    for (int i = 0; i < LAYERS; i++) {
+        device_read(got, layers[i].compact, bytes);
+        assert_memory_equal(got, want[i], bytes);
+        device_free(layers[i].compact);
+        free(want[i]);
+    }
+    device_free(args.layers);
+    free(got);
+}
+
 static void problem_open(problem *p, const char *spec, uint32_t d)
 {
     const size_t numbers = (size_t)KV_HEADS * d * d;
@@ -95,7 +131,7 @@ static void problem_open(problem *p, const char *spec, uint32_t d)
     const size_t halves = KV_HEADS * (d / p->n) * kvant_triangle_size(p->n);
     assert_int_equal(kvant_codec_create(spec, d, KVANT_ROLE_K, 7, &p->codec, text, sizeof text),
                      KVANT_OK);
-    p->triangles = calloc(halves, sizeof *p->triangles);
+    p->triangles = calloc(halves + KVANT_TRIANGLE_PADDING, sizeof *p->triangles);
     p->w = calloc(2 * numbers, sizeof *p->w);
     p->inverse = p->w + numbers;
     p->matrices = malloc(2 * numbers * sizeof *p->matrices);
@@ -115,6 +151,7 @@ static void problem_open(problem *p, const char *spec, uint32_t d)
                                            .triangles = triangles,
                                            .compact = p->compact };
     assert_int_equal(kvant_cuda_compact(&args, NULL), KVANT_OK);
+    compare_layers(&args);
     device_free(triangles);
 }
 
@@ -299,7 +336,7 @@ static void check_queries(const problem *p, uint32_t batch)
 /* ---- rows ---- */
 
 typedef struct rows {
-    float *host, *gpu;
+    float *host, *gpu, *transformed;
     int64_t *slots;
     float *queries, *out;
 } rows;
@@ -322,7 +359,23 @@ static kvant_cuda_kernel_append_args append_of(const problem *p, const rows *r, 
                                             .slots = r->slots };
 }
 
-/* Appends rows with the matrix in binary32, or in its compact form, and reads the pages. */
+/* Transforms rows as a cache on a CPU does. */
+static float *transformed_rows(const problem *p, const float *x, uint32_t n)
+{
+    float *to = malloc((size_t)n * KV_HEADS * p->d * sizeof *to);
+    for (uint32_t i = 0; i < n * KV_HEADS; i++) {
+        kvant_transform t = p->codec->transform;
+        t.key_transform = NULL;
+        t.part = p->n;
+        t.triangles =
+            p->triangles + (size_t)(i % KV_HEADS) * (p->d / p->n) * kvant_triangle_size(p->n);
+        kvant_transform_apply_rows(&t, kvant_kernels_get(KVANT_CPU_AUTO), 1, x + (size_t)i * p->d,
+                                   to + (size_t)i * p->d);
+    }
+    return to;
+}
+
+/* Appends rows through the compact form, or rows that a CPU transformed, and reads the pages. */
 static uint8_t *append(const problem *p, const rows *r, bool open, uint32_t n, bool compact,
                        size_t *bytes)
 {
@@ -332,12 +385,13 @@ static uint8_t *append(const problem *p, const rows *r, bool open, uint32_t n, b
     void *pages = device_new(*bytes, 0);
     uint8_t *host = malloc(*bytes);
     kvant_cuda_kernel_append_args args = append_of(p, r, open, n, pages);
-    if (compact)
-        args.k_compact = p->compact, args.k_matrix = p->room;
-    else
-        args.k.key_transform = p->gpu_matrices;
-    if (compact)
+    args.transformed = !compact;
+    if (compact) {
+        args.k_compact = p->compact;
+        args.k_matrix = p->room;
         args.queries = queries_of(p, n, r->queries, r->out);
+    } else
+        args.k.rows = r->transformed;
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     device_read(host, pages, *bytes);
     device_free(pages);
@@ -353,7 +407,11 @@ static void check_rows(const problem *p, uint32_t n)
     size_t bytes;
     for (uint32_t i = 0; i < n; i++)
         slots[i] = i;
+    for (size_t i = 3 * width; i < 4 * width && i < numbers; i++)
+        r.host[i] = -0.0f; /* sums begin at 0 */
     r.gpu = device_copy(r.host, numbers * sizeof(float));
+    float *transformed = transformed_rows(p, r.host, n);
+    r.transformed = device_copy(transformed, numbers * sizeof(float));
     r.slots = device_copy(slots, n * sizeof *slots);
     r.queries = device_copy(q, queries * sizeof(float));
     r.out = device_new(3 * queries * sizeof(float), 0xff);
@@ -367,8 +425,10 @@ static void check_rows(const problem *p, uint32_t n)
         free(got);
     }
     free(r.host);
+    free(transformed);
     free(q);
     device_free(r.gpu);
+    device_free(r.transformed);
     device_free(r.slots);
     device_free(r.queries);
     device_free(r.out);

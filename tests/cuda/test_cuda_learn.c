@@ -6,7 +6,7 @@
 #include "../../src/base/half.h"
 #include "../../src/kernels/kernels.h"
 #include "cuda_support.h"
-#include "learn/sums.h"
+#include "learn/call.h"
 #include "learn_reference.h"
 
 #include <kvant/tensor_hooks.h>
@@ -253,6 +253,61 @@ static void check_bits(const learn_case *c)
     problem_free(&p);
 }
 
+/* Layers of one call have the bits of calls of their own. A layer has the rows of the layer before
+ * it without the first row. */
+static void check_layers(const learn_case *c)
+{
+    enum { LAYERS = 3 };
+    problem p;
+    kvant_cuda_learn_layer layers[LAYERS];
+    kvant_cuda_learn_args on[LAYERS];
+    problem_new(&p, c);
+    const size_t row = p.typed_bytes / p.n_all;
+    for (int i = 0; i < LAYERS; i++) {
+        if (i > 0)
+            memmove(p.typed, (char *)p.typed + row, p.typed_bytes - row);
+        on[i] = on_device(&p);
+        assert_int_equal(kvant_cuda_learn(&on[i], NULL), KVANT_OK);
+        layers[i] = (kvant_cuda_learn_layer){
+            .rows = on[i].rows,
+            .triangles = device_new(p.args.n_transforms * p.halves * 2, 0),
+            .centers = device_new(p.args.n_transforms * p.width * sizeof(float), 0),
+            .start = device_new(p.width * sizeof(float), 0)
+        };
+        memcpy(layers[i].queries, on[i].queries, sizeof layers[i].queries);
+    }
+    kvant_cuda_learn_args args = on[0];
+    args.rows = args.triangles = NULL;
+    args.centers = args.start = NULL;
+    args.n_layers = LAYERS;
+    args.layers = device_copy(layers, sizeof layers);
+    args.workspace_bytes = kvant_cuda_learn_bytes(&args);
+    args.workspace = device_new(args.workspace_bytes, 0xff);
+    assert_int_equal(kvant_cuda_learn(&args, NULL), KVANT_OK);
+    for (int i = 0; i < LAYERS; i++) {
+        results want = results_new(&p), got = results_new(&p);
+        kvant_cuda_learn_args of = on[i];
+        read_results(&p, &of, &want);
+        of.triangles = layers[i].triangles;
+        of.centers = layers[i].centers;
+        of.start = layers[i].start;
+        read_results(&p, &of, &got);
+        assert_memory_equal(got.centers, want.centers, args.n_transforms * p.width * sizeof(float));
+        assert_memory_equal(got.start, want.start, p.width * sizeof(float));
+        assert_memory_equal(got.triangles, want.triangles, args.n_transforms * p.halves * 2);
+        assert_false(is_identity(got.triangles, args.part));
+        results_free(&want);
+        results_free(&got);
+        device_free(of.triangles);
+        device_free(of.centers);
+        device_free(of.start);
+        device_done(&on[i]);
+    }
+    device_free(args.layers);
+    device_free(args.workspace);
+    problem_free(&p);
+}
+
 /* Transforms as a CPU learns them */
 
 static void open_tensor(const problem *p, kvant_codec **codec, void **memory, kvant_tensor **tensor)
@@ -396,28 +451,26 @@ CASE(factors_of_means_are_those_of_kernels)
     static const int dims[] = { 2, 6, 30, 64, 80, 127, 128 };
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
         const double span = i % 2 ? 1e5 : 10;
-        const int n = dims[i], room = n * (n > 72 ? n : 72);
+        const int n = dims[i];
         double *a = malloc((size_t)n * (size_t)n * sizeof *a),
                *b = malloc((size_t)n * (size_t)n * sizeof *b),
-               *work = malloc((size_t)(4 * room) * sizeof *work), small[LEARN_SMALL],
+               *work = malloc(kvant_learn_matrices((uint32_t)n) * sizeof *work),
                *kernel_room = malloc(KVANT_MEAN_ROOM((size_t)n) * sizeof *kernel_room);
-        learn_space s = {
-            .fast = work, .upper = work + room, .other = work + 2 * room, .third = work + 3 * room
-        };
-        learn_set_small(&s, small);
+        learn_shared shared;
+        learn_tile w;
+        const learn_space s = { &shared, work, work + n * n, work + 2 * n * n, work + 3 * n * n };
         make_matrix(n, span, a);
         make_matrix(n, span, b);
-        for (int k = 0; k < n * n; k++) {
-            s.fast[k] = a[n * n - 1 - k];
-            s.other[k] = b[k];
-        }
-        const double trace = learn_mean_factor(n, &s),
+        memcpy(s.keys, a, (size_t)(n * n) * sizeof *a);
+        memcpy(s.queries, b, (size_t)(n * n) * sizeof *b);
+        const double trace = learn_mean_factor(n, &s, &w),
                      want = kvant_kernels_get(KVANT_CPU_AUTO)
                                 ->mean_factor((size_t)n, a, b, kernel_room);
+        tile_store(n, &w, s.other);
         print_message("n %d: trace %g, W %g\n", n, fabs(trace / want - 1),
-                      difference(n, s.fast, b));
+                      difference(n, s.other, b));
         assert_true(fabs(trace / want - 1) < 1e-10);
-        assert_true(difference(n, s.fast, b) < n * span * span * 0x1p-53);
+        assert_true(difference(n, s.other, b) < n * span * span * 0x1p-53);
         free(a);
         free(b);
         free(work);
@@ -432,6 +485,12 @@ CASE(results_have_the_bits_of_a_cpu)
                       cases[i].n_tokens);
         check_bits(&cases[i]);
     }
+}
+
+CASE(layers_learn_together)
+{
+    check_layers(&cases[1]);
+    check_layers(&cases[7]); /* heads of several parts, which are balanced */
 }
 
 CASE(transforms_are_those_of_a_cpu)
@@ -462,7 +521,7 @@ CASE(transforms_are_those_of_a_cpu)
                                     .positions = p.query_positions };
     assert_int_equal(kvant_tensor_note_queries(tensor, &queries, 1), KVANT_OK);
     kvant_tensor_next_positions(tensor, p.positions, c.n_rows);
-    assert_int_equal(kvant_tensor_learn(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(tensor, slots, c.n_rows, p.rows, p.width, 1), KVANT_OK);
     char *bytes = malloc(kvant_tensor_transform_size(tensor));
     assert_int_equal(kvant_tensor_get_transform(tensor, 1, bytes, &used), KVANT_OK);
     const uint16_t *triangles = (const uint16_t *)(const void *)(bytes + KVANT_TRANSFORM_HEAD +
@@ -503,6 +562,8 @@ CASE(wrong_arguments_are_refused)
     args = good, args.start = NULL;
     assert_int_equal(kvant_cuda_learn(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.size = 8;
+    assert_int_equal(kvant_cuda_learn(&args, NULL), KVANT_ERR_ARGUMENT);
+    args = good, args.n_layers = 1; /* without layers */
     assert_int_equal(kvant_cuda_learn(&args, NULL), KVANT_ERR_ARGUMENT);
     args = good, args.head_dim = 31;
     assert_int_equal(kvant_cuda_learn_plan(&p.rope, &args, &knows), KVANT_ERR_UNSUPPORTED);

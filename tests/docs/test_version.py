@@ -56,6 +56,14 @@ class Version(unittest.TestCase):
             set(nodes), {*releases, version.of(ROOT).rpartition(".")[0]}, "CHANGELOG.md has no such"
         )
 
+    def test_changes_have_a_release_before(self):
+        """The first release has nothing that it changed, fixed or removed."""
+        text = (ROOT / "CHANGELOG.md").read_text()
+        first = re.split(r"^## \d", text, flags=re.MULTILINE)[-1]
+        parts = set(re.findall(r"^### (.*)", first, re.MULTILINE))
+        self.assertIn("Added", parts)
+        self.assertFalse(parts & {"Changed", "Fixed", "Removed"})
+
 
 class Places(unittest.TestCase):
     """A difference is found at each place, and --write mends it."""

@@ -25,6 +25,7 @@ static struct {
     bool (*record)(void *stream, work *run, const void *data, size_t bytes);
     int (*stream_new)(void **stream, unsigned flags);
     int (*stream_free)(void *stream);
+    void (*finish)(void *stream);
     int (*stream_wait)(void *stream, void *event, unsigned flags);
     int (*event_record)(void *event, void *stream);
     int (*event_new)(void **event, unsigned flags);
@@ -179,6 +180,7 @@ static void backend_free(ggml_backend_t backend)
 
 static void backend_synchronize(ggml_backend_t backend)
 {
+    driver.finish(((instance *)backend->context)->stream);
     count(&n_synchronized);
 }
 
@@ -470,6 +472,7 @@ ggml_backend_reg_t ggml_backend_init(void)
     } symbols[] = { { "host_record", &driver.record },
                     { "cuStreamCreate", &driver.stream_new },
                     { "cuStreamDestroy_v2", &driver.stream_free },
+                    { "host_finish", &driver.finish },
                     { "cuStreamWaitEvent", &driver.stream_wait },
                     { "cuEventRecord", &driver.event_record },
                     { "cuEventCreate", &driver.event_new },

@@ -1,5 +1,6 @@
 /* test_plugin_at_once.c - two contexts of a process compute at the same time on two threads: on one
- * GPU, and in the computer's memory. Each context gives the bits that it gives alone. */
+ * GPU, and in the computer's memory. Each thread makes its context and frees it, and the context
+ * gives the bits that it gives alone. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
 #include <pthread.h>
@@ -52,12 +53,14 @@ static void restore(client *c)
     free(state);
 }
 
-/* One context's work: more rows than fit in place, a removed message, a state that is saved and
+/* A context's life: more rows than fit in place, a removed message, a state that is saved and
  * restored. */
 static void *work(void *user)
 {
+    const harness_options options = { .spec = "", .n_ctx = N_CTX };
     client *c = user;
 
+    c->context = harness_context(&options);
     c->pos = 0;
     c->next = c->logits;
     prompt(c);
@@ -66,6 +69,7 @@ static void *work(void *user)
     steps(c);
     restore(c);
     steps(c);
+    llama_free(c->context);
     return NULL;
 }
 
@@ -77,10 +81,7 @@ static size_t logits_bytes(void)
 static void start_clients(client *clients)
 {
     for (int i = 0; i < N_CLIENTS; i++) {
-        const harness_options options = { .spec = "", .n_ctx = N_CTX };
-        clients[i] = (client){ .context = harness_context(&options),
-                               .text = tokens + i * N_TEXT,
-                               .logits = malloc(logits_bytes()) };
+        clients[i] = (client){ .text = tokens + i * N_TEXT, .logits = malloc(logits_bytes()) };
         assert_non_null(clients[i].logits);
     }
 }
@@ -91,17 +92,14 @@ CASE(both_give_the_bits_that_each_gives_alone)
     pthread_t threads[N_CLIENTS];
 
     start_clients(alone);
-    for (int i = 0; i < N_CLIENTS; i++) {
+    for (int i = 0; i < N_CLIENTS; i++)
         work(&alone[i]);
-        llama_free(alone[i].context);
-    }
     start_clients(together);
     for (int i = 0; i < N_CLIENTS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, work, &together[i]), 0);
     for (int i = 0; i < N_CLIENTS; i++)
         pthread_join(threads[i], NULL);
     for (int i = 0; i < N_CLIENTS; i++) {
-        llama_free(together[i].context);
         assert_memory_equal(alone[i].logits, together[i].logits, logits_bytes());
         free(alone[i].logits);
         free(together[i].logits);

@@ -280,16 +280,15 @@ static bool answers_as_f16(int n)
     return same;
 }
 
-/* Whether the line at a context's start reports the number of kvant_kv_size_at. Only a GPU's line
- * has it. */
-static bool is_told(const char *exact, double n)
+/* Whether the line at a context's start reports the number of kvant_kv_size_at. */
+static bool is_told(bool on_gpu, const char *exact, double n)
 {
     const harness_lines lines = harness_begin_lines();
     char line[1024], said[64];
     bool found = false;
 
     snprintf(said, sizeof(said), "; f16 itself for the first %.0f of 1024 tokens,", n);
-    assert_true(room(true, "", exact) == n);
+    assert_true(room(on_gpu, "", exact) == n);
     harness_end_lines(&lines);
     while (fgets(line, sizeof(line), lines.file) != NULL)
         found = found || strstr(line, said) != NULL;
@@ -309,10 +308,14 @@ CASE(f16_in_place)
     assert_true(n >= 256 - n_layers && n <= 768 && ((int)n + n_layers) % 256 == 0);
     assert_true(room(true, "", "300") == 256 - n_layers && room(true, "", "0") == 0);
     assert_true(room(true, "", NULL) == room(true, "", "auto"));
-    if (!harness_on_gpu())
-        assert_true(room(false, "", "auto") == 0);
-    else
-        assert_true(is_told("auto", n) && is_told("300", 256 - n_layers));
+    if (harness_on_gpu()) {
+        assert_true(is_told(true, "auto", n) && is_told(true, "300", 256 - n_layers));
+        assert_true(is_told(true, "4294967295", n));
+    } else {
+        const double here = room(false, "", "auto");
+        assert_true(here > 0 && here <= 512 - n_layers && is_told(false, "auto", here));
+        assert_true(is_told(false, "300", 256 - n_layers) && room(false, "", "0") == 0);
+    }
     if (!harness_has_mock())
         return;
     setenv("KVANT_EXACT", "auto", 1);

@@ -189,4 +189,31 @@ CASE(former_sizes_are_given_back)
     assert_true(often <= once + once / 2);
 }
 
+/* Both contexts learn from the same prompts, one after the other. When the second one's lesson is
+ * under way, the first one needs no memory for learning any more. The mock's driver ends the
+ * program if memory is freed that a lesson still uses. */
+CASE(a_lesson_keeps_its_memory)
+{
+    enum { N_BATCH = 64, N_ALL = 448 };
+    const size_t bytes = harness_n_vocab() * sizeof(float);
+    struct llama_context *contexts[2];
+    llama_token text[N_ALL];
+    float *first = harness_new_logits(1);
+
+    harness_tokens(text, N_ALL);
+    setenv("KVANT_EXACT", "0", 1);
+    for (int i = 0; i < 2; i++) {
+        contexts[i] = harness_context(&(harness_options){ .spec = "", .n_ctx = 512 });
+        for (int at = 0; at < N_ALL; at += N_BATCH)
+            harness_decode(contexts[i], text + at, N_BATCH, at, 0, false);
+        if (i == 0)
+            memcpy(first, llama_get_logits_ith(contexts[0], -1), bytes);
+    }
+    unsetenv("KVANT_EXACT");
+    assert_memory_equal(first, llama_get_logits_ith(contexts[1], -1), bytes);
+    for (int i = 0; i < 2; i++)
+        llama_free(contexts[i]);
+    free(first);
+}
+
 RUN_CASES(start, harness_stop)

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 
 #include "saved_fixture.h"
+#include "mock_control.h"
 #include "../../integrations/llama.cpp/kv_size.h"
 
 static const char *const specs[] = { "", "trellis-4:transform=first", "turboquant-4",
@@ -323,6 +324,41 @@ CASE(shifted_keys_are_decoded)
     drop(&s);
     free(original);
     free(after);
+}
+
+/* Attention of the last graph transforms queries for keys with a matrix. */
+static bool has_matrix(void)
+{
+    return last_attention()->q_matrix_stride > 0;
+}
+
+/* A server restores the slots of its last run, before any graph has shown how RoPE rotates keys.
+ * The states hold f16 rows, so the rows of the first slot are written when those of the second one
+ * come. Later prompts still learn a matrix. */
+CASE(slots_that_come_before_a_graph_leave_learning_to_prompts)
+{
+    const harness_options two = { .spec = "", .n_ctx = 2 * 2048, .n_seq = 2 };
+    struct llama_context *context;
+    saved s;
+
+    if (!harness_has_mock())
+        skip();
+    setenv("KVANT_STATES", "rows", 1);
+    context = prompted(&two, N_LONG);
+    assert_true(has_matrix());
+    s = save(context, 0);
+    llama_free(context);
+    context = harness_context(&two);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(restore(context, &s, i), s.size);
+    harness_decode(context, tokens + N_LONG, 1, N_LONG, 0, false);
+    assert_false(has_matrix());
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 1, -1, -1));
+    decode_long(context, tokens, N_LONG, 1);
+    assert_true(has_matrix());
+    llama_free(context);
+    setenv("KVANT_STATES", "codes", 1);
+    drop(&s);
 }
 
 RUN_CASES(start_on_gpu, harness_stop)

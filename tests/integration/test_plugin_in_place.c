@@ -108,6 +108,47 @@ CASE(a_new_conversation_is_exact_again)
     assert_exact(&of, "turboquant-4");
 }
 
+/* Programs such as llama-server lend a context the threads of a pool, on which kvant moves rows. */
+static struct ggml_threadpool *pool;
+
+static void lend_pool(struct llama_context *context)
+{
+    llama_set_n_threads(context, 2, 2);
+    llama_attach_threadpool(context, pool, pool);
+}
+
+static void a_long_text_with_a_pool(struct llama_context *context, float *logits)
+{
+    lend_pool(context);
+    a_long_text(context, logits);
+}
+
+static void a_second_text_with_a_pool(struct llama_context *context, float *logits)
+{
+    lend_pool(context);
+    a_second_text(context, logits);
+}
+
+static void assert_pool_changes_nothing(const story *alone, const story *lent)
+{
+    float *a = hear(alone, "int-8", "auto"), *b = hear(lent, "int-8", "auto");
+
+    assert_same(a, b, alone->n);
+    free(a);
+    free(b);
+}
+
+/* Rows leave, and rows come back. */
+CASE(threads_of_a_pool_change_nothing)
+{
+    pool = harness_new_pool(2);
+    assert_pool_changes_nothing(&(story){ a_long_text, N_TEXT, 1 },
+                                &(story){ a_long_text_with_a_pool, N_TEXT, 1 });
+    assert_pool_changes_nothing(&(story){ a_second_text, 200, 1 },
+                                &(story){ a_second_text_with_a_pool, 200, 1 });
+    harness_free_pool(pool);
+}
+
 /* Sequence 1 has the cells before and after the cells of sequence 0, and begins again when its rows
  * were compressed. */
 static void a_neighbour(struct llama_context *context, float *logits)

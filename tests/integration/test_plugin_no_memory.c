@@ -73,7 +73,7 @@ static llama_token tokens[N_TEXT];
 
 typedef struct life {
     struct llama_context *context;
-    int pos, text;
+    int pos, text, seq;
     float *logits, *next;
     int n_refused;
 } life;
@@ -84,7 +84,7 @@ static bool try_to_decode(life *l, int n)
     int status;
 
     for (int i = 0; i < n; i++)
-        harness_add(&batch, tokens[l->text + i], l->pos + i, 0, i + 1 == n);
+        harness_add(&batch, tokens[l->text + i], l->pos + i, l->seq, i + 1 == n);
     status = harness_decode_batch(l->context, batch);
     llama_synchronize(l->context);
     return status == 0;
@@ -95,7 +95,7 @@ static void decode(life *l, int n)
 {
     if (!try_to_decode(l, n)) {
         l->n_refused++;
-        llama_memory_seq_rm(llama_get_memory(l->context), 0, l->pos, -1);
+        llama_memory_seq_rm(llama_get_memory(l->context), l->seq, l->pos, -1);
         assert_true(try_to_decode(l, n));
     }
     l->pos += n;
@@ -172,6 +172,89 @@ CASE(each_allocation_may_fail)
     free(stock.logits);
     free(plain.logits);
     free(whole.logits);
+}
+
+/* A server restores two slots and goes on. failing: as above, from the first restored byte on. */
+static life live_again(const char *spec, const uint8_t *state, size_t size, long failing)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 2 * N_CTX, .n_seq = 2 };
+    life l = { .logits = malloc(2 * N_STEPS * harness_n_vocab() * sizeof(float)) };
+
+    assert_non_null(l.logits);
+    setenv("KVANT_EXACT", exact(), 1);
+    l.context = harness_context(&options);
+    l.next = l.logits;
+    atomic_store(&until, failing);
+    for (int i = 0; i < 2; i++)
+        if (llama_state_seq_set_data(l.context, state, size, i) != size) {
+            l.n_refused++;
+            assert_int_equal(llama_state_seq_set_data(l.context, state, size, i), size);
+        }
+    for (l.seq = 0; l.seq < 2; l.seq++) {
+        l.pos = l.text = N_PROMPT;
+        steps(&l);
+    }
+    llama_free(l.context);
+    return l;
+}
+
+/* The state of a prompt; the caller frees it. */
+static uint8_t *prompt_state(const char *spec, size_t *size)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 2 * N_CTX, .n_seq = 2 };
+    struct llama_context *context = harness_context(&options);
+    uint8_t *state;
+
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    *size = llama_state_seq_get_size(context, 0);
+    state = malloc(*size);
+    assert_non_null(state);
+    assert_int_equal(llama_state_seq_get_data(context, state, *size, 0), *size);
+    llama_free(context);
+    return state;
+}
+
+static void fail_each_of_a_restore(const char *states)
+{
+    enum { MOST = 1000000, N_TRIES = 60 };
+    size_t size, stock_size;
+    uint8_t *stock_state, *state;
+    life stock, whole;
+    double kld;
+    long n;
+    int n_refused = 0;
+
+    setenv("KVANT_STATES", states, 1);
+    stock_state = prompt_state(NULL, &stock_size);
+    state = prompt_state("", &size);
+    stock = live_again(NULL, stock_state, stock_size, 0);
+    whole = live_again("", state, size, MOST);
+    n = MOST - atomic_exchange(&until, 0);
+    kld = harness_mean_kld(stock.logits, whole.logits, 2 * N_STEPS);
+    for (long i = 0; i < N_TRIES; i++) {
+        const long failing = 1 + i * n / N_TRIES;
+        life l = live_again("", state, size, failing);
+        const double now = harness_mean_kld(stock.logits, l.logits, 2 * N_STEPS);
+        atomic_store(&until, 0);
+        n_refused += l.n_refused;
+        if (!(isfinite(now) && now <= 2 * kld + 1e-5))
+            fail_msg("%s, allocation %ld of %ld: KLD %g, without a failure %g", states, failing, n,
+                     now, kld);
+        free(l.logits);
+    }
+    print_message("%s: %ld allocations, %d calls were refused\n", states, n, n_refused);
+    free(stock_state);
+    free(state);
+    free(stock.logits);
+    free(whole.logits);
+}
+
+/* The same for saved states of rows and of codes. */
+CASE(each_allocation_of_a_restore_may_fail)
+{
+    fail_each_of_a_restore("rows");
+    fail_each_of_a_restore("codes");
+    unsetenv("KVANT_STATES");
 }
 
 static int start(void **state)

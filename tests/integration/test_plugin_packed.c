@@ -485,7 +485,7 @@ CASE(foreign_states_are_refused)
 }
 
 /* A file that cannot be written: its folder is missing, or the disk is full. The old file stays. */
-CASE(files_are_replaced_as_a_whole)
+static void replace_a_file(void)
 {
     const harness_options options = two("trellis-4");
     struct llama_context *context = prompted(&options, N_PROMPT);
@@ -518,6 +518,19 @@ CASE(files_are_replaced_as_a_whole)
     free(again);
     unlink(path);
     llama_free(context);
+}
+
+CASE(files_are_replaced_as_a_whole)
+{
+    replace_a_file();
+}
+
+/* The state of a cache in place is not packed, and llama.cpp writes its file. */
+CASE(files_of_f16_rows_are_replaced_as_a_whole)
+{
+    setenv("KVANT_EXACT", "auto", 1);
+    replace_a_file();
+    setenv("KVANT_EXACT", "0", 1);
 }
 
 /* KVANT_STATES=auto saves codes here, and rows not. */

@@ -17,11 +17,6 @@ enum { DIM = 64, HEADS = 3, TOKENS = 5, MOST_POSITION = 4000 };
 /* Functions of the plug-in that rope.c calls. */
 kvp_ggml kvp_api;
 
-const abi_tensor *kvp_root(const abi_tensor *tensor)
-{
-    return tensor->view_src != NULL ? tensor->view_src : tensor;
-}
-
 uint32_t kvp_kv_n_positions(const kvp_kv *kv)
 {
     return MOST_POSITION + 1;

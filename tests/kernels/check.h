@@ -38,7 +38,6 @@
     X(mean_factor)                                                                                 \
     X(lower_inverse)                                                                               \
     X(triangle_row)                                                                                \
-    X(triangle_rows)                                                                               \
     X(solve_lower)                                                                                 \
     X(solve_upper)                                                                                 \
     X(multiply_upper)                                                                              \

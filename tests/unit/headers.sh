@@ -17,16 +17,18 @@ for header in "$root"/include/kvant/*.h; do
     c++ -std=c++17 $warnings -I"$root/include" -c "$work/alone.cpp" -o "$work/alone.o"
     echo "$name: C11 and C++17"
 done
-# The plug-in is linked to the static library and shares four headers of it. The plan of exact
+# The plug-in is linked to the static library and shares five headers of it. The plan of exact
 # pages and the decisions about learning have no public interface, because they are policy and may
-# change. parallel.h runs a loop on threads, which engines do with their own.
+# change. parallel.h runs a loop on threads, which engines do with their own. attributes.h has
+# compiler extensions.
 # Everybody shares fnv.h, which is definitions alone: the checksum of files. The command and the
 # plug-in have layers of the operating system of their own, which begin with src/base/os.h.
 folders='src|base|blocks|math|page|kernels|codec|cache|cuda|device|index|attention'
 folders="$folders|calibration|settings|store"
 if grep -rnE "#include *\"[^\"]*($folders)/" \
     "$root/tools" "$root/integrations" --include='*.c' --include='*.h' |
-    grep -vE 'integrations/llama.cpp/.*"[./]*src/(store/(plan|learn|rules)|base/parallel).h"' |
+    grep -vE 'integrations/llama.cpp/.*"[./]*src/store/(plan|learn|rules).h"' |
+    grep -vE 'integrations/llama.cpp/.*"[./]*src/base/(attributes|parallel).h"' |
     grep -v '"[./]*src/base/fnv.h"' |
     grep -vE '/(host|host_windows|os|os_windows)\.[ch]:.*"[./]*src/base/os(_windows)?\.h"'; then
     echo "tools/ and integrations/ may include public headers only" >&2

@@ -51,23 +51,6 @@ CASE(it_is_counted_until_it_is_given_back)
     }
 }
 
-/* A caller may ask for matrices of further positions at any time. */
-CASE(buckets_of_a_caller_keep_the_moments)
-{
-    const layout *l = &layouts()[0];
-    text *t = make_text(l, 1);
-    fixture f = make_rotated(l, 2048, 1);
-    kvant_codec *codecs[N_KV_HEADS];
-    put_all(&f, t, 0, 4096, BATCH, 0);
-    assert_true(f.tensor->learning->schedule.done);
-    assert_non_null(f.tensor->learning->sums);
-    assert_ok(kvant_tensor_make_bucket_codecs(f.tensor, 2048, 4095, 64, f.codecs, codecs, NULL, 1));
-    for (uint32_t head = 0; head < N_KV_HEADS; head++)
-        kvant_codec_free(&codecs[head]);
-    drop(&f);
-    free(t);
-}
-
 /* The tensor counts only blocks that hold rows: after rows were written, cleared and moved. */
 CASE(blocks_with_rows_are_counted)
 {

@@ -530,4 +530,17 @@ CASE(replays_are_equal)
     }
 }
 
+/* The blocks that a run of rows touches, wherever in a block it begins. */
+CASE(pages_suffice_for_runs_that_begin_anywhere)
+{
+    for (uint32_t n = 0; n <= 4 * SLOTS; n++)
+        for (uint32_t first = 0; first < SLOTS; first++) {
+            const uint32_t touched = n > 0 ? (first + n - 1) / SLOTS + 1 : 0;
+            assert_true(touched <= kvant_plan_pages(n, 1, 0));
+            if (first == 0)
+                assert_int_equal(touched, kvant_plan_blocks(n));
+        }
+    assert_int_equal(kvant_plan_pages(2 * SLOTS, 3, SLOTS + 1), 2 + 3 + 2);
+}
+
 RUN_CASES(NULL, NULL)

@@ -200,6 +200,17 @@ static kvant_status attend_bytes(void *problem)
     return kvant_attention_workspace(t.k.tensor, t.v.tensor, problem, &bytes);
 }
 
+static void *memory_of(void *user, size_t bytes)
+{
+    return bytes <= WORK_BYTES ? user : NULL;
+}
+
+static kvant_status step_sized(void *problem)
+{
+    kvant_attention_step step = { .workspace = memory_of, .user = t.memory };
+    return untouched(kvant_attention_step_run(t.k.tensor, t.v.tensor, problem, &step));
+}
+
 static kvant_status latent_sized(void *problem)
 {
     return untouched(kvant_latent_attention(t.v.tensor, VALUE_DIM, problem, t.memory, WORK_BYTES));
@@ -268,6 +279,7 @@ CASE(attention_structs)
                                  .token_stride = WIDTH * sizeof(float),
                                  .head_stride = HEAD_DIM * sizeof(float) };
     CHECK_GIVEN(kvant_attention, kvant_attention_problem, attend_sized, &t.problem, exact);
+    CHECK_GIVEN(kvant_attention_step_run, kvant_attention_problem, step_sized, &t.problem, exact);
     CHECK_GIVEN(kvant_attention_workspace, kvant_attention_problem, attend_bytes, &t.problem,
                 exact);
     CHECK_GIVEN(kvant_block_attention, kvant_attention_problem, block_sized, &t.problem, exact);

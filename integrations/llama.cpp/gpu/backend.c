@@ -398,6 +398,7 @@ static void end_hand_overs(kvp_gpu *gpu)
     if (!atomic_load(&gpu->hands_over) || !kvp_gpu_enter(gpu))
         return;
     pthread_mutex_lock(&gpu->lock);
+    kvp_cu_finish(gpu->stream, "waiting for work"); /* of all contexts */
     atomic_store(&gpu->hands_over, false);
     for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next) {
         kvp_gpu_hand_over_end(cache);

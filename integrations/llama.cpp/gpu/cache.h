@@ -95,7 +95,7 @@ typedef struct kvp_gpu_cache {
     /* by cell: position of a row in an exact page; -1: not known. NULL: no keys learn. */
     int32_t *positions;
     kvp_gpu_kept_queries kept_queries;
-    kvp_gpu_memory expanded; /* of a layer, for one call: R W and R W^-T (kvp_gpu_expand) */
+    kvp_gpu_memory expanded; /* of a layer, for one call: W or R W, and R W^-T */
     uint32_t n_streams;
     kvp_gpu_buckets buckets;
     struct kvp_gpu_shift {     /* the last context shift (shift.c) */
@@ -153,10 +153,6 @@ typedef struct kvp_gpu_cells {
     /* Bytes of the matrices of a position bucket. Learned matrices are compact
      * (kvant_cuda_compact). Calibrated matrices are weights and inverse weights. */
     size_t matrix_bytes;
-    /* The weights R W of learned matrices, of a transform whose keys a step writes, and the compact
-     * form that they were made from; NULL: none (kvp_gpu_have_weights) */
-    kvp_gpu_memory weights;
-    const void *weights_of;
     kvp_gpu_memory numbers;                       /* matrices, centre, scale, query scale */
     kvp_gpu_memory further[KVP_MOST_BUCKETS - 1]; /* matrices of later position buckets */
     /* the first position bucket's centre in the form that attention takes (k_center) */
@@ -309,15 +305,12 @@ static inline char *kvp_gpu_block_memory(const kvant_cuda_pages *pages, size_t n
 }
 bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 
-/* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_have_weights` comes before a
- * graph. It makes the weights of all layers' keys for one transform of the step, so that appends of
- * this transform need not make them. `kvp_gpu_use_weights` adds to an append the weights, or the
- * compact form from which the append makes them. */
+/* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_use_matrices` adds to an
+ * append the compact form of the keys' matrices, if they have one. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
-void kvp_gpu_have_weights(kvp_gpu_cache *cache);
-void kvp_gpu_use_weights(const kvp_gpu_cells *keys, kvp_gpu_run run,
-                         kvant_cuda_kernel_append_args *args);
+void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
+                          kvant_cuda_kernel_append_args *args);
 
 /* saved.c. Keep a transform of a tensor for saved states: the bytes, which are the cells' from now
  * on; a centre and a scale (NULL: none); or none of all ids. Without memory, states hold fp16

@@ -151,10 +151,10 @@ static void destroy(kvp_kv *kv)
 
     if (cells->cache != NULL)
         kvp_gpu_load_finish(cells->cache);
+    pthread_mutex_lock(&cells->gpu->lock); /* graphs of other contexts look at all caches */
     kvp_gpu_learner_free(cells);
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu, kv->layers);
-        kvp_gpu_release(&cells->weights);
         kvp_gpu_release(&cells->numbers);
         kvp_gpu_release(&cells->key_center);
         kvp_gpu_release(&cells->starts);
@@ -163,10 +163,9 @@ static void destroy(kvp_kv *kv)
         for (uint32_t i = 0; i < KVP_MOST_BUCKETS - 1; i++)
             kvp_gpu_release(&cells->further[i]);
         kvp_gpu_shift_free(cells);
-        pthread_mutex_lock(&cells->gpu->lock);
         kvp_gpu_cache_leave(kv);
-        pthread_mutex_unlock(&cells->gpu->lock);
     }
+    pthread_mutex_unlock(&cells->gpu->lock);
     for (int matrix = 0; matrix < 2; matrix++) {
         kvant_cuda_codec_free(&cells->open_codecs[matrix]);
         kvant_cuda_codec_free(&cells->codecs[matrix]);
@@ -350,7 +349,7 @@ kvant_status kvp_gpu_append(const kvp_gpu_cells *cells, kvant_role role,
         at->pages = *open;
     }
     if (role == KVANT_ROLE_K)
-        kvp_gpu_use_weights(cells, run, &args);
+        kvp_gpu_use_matrices(cells, run, &args);
     return kvant_cuda_kernel_append(&args, cells->gpu->stream);
 }
 
@@ -377,19 +376,19 @@ static void clear(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
 
+    pthread_mutex_lock(&cells->gpu->lock); /* graphs of other contexts look at all caches */
     if (kvp_gpu_enter(cells->gpu))
         kvp_gpu_finish(cells->gpu, kv->layers);
-    pthread_mutex_lock(&cells->gpu->lock);
     if (cells->rope.size != 0)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs use moved keys' matrices */
     kvp_gpu_shift_free(cells);
     kvp_gpu_in_place_forget(cells->cache);
     kvp_gpu_cache_forget(cells->cache);
-    pthread_mutex_unlock(&cells->gpu->lock);
     kvp_gpu_unlearn(cells);
     cells->has_key_transform = false;
     if (cells->learns_key_transform)
         kvp_gpu_learner_begin(cells);
+    pthread_mutex_unlock(&cells->gpu->lock);
 }
 
 const kvp_remote kvp_gpu_remote = { .create = create,

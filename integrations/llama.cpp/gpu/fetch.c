@@ -199,14 +199,6 @@ bool kvp_gpu_copy_in_rows(kvp_gpu *gpu, void *to, const void *from, size_t pitch
 
 void kvp_gpu_copying_release(kvp_gpu *gpu)
 {
-    for (uint32_t i = 0; i < KVP_LEARN_STREAMS; i++) {
-        if (gpu->learning[i] == NULL)
-            continue;
-        kvp_cu_finish(gpu->learning[i], "learning");
-        kvp_cu.stream_free(gpu->learning[i]);
-        gpu->learning[i] = NULL;
-    }
-    kvp_gpu_release(&gpu->learning_room);
     while (gpu->pieces != NULL) {
         struct kvp_gpu_piece *next = gpu->pieces->next;
         free_piece(gpu->pieces);

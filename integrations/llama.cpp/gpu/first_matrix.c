@@ -409,6 +409,20 @@ static bool is_even(const kvp_gpu_cache *cache)
     return even;
 }
 
+/* Whether graphs have shown how RoPE rotates the keys of all layers. A matrix that was learned
+ * without RoPE is not used next to sealed rows, and the layer would have none. */
+static bool knows_rope(const kvp_gpu_cache *cache)
+{
+    bool known = true;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        known = known && (!kvp_gpu_lacks_key_transform(cells) || cells->learner == NULL ||
+                          cells->learner->rope_is_set);
+    }
+    return known;
+}
+
 /* Layers that lack rows yet would learn from whatever lies in the pages. */
 bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache)
 {
@@ -419,7 +433,7 @@ bool kvp_gpu_first_matrix_settle(kvp_gpu_cache *cache)
     kvp_gpu_first_matrix_end(cache); /* a graph may have learned the transforms since */
     if (!cache->lacks_key_transform)
         return true;
-    if (!cache->lesson.begun)
+    if (!cache->lesson.begun && knows_rope(cache))
         begin(cache);
     cache->lesson.tried = false;
     return cache->lesson.begun ? join(cache) : seal_all_plain(cache);

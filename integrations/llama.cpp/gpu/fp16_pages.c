@@ -68,13 +68,15 @@ static void close_all(kvp_gpu_cache *cache)
 static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
 {
     const kvant_exact_part *part = &cache->exact;
-    const uint32_t ends =
-        kvp_pages_of(part->first) + kvp_pages_of(part->newest) + (part->newest != 0);
+    const uint32_t ends = (uint32_t)(kvant_plan_blocks(part->first) +
+                                     kvant_plan_pages(part->newest, part->newest != 0, 0));
     const uint32_t rest = cache->n_pages > ends ? cache->n_pages - ends : 1;
 
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
                                 .n_pages = cache->n_pages,
-                                .step_pages = part->step != 0 ? kvp_pages_of(part->step) : rest,
+                                .step_pages = part->step != 0
+                                                  ? (uint32_t)kvant_plan_blocks(part->step)
+                                                  : rest,
                                 .first = part->first,
                                 .newest = part->newest,
                                 .step_rows = part->step != 0 ? 0 : KVP_SHORT_STEP_TOKENS };

@@ -73,8 +73,6 @@
 #include "cache.h"
 #include "driver.h"
 
-/* With more streams that learn, working memory grows and thread blocks only wait (learner.c). */
-#define KVP_LEARN_STREAMS 8u
 #define KVP_MAX_GPUS 17 /* 16 GPUs, and the first of them a second time */
 
 /* The numbers (cells or positions) that llama.cpp wrote to an input on the GPU, found by the
@@ -137,10 +135,6 @@ struct kvp_gpu {
      * that are uploaded or downloaded, under the lock; staging: the staging pages of groups.c,
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
-    /* make key transforms (learner.c), in parts of one memory that all layers share; NULL until the
-     * first ones */
-    cu_stream learning[KVP_LEARN_STREAMS];
-    kvp_gpu_memory learning_room;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
     atomic_uint *refused;         /* says whether rows of `batch` were refused */
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as

@@ -149,7 +149,7 @@ static bool store_run(const kvp_kv *kv, const beside *at, size_t first, size_t n
     fill_args(cells, at, first, n, &args);
     *rows = kvp_gpu_rows(cells, at->centered, width, run);
     if (kv->shape.role == KVANT_ROLE_K)
-        kvp_gpu_use_weights(cells, run, &args);
+        kvp_gpu_use_matrices(cells, run, &args);
     if (!cells->has_block_centers)
         rows->rows = at->halves + first * width;
     if (cells->group > 1 && !stage_run(kv, &args, rows, first, n))

@@ -1,9 +1,10 @@
 /* learner.c - see learner.h.
  *
- * Lessons wait until a graph has been enqueued. Then a few streams make the transforms of all
- * layers. A layer takes few thread blocks, which stay for two milliseconds. Matrix products of a
- * model need all multiprocessors at once, so they would wait for the blocks of every layer that
- * learned while the graph runs. */
+ * Lessons wait until a graph has been enqueued. Then one call makes the transforms of all layers in
+ * the GPU's stream. A layer takes few thread blocks, which stay for half a millisecond. Matrix
+ * products of a model need all multiprocessors at once, so they would wait for the blocks of every
+ * layer that learned while the graph runs. Streams of their own would make every later kernel of
+ * the process slower (cuda_streams.csv). */
 #include "learner.h"
 
 #include <stdlib.h>
@@ -74,8 +75,7 @@ static bool reserve(kvp_gpu_cells *cells)
                       kvp_gpu_learned_bytes(cells->head_dim, cells->n_kv_heads, cells->n_learned),
                       false) ||
         !kvp_gpu_grow(cells->gpu, &cells->starts, 2 * KVP_MOST_BUCKETS * width * sizeof(float),
-                      false) ||
-        !kvp_gpu_grow(cells->gpu, &cells->weights, width * cells->head_dim * sizeof(float), false))
+                      false))
         return false;
     return kvp_gpu_have_matrix_codecs(cells);
 }
@@ -88,17 +88,26 @@ size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_
            (n_buckets + 1) * (size_t)n_kv_heads * head_dim * sizeof(float);
 }
 
-/* Streams that learn at the same time, with working memory each: as many as their thread blocks
- * fill a large GPU. */
-static uint32_t count_streams(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
+/* Layers that learn at the same time. Their lists take 6 KB. */
+#define MOST_TOGETHER 64u
+
+/* The layers of a call, in GPU memory behind the working memory. */
+typedef struct layer_lists {
+    kvant_cuda_learn_layer learned[MOST_TOGETHER];
+    kvant_cuda_compact_layer compact[MOST_TOGETHER];
+} layer_lists;
+
+/* How many layers with rows and queries of the largest lesson learn at the same time: at most 8,
+ * and as many as their thread blocks fill a large GPU. More layers of a smaller lesson have room
+ * in their memory. */
+static uint32_t planned_layers(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
     const uint32_t blocks = n_buckets * n_kv_heads * (head_dim + 127) / 128, n = 128 / blocks;
 
-    return n < 1 ? 1 : n > KVP_LEARN_STREAMS ? KVP_LEARN_STREAMS : n;
+    return n < 1 ? 1 : n > 8 ? 8 : n;
 }
 
-/* Working memory for all rows and queries of a lesson. Models have at most 16 query heads per kv
- * head. */
+/* Models have at most 16 query heads per kv head. */
 size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
     kvant_cuda_learn_args args = { .size = sizeof(args),
@@ -106,13 +115,14 @@ size_t kvp_gpu_learning_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n
                                    .n_kv_heads = n_kv_heads,
                                    .group = 16,
                                    .n_rows = KVP_LEARN_ROWS,
-                                   .n_tokens = KVP_KEPT_BATCHES * KVP_KEPT_TOKENS };
+                                   .n_tokens = KVP_KEPT_BATCHES * KVP_KEPT_TOKENS,
+                                   .n_layers = planned_layers(head_dim, n_kv_heads, n_buckets) };
     uint32_t knows_rope;
 
     if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) != KVANT_OK)
         return 0;
     args.n_transforms = n_buckets;
-    return count_streams(head_dim, n_kv_heads, n_buckets) * kvant_cuda_learn_bytes(&args);
+    return kvant_cuda_learn_bytes(&args) + sizeof(layer_lists);
 }
 
 void kvp_gpu_learner_begin(kvp_gpu_cells *cells)
@@ -136,10 +146,6 @@ void kvp_gpu_learner_free(kvp_gpu_cells *cells)
         return;
     cells->learner = NULL;
     free(l->lists);
-    if (l->ready != NULL)
-        kvp_cu.event_free(l->ready);
-    if (l->made != NULL)
-        kvp_cu.event_free(l->made);
     free(l);
 }
 
@@ -234,34 +240,6 @@ static bool plan(const kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson
     return true;
 }
 
-static bool have_events(kvp_gpu_learner *l)
-{
-    return (l->ready != NULL ||
-            kvp_cu_ok(kvp_cu.event_new(&l->ready, CU_NO_TIMING), "creating an event")) &&
-           (l->made != NULL ||
-            kvp_cu_ok(kvp_cu.event_new(&l->made, CU_NO_TIMING), "creating an event"));
-}
-
-/* Lets a learning stream begin behind the work enqueued so far, for which `ready` is recorded. */
-static bool have_stream(kvp_gpu *gpu, uint32_t stream, cu_event ready)
-{
-    return (gpu->learning[stream] != NULL ||
-            kvp_cu_ok(kvp_cu.stream_new(&gpu->learning[stream], CU_NON_BLOCKING),
-                      "creating a stream")) &&
-           kvp_cu_ok(kvp_cu.stream_wait(gpu->learning[stream], ready, 0), "learning");
-}
-
-static bool record_ready(const kvp_gpu_cells *cells)
-{
-    return have_events(cells->learner) &&
-           kvp_cu_ok(kvp_cu.event_record(cells->learner->ready, cells->gpu->stream), "learning");
-}
-
-static cu_stream stream_of(const kvp_gpu_cells *cells)
-{
-    return cells->gpu->learning[cells->learner->stream];
-}
-
 /* Matrices and centres */
 
 static bool copy_numbers(float *to, const float *from, size_t n, cu_stream stream)
@@ -269,46 +247,59 @@ static bool copy_numbers(float *to, const float *from, size_t n, cu_stream strea
     return kvp_cu_move(to, from, n * sizeof(*to), stream);
 }
 
-/* Work on the learning stream, because it uses the working memory of learning. */
-static bool bring(kvp_gpu_cells *cells, uint32_t bucket)
+/* Brings centres. Work between the compact form and kernels that read it lets them begin early. */
+static bool bring_centers(kvp_gpu_cells *cells, uint32_t bucket)
 {
     const size_t width = kvp_gpu_width(cells);
     const float *start = center_of(cells, cells->n_learned), *center = center_of(cells, bucket);
     float *starts = cells->starts.at;
-    cu_stream stream = stream_of(cells);
+    cu_stream stream = cells->gpu->stream;
 
-    return kvp_gpu_bring_triangles(cells, bucket, triangles_of(cells, bucket), center, stream) &&
-           (bucket > 0 ||
-            copy_numbers(kvp_gpu_affine(cells, &cells->numbers), center, width, stream)) &&
+    return (bucket > 0 ||
+            (kvp_gpu_bring_key_center(cells, center, stream) &&
+             copy_numbers(kvp_gpu_affine(cells, &cells->numbers), center, width, stream))) &&
            copy_numbers(starts + bucket * width, start, width, stream) &&
            copy_numbers(starts + (KVP_MOST_BUCKETS + bucket) * width, center, width, stream);
 }
 
-static bool note_made(const kvp_gpu_cells *cells)
+static bool bring(kvp_gpu_cells *cells, uint32_t bucket)
 {
-    return kvp_cu_ok(kvp_cu.event_record(cells->learner->made, stream_of(cells)), "learning");
+    return kvp_gpu_bring_triangles(cells, bucket, triangles_of(cells, bucket),
+                                   cells->gpu->stream) &&
+           bring_centers(cells, bucket);
 }
 
 /* Learning */
 
-/* If no row has a centre or scale yet, nobody reads the arrays of the first transform. */
-static bool bring_first(kvp_gpu_cells *cells)
-{
-    kvp_gpu_learner *l = cells->learner;
+/* Layers that learn together. */
+typedef struct learning_group {
+    kvp_gpu_cells *of[MOST_TOGETHER];
+    uint32_t n;
+    layer_lists lists;
+} learning_group;
 
-    l->brought = cells->center == NULL && cells->scale == NULL;
-    return !l->brought || bring(cells, 0);
+static bool lists_are_alike(const kvp_gpu_learner *a, const kvp_gpu_learner *b)
+{
+    const learned_lists *x = a->lists, *y = b->lists;
+    const size_t rows = a->args.n_rows, tokens = a->args.n_tokens;
+
+    return memcmp(x->positions, y->positions, rows * sizeof(*x->positions)) == 0 &&
+           memcmp(x->places, y->places, rows * sizeof(*x->places)) == 0 &&
+           memcmp(x->queries, y->queries, tokens * sizeof(*x->queries)) == 0;
 }
 
-/* Enqueues a lesson in its stream. */
-static bool enqueue(kvp_gpu_cells *cells)
+/* Whether two layers have lessons of one shape, so that they can learn together. */
+static bool are_alike(const kvp_gpu_learner *a, const kvp_gpu_learner *b)
 {
-    kvp_gpu_learner *l = cells->learner;
+    const kvant_cuda_learn_args *x = &a->args, *y = &b->args;
 
-    return have_events(l) &&
-           kvp_cu_write(cells->results.at, l->lists, sizeof(learned_lists), stream_of(cells)) &&
-           kvant_cuda_learn(&l->args, stream_of(cells)) == KVANT_OK && bring_first(cells) &&
-           note_made(cells);
+    return x->head_dim == y->head_dim && x->n_kv_heads == y->n_kv_heads && x->group == y->group &&
+           x->type == y->type && x->n_rows == y->n_rows && x->n_tokens == y->n_tokens &&
+           x->token_stride == y->token_stride && x->query_stride == y->query_stride &&
+           x->center_span == y->center_span && x->n_transforms == y->n_transforms &&
+           memcmp(x->spans, y->spans, x->n_transforms * sizeof(*x->spans)) == 0 &&
+           memcmp(x->pairs, y->pairs, x->head_dim / 2 * sizeof(*x->pairs)) == 0 &&
+           lists_are_alike(a, b);
 }
 
 static void end_lesson(kvp_gpu_learner *l, bool ok)
@@ -329,29 +320,6 @@ static kvp_gpu_cells *next_waiting(const kvp_gpu_cache *cache, size_t *from)
     return NULL;
 }
 
-/* Working memory of all streams, and their order behind the work enqueued so far. */
-static bool have_streams(kvp_gpu_cells *first, uint32_t n, size_t bytes)
-{
-    kvp_gpu *gpu = first->gpu;
-    bool ok = kvp_gpu_grow(gpu, &gpu->learning_room, n * bytes, false) && record_ready(first);
-
-    for (uint32_t i = 0; i < n && ok; i++)
-        ok = have_stream(gpu, i, first->learner->ready);
-    return ok;
-}
-
-/* The working memory of the largest lesson that waits. */
-static size_t most_bytes(const kvp_gpu_cache *cache)
-{
-    size_t most = 0, from = 0;
-
-    for (const kvp_gpu_cells *cells; (cells = next_waiting(cache, &from)) != NULL; from++) {
-        const size_t bytes = kvant_cuda_learn_bytes(&cells->learner->args);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
-}
-
 bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache)
 {
     size_t from = 0;
@@ -359,25 +327,107 @@ bool kvp_gpu_learner_waits(const kvp_gpu_cache *cache)
     return next_waiting(cache, &from) != NULL;
 }
 
+/* The bytes of working memory for n layers. */
+static size_t bytes_of(const kvp_gpu_cells *cells, uint32_t n)
+{
+    kvant_cuda_learn_args args = cells->learner->args;
+
+    args.n_layers = n;
+    return kvant_cuda_learn_bytes(&args);
+}
+
+/* Finds the next layers that learn together. Their memory is at most the planned memory, but for a
+ * single layer. */
+static void find_group(const kvp_gpu_cache *cache, learning_group *group)
+{
+    size_t from = 0, most = 0;
+
+    group->n = 0;
+    for (kvp_gpu_cells *cells; (cells = next_waiting(cache, &from)) != NULL; from++) {
+        if (group->n == 0)
+            most = kvp_gpu_learning_bytes(cells->head_dim, cells->n_kv_heads, cells->n_learned);
+        else if (group->n == MOST_TOGETHER || !are_alike(group->of[0]->learner, cells->learner) ||
+                 bytes_of(cells, group->n + 1) + sizeof(layer_lists) > most)
+            continue;
+        group->of[group->n++] = cells;
+    }
+}
+
+static void list_layers(learning_group *group)
+{
+    for (uint32_t i = 0; i < group->n; i++) {
+        const kvant_cuda_learn_args *args = &group->of[i]->learner->args;
+        kvant_cuda_learn_layer *to = &group->lists.learned[i];
+        *to = (kvant_cuda_learn_layer){ .rows = args->rows,
+                                        .triangles = args->triangles,
+                                        .centers = args->centers,
+                                        .start = args->start };
+        memcpy(to->queries, args->queries, sizeof(to->queries));
+    }
+}
+
+/* Brings the first transforms at once where nobody reads their arrays: no row has a centre or scale
+ * yet. */
+static bool bring_first(learning_group *group, layer_lists *at)
+{
+    kvp_gpu_cells *of[MOST_TOGETHER];
+    uint32_t n = 0;
+    bool ok = true;
+
+    for (uint32_t i = 0; i < group->n; i++) {
+        kvp_gpu_cells *cells = group->of[i];
+        cells->learner->brought = cells->center == NULL && cells->scale == NULL;
+        if (!cells->learner->brought)
+            continue;
+        group->lists.compact[n].triangles = triangles_of(cells, 0);
+        of[n++] = cells;
+    }
+    ok = n == 0 || kvp_gpu_bring_all_triangles(of, n, group->lists.compact, at->compact);
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = bring_centers(of[i], 0);
+    return ok;
+}
+
+/* Enqueues the lessons of a group. The first layer's lists serve all of its layers. */
+static bool enqueue(kvp_gpu_cache *cache, learning_group *group)
+{
+    kvp_gpu_cells *first = group->of[0];
+    kvp_gpu_memory *workspace = &cache->kept_queries.workspace;
+    cu_stream stream = first->gpu->stream;
+    kvant_cuda_learn_args args = first->learner->args;
+    const size_t bytes = bytes_of(first, group->n);
+    layer_lists *at;
+
+    if (!kvp_gpu_grow(first->gpu, workspace, bytes + sizeof(*at), false))
+        return false;
+    at = (layer_lists *)(void *)((char *)workspace->at + bytes);
+    list_layers(group);
+    args.workspace = workspace->at;
+    args.workspace_bytes = bytes;
+    args.layers = at->learned;
+    args.n_layers = group->n;
+    return kvp_cu_write(first->results.at, first->learner->lists, sizeof(learned_lists), stream) &&
+           kvp_cu_write(at->learned, group->lists.learned, group->n * sizeof(*group->lists.learned),
+                        stream) &&
+           kvant_cuda_learn(&args, stream) == KVANT_OK && bring_first(group, at);
+}
+
 void kvp_gpu_learner_flush(kvp_gpu_cache *cache)
 {
-    size_t from = 0, bytes;
-    kvp_gpu_cells *cells = next_waiting(cache, &from);
-    uint32_t stream = 0, n;
-    bool ok;
+    learning_group *group;
 
-    if (cells == NULL)
+    if (!kvp_gpu_learner_waits(cache))
         return;
-    bytes = most_bytes(cache);
-    n = count_streams(cells->head_dim, cells->n_kv_heads, cells->n_learned);
-    ok = have_streams(cells, n, bytes);
-    for (; cells != NULL; from++, cells = next_waiting(cache, &from)) {
-        kvp_gpu_learner *l = cells->learner;
-        l->stream = stream++ % n;
-        l->args.workspace = (char *)cells->gpu->learning_room.at + l->stream * bytes;
-        l->args.workspace_bytes = bytes;
-        end_lesson(l, ok && enqueue(cells));
+    group = malloc(sizeof(*group));
+    while (group != NULL && kvp_gpu_learner_waits(cache)) {
+        find_group(cache, group);
+        const bool ok = enqueue(cache, group);
+        for (uint32_t i = 0; i < group->n; i++)
+            end_lesson(group->of[i]->learner, ok);
     }
+    for (size_t from = 0; group == NULL && kvp_gpu_learner_waits(cache); from++)
+        end_lesson(next_waiting(cache, &from)->learner, false);
+    free(group);
 }
 
 bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson)
@@ -401,15 +451,11 @@ bool kvp_gpu_learner_start(kvp_gpu_cells *cells, const kvp_gpu_learner_input *le
 
 bool kvp_gpu_learner_bring(kvp_gpu_cells *cells, uint32_t bucket)
 {
-    kvp_gpu_learner *l = cells->learner;
-    bool ok;
+    const kvp_gpu_learner *l = cells->learner;
 
     if (l->lists != NULL)
         kvp_gpu_learner_flush(cells->cache);
-    ok = !l->failed && ((bucket == 0 && l->brought) ||
-                        (record_ready(cells) && have_stream(cells->gpu, l->stream, l->ready) &&
-                         bring(cells, bucket) && note_made(cells)));
-    return ok && kvp_cu_ok(kvp_cu.stream_wait(cells->gpu->stream, l->made, 0), "learning");
+    return !l->failed && ((bucket == 0 && l->brought) || bring(cells, bucket));
 }
 
 bool kvp_gpu_learner_read(const kvp_gpu_cells *cells, uint32_t bucket, uint16_t *triangles,

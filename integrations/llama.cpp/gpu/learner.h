@@ -1,7 +1,7 @@
 /* learner.h - makes a layer's first key transform, and the key transforms of further position
- * buckets, by work that is enqueued on the GPU (kvant_cuda_learn). No thread waits for it: streams
- * wait for events. A learner knows neither graphs nor caches. Its callers, first_matrix.c and
- * ready.c, choose the keys and queries, and decide when a key transform comes in force. */
+ * buckets, by work that is enqueued in the GPU's stream (kvant_cuda_learn). No thread waits for it.
+ * A learner knows neither graphs nor caches. Its callers, first_matrix.c and ready.c, choose the
+ * keys and queries, and decide when a key transform comes in force. */
 #pragma once
 
 #include "gpu.h"
@@ -69,10 +69,8 @@ typedef struct kvp_gpu_learner {
      * only */
     bool begins;
     kvant_cuda_learn_args args;
-    cu_event ready, made;        /* the rows are written; the transforms are made */
     bool begun;                  /* there was a lesson */
     struct learned_lists *lists; /* of a lesson that waits; NULL: it was enqueued, or failed */
-    uint32_t stream;             /* in which it was enqueued */
     bool failed;                 /* there was no memory */
     bool brought; /* the cells' arrays have the first transform's numbers; nobody reads them yet */
     uint32_t bucket; /* the further bucket that was requested; 0: none */

@@ -81,30 +81,51 @@ static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
     return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
 }
 
-bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             const float *center, cu_stream stream)
+/* The memory that gets the compact form of a bucket's matrices; NULL without memory. */
+static void *compact_of(kvp_gpu_cells *cells, uint32_t bucket)
 {
-    kvant_cuda_compact_args args = { .size = sizeof(args),
-                                     .head_dim = cells->head_dim,
-                                     .n_kv_heads = cells->n_kv_heads,
-                                     .triangles = triangles };
-    kvant_cuda_expand_args of_center = { .size = sizeof(of_center),
-                                         .codec = cells->codecs[0],
-                                         .n_kv_heads = cells->n_kv_heads,
-                                         .center = center,
-                                         .key_center = cells->key_center.at };
-    kvant_status status;
+    return have_matrices(cells, bucket) ? memory_of(cells, bucket)->at : NULL;
+}
 
-    if (!have_matrices(cells, bucket))
-        return false;
-    args.compact = memory_of(cells, bucket)->at;
-    if (cells->weights_of == args.compact)
-        cells->weights_of = NULL;
-    of_center.compact = args.compact;
-    status = kvant_cuda_compact(&args, stream);
-    if (status == KVANT_OK && bucket == 0 && center != NULL)
-        status = kvant_cuda_expand(&of_center, stream);
-    return status == KVANT_OK;
+bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
+                             cu_stream stream)
+{
+    const kvant_cuda_compact_args args = { .size = sizeof(args),
+                                           .head_dim = cells->head_dim,
+                                           .n_kv_heads = cells->n_kv_heads,
+                                           .triangles = triangles,
+                                           .compact = compact_of(cells, bucket) };
+
+    return args.compact != NULL && kvant_cuda_compact(&args, stream) == KVANT_OK;
+}
+
+bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
+                                 kvant_cuda_compact_layer *layers, kvant_cuda_compact_layer *at)
+{
+    const kvant_cuda_compact_args args = { .size = sizeof(args),
+                                           .head_dim = cells[0]->head_dim,
+                                           .n_kv_heads = cells[0]->n_kv_heads,
+                                           .layers = at,
+                                           .n_layers = n };
+    cu_stream stream = cells[0]->gpu->stream;
+    bool ok = true;
+
+    for (uint32_t i = 0; i < n && ok; i++)
+        ok = (layers[i].compact = compact_of(cells[i], 0)) != NULL;
+    return ok && kvp_cu_write(at, layers, n * sizeof(*at), stream) &&
+           kvant_cuda_compact(&args, stream) == KVANT_OK;
+}
+
+bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream)
+{
+    const kvant_cuda_expand_args args = { .size = sizeof(args),
+                                          .codec = cells->codecs[0],
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .compact = cells->numbers.at,
+                                          .center = center,
+                                          .key_center = cells->key_center.at };
+
+    return kvant_cuda_expand(&args, stream) == KVANT_OK;
 }
 
 /* Brings the triangles of a transform as records hold it, where they follow centre and scale. Their
@@ -119,7 +140,7 @@ static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, 
     void *room = cells->cache->expanded.at;
 
     return triangles != NULL && copy_in(room, triangles, (halves + 1) / 2, stream) &&
-           kvp_gpu_bring_triangles(cells, bucket, room, NULL, stream);
+           kvp_gpu_bring_triangles(cells, bucket, room, stream);
 }
 
 /* Brings the matrices of codecs that have them from a calibration. */
@@ -276,56 +297,9 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
 
-/* The compact form whose weights a step uses: of the kept ones if some run has them, else of the
- * first run. NULL: no run has a compact form. */
-static const void *wanted_weights(const kvp_gpu_cells *cells)
+void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
+                          kvant_cuda_kernel_append_args *args)
 {
-    const kvp_gpu_run *runs = cells->cache->buckets.runs;
-    const bool one = !kvp_gpu_has_transforms(cells);
-    const void *wanted = NULL;
-
-    for (size_t i = 0; i < kvp_gpu_runs(cells); i++) {
-        const void *compact = kvp_gpu_matrix_of(cells, one ? 0 : runs[i].transform).compact;
-        if (wanted == NULL || (compact != NULL && compact == cells->weights_of))
-            wanted = compact;
-    }
-    return wanted;
-}
-
-/* Captured graphs use the former weights. After an error appends make the weights themselves. */
-static void make_weights(kvp_gpu_cells *cells)
-{
-    const kvant_cuda_expand_args args = { .size = sizeof(args),
-                                          .codec = cells->codec,
-                                          .n_kv_heads = cells->n_kv_heads,
-                                          .compact = wanted_weights(cells),
-                                          .key_transform = cells->weights.at };
-
-    if (args.compact == NULL || args.compact == cells->weights_of || args.key_transform == NULL)
-        return;
-    cells->weights_of =
-        kvant_cuda_expand(&args, cells->gpu->stream) == KVANT_OK ? args.compact : NULL;
-    atomic_fetch_add(&cells->gpu->epoch, 1);
-}
-
-void kvp_gpu_have_weights(kvp_gpu_cache *cache)
-{
-    for (size_t i = 0; i < cache->n_tensors; i++) {
-        kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        if (cells->learns_key_transform)
-            make_weights(cells);
-    }
-}
-
-void kvp_gpu_use_weights(const kvp_gpu_cells *keys, kvp_gpu_run run,
-                         kvant_cuda_kernel_append_args *args)
-{
-    const void *compact = kvp_gpu_matrix_of(keys, run.transform).compact;
-
-    if (compact != NULL && compact == keys->weights_of)
-        args->k.key_transform = keys->weights.at;
-    else if (compact != NULL) {
-        args->k_compact = compact;
-        args->k_matrix = keys->cache->expanded.at;
-    }
+    args->k_compact = kvp_gpu_matrix_of(keys, run.transform).compact;
+    args->k_matrix = keys->cache->expanded.at;
 }

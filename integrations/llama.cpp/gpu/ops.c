@@ -196,7 +196,7 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
         }
         *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
         if (kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K)
-            kvp_gpu_use_weights(cells, run, &args);
+            kvp_gpu_use_matrices(cells, run, &args);
         if (cells->has_block_centers)
             center(b, cells, &args);
     }

@@ -104,7 +104,8 @@ void kvp_gpu_queries_forget(kvp_gpu_cache *cache)
 bool kvp_gpu_queries_unneeded(const kvp_gpu_cache *cache)
 {
     const bool any = cache->kept_queries.batches[0].at != NULL ||
-                     cache->kept_queries.keys.at != NULL || cache->gpu->learning_room.at != NULL;
+                     cache->kept_queries.keys.at != NULL ||
+                     cache->kept_queries.workspace.at != NULL;
 
     return any && cache->learns_key_transform && !cache->lacks_key_transform &&
            !cache->lesson.begun && !cache->late.any;
@@ -116,5 +117,5 @@ void kvp_gpu_queries_free(kvp_gpu_cache *cache)
     for (uint32_t i = 0; i < KVP_KEPT_BATCHES; i++)
         kvp_gpu_release(&cache->kept_queries.batches[i]);
     kvp_gpu_release(&cache->kept_queries.keys);
-    kvp_gpu_release(&cache->gpu->learning_room);
+    kvp_gpu_release(&cache->kept_queries.workspace);
 }

@@ -37,9 +37,8 @@ size_t kvp_gpu_transform_bytes(const kvp_kv_shape *shape, const kvant_codec *con
                    : 2 * n_kv_heads * kvp_gpu_tables(codecs[0]).key_transform_size * sizeof(float);
     /* numbers and key_center of kvp_gpu_cells */
     bytes = matrices + 4 * (size_t)shape->row * sizeof(float);
-    if (learns) /* weights, starts, further and results of kvp_gpu_cells */
-        bytes += (size_t)shape->row * info.head_dim * sizeof(float) +
-                 2 * KVP_MOST_BUCKETS * (size_t)shape->row * sizeof(float) +
+    if (learns) /* starts, further and results of kvp_gpu_cells */
+        bytes += 2 * KVP_MOST_BUCKETS * (size_t)shape->row * sizeof(float) +
                  kvp_gpu_further_buckets(shape, n_positions) * matrices +
                  kvp_gpu_learned_bytes(info.head_dim, n_kv_heads,
                                        (uint32_t)kvp_gpu_further_buckets(shape, n_positions) + 1);

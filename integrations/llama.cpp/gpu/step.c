@@ -338,10 +338,7 @@ bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, const
         kvp_gpu_cache_mark_written(cache, step->cells[i]);
     cache->planner = NULL;
     cache->adopts_keys = cache->adopts_all = false;
-    ok = ok && kvp_gpu_buckets_upload(cache, stream);
-    if (ok)
-        kvp_gpu_have_weights(cache);
-    return ok;
+    return ok && kvp_gpu_buckets_upload(cache, stream);
 }
 
 const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)

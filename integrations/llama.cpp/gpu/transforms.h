@@ -90,8 +90,9 @@ typedef struct kvp_gpu_kept_queries {
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
     int32_t positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
-    kvp_gpu_memory keys; /* copies of keys, likewise (lesson.c), while they are learned from */
-    size_t n_layers;     /* that keys has room for */
+    kvp_gpu_memory keys;      /* copies of keys, likewise (lesson.c), while they are learned from */
+    size_t n_layers;          /* that keys has room for */
+    kvp_gpu_memory workspace; /* of the layers' lessons, in parts (learner.c) */
 } kvp_gpu_kept_queries;
 
 /* learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVANT_LEARN_ROWS. It waits
@@ -162,8 +163,8 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
- * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries may be
- * freed when no work is left on the GPU. */
+ * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries and
+ * the workspace of lessons may be freed when the cache has no work left on the GPU. */
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node);
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, struct kvp_gpu_learner_input *lesson);
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache);
@@ -296,16 +297,20 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
  * `kvp_gpu_upload_bucket` brings matrices and centres of a later bucket. `kvp_gpu_upload_plain`
  * brings the transform KVP_PLAIN: a centre and a scale (NULL: none) in the computer's memory.
  *
- * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, and
- * key_center from the centre (NULL: it is set otherwise), by work in the stream. Other streams may
- * use them after that work. */
+ * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, by work in
+ * the stream. `kvp_gpu_bring_all_triangles` does so for the first bucket of n tensors of one shape,
+ * in the GPU's stream: layers have the triangles, and `at` is room for the layers in GPU memory.
+ * `kvp_gpu_bring_key_center` makes key_center from these matrices and a centre in GPU memory. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                               const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
                            const kvp_gpu_learned_transform *learned, const float *mean);
 bool kvp_gpu_upload_plain(kvp_gpu_cells *cells, const float *center, const float *scale);
 bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16_t *triangles,
-                             const float *center, cu_stream stream);
+                             cu_stream stream);
+bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
+                                 kvant_cuda_compact_layer *layers, kvant_cuda_compact_layer *at);
+bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key

@@ -55,11 +55,14 @@ def _npy(path: pathlib.Path, part: slice) -> Any:
         pass  # an OSError of its own: no such file, no permission
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:  # OSError: Windows maps no shortened file
+    # OSError: Windows maps no shortened file. OverflowError: a shape beyond 64 bits
+    except (ValueError, EOFError, OSError, OverflowError) as error:
         raise ValueError(f"{path}: it is damaged, or not a .npy file: {error}") from None
     if not isinstance(rows, np.ndarray):  # a .npz file with another name
         rows.close()
         raise ValueError(f"{path}: it holds several arrays: save one of them with numpy.save")
+    if isinstance(rows, np.memmap) and rows.offset + rows.nbytes != path.stat().st_size:
+        raise ValueError(f"{path}: its size is not the size that its header states")
     return rows[part] if rows.ndim else rows
 
 

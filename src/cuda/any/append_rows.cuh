@@ -35,6 +35,7 @@ KVANT_INLINE Row<P> load_transformed(const AnyAppendArgs &args, uint32_t token, 
     finite = __all_sync(FULL, own);
     transform_any(row, role.codec, args.codec.any,
                   key_transform_of(role.codec, role.key_transform, kv_head), space, lane);
+    rotate(row, role.after, lane);
     return row;
 }
 

@@ -59,7 +59,7 @@ template <int P> KVANT_INLINE void share_row(Row<P> &row, float *space, int lane
     __syncwarp();
 }
 
-/* y = R W x, as transform of rotate.cuh. */
+/* y = R W x, as transform of rotate.cuh. A full matrix is R W, or W: AppendRole::after follows. */
 template <int P>
 KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec,
                                 const kvant_cuda_any &any, const float *key_transform, float *space,

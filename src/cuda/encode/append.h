@@ -17,7 +17,10 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* row and head strides, in elements */
     const float *center, *scale;
-    const float *key_transform;     /* for each kv head, as many numbers as codec.weighting says */
+    const float *key_transform; /* for each kv head, as many numbers as codec.weighting says */
+    const void *compact;        /* launch_append_short: in place of key_transform; or NULL */
+    /* The rotation that follows a full matrix W. block 0: none, or the matrix is R W */
+    kvant_cuda_wide_rotation after;
     float *exact;                   /* for open pages: see kvant_cuda_kernel_append_args */
     const float *feedback;          /* as in kvant_cuda_kernel_append_args */
     const float *centroids;         /* as in kvant_cuda_kernel_append_args */
@@ -125,6 +128,7 @@ KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &ro
     }
     finite = __all_sync(FULL, finite);
     transform(row, role.codec, key_transform_of(role.codec, role.key_transform, kv_head), lane);
+    rotate(row, role.after, lane);
     return row;
 }
 

@@ -31,6 +31,27 @@ KVANT_INLINE size_t exact_place(const AppendRole &role, int64_t slot, int kv_hea
            (size_t)(slot % PAGE_TOKENS) * d;
 }
 
+/* Stores a transformed row, or refuses it; by a warp. finite: whether it was finite before. */
+template <int D>
+KVANT_INLINE void put_row(const AppendArgs &args, const AppendRole &role, uint32_t token,
+                          int64_t slot, int kv_head, int lane, const Row<D> &row, bool finite)
+{
+    const size_t at = (size_t)(slot % PAGE_TOKENS) * D;
+    bool in_range = true;
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        in_range &= fabsf(row.x[j]) <= role.codec.exact_limit;
+    if (!__all_sync(FULL, in_range)) {
+        if (lane == 0)
+            note_refusal(args, token, slot, finite);
+        if (args.clear_refused)
+            store_row(page_of(role, slot, kv_head), at, KVANT_CUDA_F16, lane, Row<D>{});
+        return;
+    }
+    store_row(page_of(role, slot, kv_head), at, KVANT_CUDA_F16, lane, row);
+    if (role.exact)
+        store_row(role.exact, exact_place(role, slot, kv_head, D), KVANT_CUDA_F32, lane, row);
+}
+
 template <int D>
 KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token,
                              int kv_head, int lane)
@@ -38,24 +59,11 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
     const int64_t slot = slot_of(args, token);
     if (slot < 0)
         return;
-    bool finite, in_range = true;
+    bool finite;
     const Row<D> row =
         transformed_row<D>(args, role, token * role.token_stride + kv_head * role.row_head_stride,
                            kv_head, lane, finite);
-    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        in_range &= fabsf(row.x[j]) <= role.codec.exact_limit;
-    if (!__all_sync(FULL, in_range)) {
-        if (lane == 0)
-            note_refusal(args, token, slot, finite);
-        if (args.clear_refused)
-            store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D,
-                      KVANT_CUDA_F16, lane, Row<D>{});
-        return;
-    }
-    store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane,
-              row);
-    if (role.exact)
-        store_row(role.exact, exact_place(role, slot, kv_head, D), KVANT_CUDA_F32, lane, row);
+    put_row<D>(args, role, token, slot, kv_head, lane, row, finite);
 }
 
 template <int D>
@@ -98,17 +106,17 @@ KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &r
 }
 
 /* Multiplies rows first .. first + ROWS - 1 with the matrix of the kv head, in the order of
- * combine_rows. */
+ * combine_rows, a channel a thread. Then a warp has a row. */
 template <int D, int ROWS>
 KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role,
                                         uint32_t first, int kv_head)
 {
     __shared__ float x[ROWS][D];
     __shared__ int64_t slots[ROWS];
-    const int channel = threadIdx.x;
+    const int channel = threadIdx.x, lane = threadIdx.x & 31;
     const bool about_centers = blockIdx.z == 0 && args.block_centers.start;
     bool finite[ROWS], any = false;
-    float y[ROWS];
+    float y[ROWS] = {};
     if (channel < ROWS) {
         slots[channel] = slot_of(args, first + channel);
         any = slots[channel] >= 0;
@@ -128,10 +136,8 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
                                                      args.type),
                          role, kv_head * D + channel);
         x[r][channel] = number;
-        finite[r] = is_finite(number);
-        y[r] = 0;
+        finite[r] = __syncthreads_and(is_finite(number));
     }
-    __syncthreads();
     const float *column = key_transform_of(role.codec, role.key_transform, kv_head) + channel;
 #pragma unroll 32
     for (int i = 0; i < D; i++) {
@@ -139,20 +145,17 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
         unrolled_for (int r = 0; r < ROWS; r++)
             y[r] = __fadd_rn(y[r], __fmul_rn(x[r][i], weight));
     }
+    __syncthreads();
+    unrolled_for (int r = 0; r < ROWS; r++)
+        x[r][channel] = y[r];
+    __syncthreads();
     unrolled_for (int r = 0; r < ROWS; r++) {
-        const int64_t slot = slots[r];
-        const bool all_finite = __syncthreads_and(finite[r]),
-                   in_range = __syncthreads_and(fabsf(y[r]) <= role.codec.exact_limit);
-        if (slot < 0)
+        if (r % (D / 32) != threadIdx.x / 32 || slots[r] < 0)
             continue;
-        if (in_range || args.clear_refused)
-            reinterpret_cast<__half *>(
-                page_of(role, slot, kv_head))[(size_t)(slot % PAGE_TOKENS) * D + channel] =
-                __float2half_rn(in_range ? y[r] : 0);
-        if (!in_range && channel == 0)
-            note_refusal(args, first + r, slot, all_finite);
-        if (in_range && role.exact)
-            role.exact[exact_place(role, slot, kv_head, D) + channel] = y[r];
+        Row<D> row;
+        row.each(lane, [&](float &number, int of) { number = x[r][of]; });
+        rotate(row, role.after, lane);
+        put_row<D>(args, role, first + r, slots[r], kv_head, lane, row, finite[r]);
     }
 }
 

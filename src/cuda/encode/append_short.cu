@@ -7,12 +7,13 @@
  * result change a word. While rows are loaded, further warps rehearse: each begins at a different
  * stage (Stage) and stores nothing, so that the instructions are cached in time.
  *
- * Keys with a matrix (transform=file) have a thread block of head_dim threads. Each thread computes
- * one number of the row. It loads its column of the matrix before anything else. */
+ * Keys with a matrix (transform=file, or first) have a thread block of head_dim threads. Each
+ * thread computes one number of the row. It loads its column of the matrix before anything else. */
 #include "short_matrix.cuh"
 #include "token_words.cuh"
 
 #include <algorithm>
+#include <iterator>
 
 namespace kvant
 {
@@ -253,7 +254,10 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
         copy_book(books[0], args.books[blockIdx.z], known.bits, lane);
         affine.load(role, !through_matrix && role.affine, kv_head * D + lane);
     }
-    if (through_matrix)
+    KeyColumn<D> column;
+    if (through_matrix && role.compact)
+        column.load(role, kv_head, threadIdx.x);
+    else if (through_matrix)
         for (int i = threadIdx.x; i < D * D * (int)sizeof(float) / 128; i += D)
             prefetch_line(role.key_transform + (size_t)kv_head * D * D, 128 * i);
     if (through_matrix && args.slots_ready)
@@ -276,16 +280,16 @@ __global__ void __launch_bounds__(MATRIX ? D + 32 : 32 * (STAGES + 1))
         request_words<D, Book>(known, page, at, lane);
     bool finite = true;
     Row<D> y = raw.numbers(args.type);
-    if (through_matrix)
-        y = short_row_through_matrix<D>(role, args.type, center, row_at, kv_head, finite);
-    else {
+    if (through_matrix) {
+        y = short_row_through_matrix<D>(role, args.type, center, column, row_at, kv_head, finite);
+    } else {
         if (first_warp && role.affine)
             affine.apply(y, role.scale != nullptr);
         finite =
             is_finite<D>(y); /* a number that is not stays so through the centre, the scale and W */
-        if (stage <= ROTATES)
-            rotate(y, known.rotation, lane);
     }
+    if (stage <= ROTATES && (!MATRIX || first_warp))
+        rotate(y, known.rotation, lane);
     finite = __all_sync(FULL, finite);
     if (!MATRIX || first_warp)
         write_row<D>(args, blockIdx.x, role, known, books[0], y, page, at, finite, stage, lane);
@@ -338,10 +342,18 @@ __global__ void __launch_bounds__(D + 32)
         if (role.affine)
             affine.apply(y, role.scale != nullptr);
         finite = is_finite<D>(y);
-        rotate(y, known.rotation, lane);
     }
+    rotate(y, known.rotation, lane);
     finite = __all_sync(FULL, finite);
     write_row<D>(args, token, role, known, books[0], y, page, at, finite, WORKS, lane);
+}
+
+/* The rotation of a role, which follows its matrix if it has one. */
+static kvant_cuda_rotation rotation_of(const AppendRole &from)
+{
+    kvant_cuda_rotation rotation{ from.after.block, from.after.scale, {} };
+    std::copy_n(from.after.signs, std::size(rotation.signs), rotation.signs);
+    return from.after.block ? rotation : from.codec.rotation;
 }
 
 static ShortRole short_role(const AppendRole &from)
@@ -356,6 +368,7 @@ static ShortRole short_role(const AppendRole &from)
                       from.center,
                       from.scale,
                       from.key_transform,
+                      from.compact,
                       from.exact,
                       (uint32_t)codec.codes,
                       codec.bits,
@@ -369,7 +382,7 @@ static ShortRole short_role(const AppendRole &from)
                       codec.codes == KVANT_CUDA_CODES_OPEN ? codec.exact_limit : codec.levels,
                       codec.offset,
                       codec.inverse_sqrt_dim,
-                      codec.rotation };
+                      rotation_of(from) };
 }
 
 static void fill_book(OpenBook &, const kvant_cuda_codec &)

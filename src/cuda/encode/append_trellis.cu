@@ -156,6 +156,20 @@ template <int D> struct TrellisItem {
                 *reinterpret_cast<float2 *>(rows.y[team + TEAMS * q] + channel) = y[q];
     }
 
+    /* Rotates n rows, a row a warp. */
+    KVANT_INLINE void rotate_rows(int n) const
+    {
+        if (role.after.block == 0)
+            return;
+        for (int i = warp; i < n; i += WARPS) {
+            Row<D> y;
+            y.each(lane, [&](float &x, int channel) { x = rows.y[i][channel]; });
+            rotate(y, role.after, lane);
+            y.each(lane, [&](float x, int channel) { rows.y[i][channel] = x; });
+        }
+        __syncthreads();
+    }
+
     KVANT_INLINE void multiply(int n) const
     {
         constexpr int TEAMS = THREADS / (D / 2), MOST = (R::AT_ONCE + TEAMS - 1) / TEAMS;
@@ -167,6 +181,7 @@ template <int D> struct TrellisItem {
         else
             multiply_rows<MOST>(n);
         __syncthreads();
+        rotate_rows(n);
     }
 
     /* ---- few rows: a warp has one row, whose lane l has channels l, l + 32, ... ---- */

@@ -1,8 +1,9 @@
 /* compact.cu - makes the compact form of the matrices of keys (math/compact.h), and makes
  * matrices from it.
  *
- * The inverse of a triangle is solved in binary64, a column a thread. Rows of R W are the rows of
- * the triangles through the rotation; they have the bits of kvant_transform_set_matrix. */
+ * The inverse of a triangle is solved in binary64, a column a thread. Rows of W are the rows of the
+ * triangles. Rows of R W are these rows through the rotation; they have the bits of
+ * kvant_transform_set_matrix. */
 #include "../any/rows.cuh"
 #include "../checks.h"
 #include "../compact.cuh"
@@ -11,45 +12,6 @@
 
 namespace kvant
 {
-
-/* The triangle of a part as a cache keeps it (math/triangle.h). */
-struct TrianglePart {
-    const uint16_t *halves;
-    uint32_t n;
-
-    /* The code of a number below the diagonal, plus 8. */
-    KVANT_INLINE uint32_t code(uint32_t row, uint32_t column) const
-    {
-        const uint8_t *codes = reinterpret_cast<const uint8_t *>(halves + 2 * n) + row * row / 4;
-        return (codes[column / 2] >> 4 * (column % 2) & 15u) ^ KVANT_COMPACT_ZERO;
-    }
-    KVANT_INLINE float number(uint32_t row, uint32_t column) const
-    {
-        return column == row ? half_bits(halves[n + row])
-                             : __fmul_rn(half_bits(halves[row]), code_number(code(row, column)));
-    }
-
-    /* Stores it in the compact form; thread c stores column c. */
-    KVANT_INLINE void store(uint8_t *to) const
-    {
-        const uint32_t column = threadIdx.x;
-        uint16_t *numbers = reinterpret_cast<uint16_t *>(to);
-        uint32_t *words =
-            reinterpret_cast<uint32_t *>(to + kvant_compact_aligned(2 * n * sizeof(uint16_t)));
-        for (uint32_t i = column; i < 2 * n; i += blockDim.x)
-            numbers[i] = halves[i];
-        for (uint32_t g = column / KVANT_COMPACT_ROWS; KVANT_COMPACT_ROWS * g < n; g++)
-            for (uint32_t w = 0; w < 4; w++) {
-                uint32_t word = 0;
-                for (uint32_t i = 0; i < 8; i++) {
-                    const uint32_t row = KVANT_COMPACT_ROWS * g + 8 * w + i;
-                    word |= (row < n && column < row ? code(row, column) : KVANT_COMPACT_ZERO)
-                            << 4 * i;
-                }
-                words[4 * (kvant_compact_columns(g) + column) + w] = word;
-            }
-    }
-};
 
 /* The inverse of a triangle in shared memory: row by row, numbers up to the diagonal. Behind it
  * two rows of the triangle. */
@@ -61,10 +23,9 @@ struct Inverse {
     {
         return n * (n + 1) / 2 + 2 * n;
     }
-    /* with a copy of the triangle */
     __host__ __device__ static size_t bytes(uint32_t n)
     {
-        return numbers_of(n) * sizeof(double) + kvant_triangle_size(n) * sizeof(uint16_t);
+        return numbers_of(n) * sizeof(double);
     }
     KVANT_INLINE double &at(uint32_t row, uint32_t column) const
     {
@@ -72,7 +33,7 @@ struct Inverse {
     }
 
     /* Thread j solves column j: L z = e_j. By all threads of the block. */
-    template <class Part> KVANT_INLINE void solve(const Part &triangle) const
+    KVANT_INLINE void solve(const TrianglePart &triangle) const
     {
         double *const rows = numbers + n * (n + 1) / 2;
         const uint32_t column = threadIdx.x;
@@ -126,19 +87,22 @@ struct Inverse {
 };
 
 /* Makes the compact form of a part of a kv head. */
-__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact)
+__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
+                               const kvant_cuda_compact_layer *layers)
 {
     extern __shared__ double inverse_space[];
     const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y,
-                   number = kv_head * (d / n) + part, size = (uint32_t)kvant_triangle_size(n);
+                   number = kv_head * (d / n) + part;
     const Inverse inverse{ inverse_space, n };
-    uint16_t *copy = reinterpret_cast<uint16_t *>(inverse_space + Inverse::numbers_of(n));
-    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
-        copy[i] = triangles[(size_t)number * size + i];
-    __syncthreads();
-    const TrianglePart triangle{ copy, n };
+    if (layers) {
+        triangles = layers[blockIdx.z].triangles;
+        compact = static_cast<uint8_t *>(layers[blockIdx.z].compact);
+    }
+    const TrianglePart triangle(triangles, d, kv_head, part, n);
+    const TrianglePart own(compact, d, kv_head, part, n);
+    for (uint32_t i = threadIdx.x; i < kvant_triangle_size(n); i += blockDim.x)
+        const_cast<uint16_t *>(own.halves)[i] = triangle.halves[i];
     inverse.solve(triangle);
-    triangle.store(compact + number * kvant_compact_keys_part(n));
     inverse.store(compact + kvant_compact_inverses_at(d, gridDim.y) +
                   number * kvant_compact_inverse_part(n));
 }
@@ -150,26 +114,24 @@ __global__ void invert_kernel(const void *compact, uint32_t d, float *matrix)
     extern __shared__ double inverse_space[];
     const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y;
     const Inverse inverse{ inverse_space, n };
-    inverse.solve(KeyPart(compact, d, kv_head, part, n));
+    inverse.solve(TrianglePart(compact, d, kv_head, part, n));
     for (uint32_t j = 0; j < n; j++) {
         float *row = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, j)) * d;
         for (uint32_t channel = threadIdx.x; channel < d; channel += blockDim.x) {
-            const uint32_t own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
-            row[channel] =
-                channel % (d / 2) / (n / 2) == part && own >= j ? (float)inverse.at(own, j) : 0.0f;
+            const PartChannel at(d, n, channel);
+            row[channel] = at.part == part && at.own >= j ? (float)inverse.at(at.own, j) : 0.0f;
         }
     }
 }
 
-/* Rows of R W from a compact form, or of R W^-T from W^-T, in place (compact NULL). A warp makes a
- * row. */
+/* Rows of R W from a compact form, or of R W^-T from W^-T, in place (compact NULL). Without a
+ * rotation, rows of W. A warp makes a row. */
 template <int P>
 __global__ void __launch_bounds__(256)
     expand_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
                   uint32_t d, float *matrix)
 {
-    const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, half = d / 2,
-                   n = kvant_key_transform_part(d),
+    const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, n = kvant_key_transform_part(d),
                    position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32,
                    part = position / n, own = position % n;
     if (position >= d)
@@ -177,11 +139,11 @@ __global__ void __launch_bounds__(256)
     float *to = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, own)) * d;
     Row<P> row{};
     if (compact) {
-        const KeyPart triangle(compact, d, kv_head, part, n);
+        const TrianglePart triangle(compact, d, kv_head, part, n);
         each_of(row, (int)d, (int)lane, [&](float &x, uint32_t channel) {
-            const uint32_t column = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
-            if (channel % half / (n / 2) == part && column <= own)
-                x = triangle.number(own, column);
+            const PartChannel at(d, n, channel);
+            if (at.part == part && at.own <= own)
+                x = triangle.number(own, at.own);
         });
     } else
         each_of(row, (int)d, (int)lane, [&](float &x, int channel) { x = to[channel]; });
@@ -195,47 +157,47 @@ __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
                   const float *center, float *key_center)
 {
     __shared__ float row[KVANT_CUDA_MOST_DIM];
-    const uint32_t d = blockDim.x, half = d / 2, channel = threadIdx.x, kv_head = blockIdx.x,
-                   n = kvant_key_transform_part(d), part = channel % half / (n / 2),
-                   own = channel % half % (n / 2) + (channel >= half ? n / 2 : 0);
-    const KeyPart triangle(compact, d, kv_head, part, n);
+    const uint32_t d = blockDim.x, channel = threadIdx.x, kv_head = blockIdx.x,
+                   n = kvant_key_transform_part(d);
+    const PartChannel at(d, n, channel);
+    const TrianglePart triangle(compact, d, kv_head, at.part, n);
     float sum = 0;
-    for (uint32_t i = own; i < n; i++)
-        sum = fmaf(triangle.number(i, own), center[kv_head * d + kvant_part_channel(d, n, part, i)],
-                   sum);
+    for (uint32_t i = at.own; i < n; i++)
+        sum = fmaf(triangle.number(i, at.own),
+                   center[kv_head * d + kvant_part_channel(d, n, at.part, i)], sum);
     key_center[kv_head * d + channel] = rotate_any(sum, row, rotation);
 }
 
 /* Launches a kernel with a thread block for each part, and memory for its inverse. */
 template <class... Parameters, class... Arguments>
 static cudaError_t launch_parts(void (*kernel)(Parameters...), uint32_t d, uint32_t n_kv_heads,
-                                cudaStream_t stream, Arguments... arguments)
+                                uint32_t n_layers, cudaStream_t stream, Arguments... arguments)
 {
     const uint32_t n = kvant_key_transform_part(d), threads = (n + 31) / 32 * 32;
     const size_t bytes = Inverse::bytes(n);
     const cudaError_t error = allow_shared((const void *)kernel, (int)bytes);
     if (error != cudaSuccess)
         return error;
-    kernel<<<dim3(d / n, n_kv_heads), threads, bytes, stream>>>(arguments...);
+    kernel<<<dim3(d / n, n_kv_heads, n_layers), threads, bytes, stream>>>(arguments...);
     return cudaGetLastError();
 }
 
-static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_codec &codec,
-                                 uint32_t n_kv_heads, float *matrix, cudaStream_t stream)
+static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_wide_rotation &rotation,
+                                 uint32_t d, uint32_t n_kv_heads, float *matrix,
+                                 cudaStream_t stream)
 {
-    const uint32_t d = codec.params.head_dim;
     return with_room(d, [&](auto p) {
         constexpr int P = decltype(p)::value;
         expand_kernel<P>
-            <<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(compact, codec.rotation, d, matrix);
+            <<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(compact, rotation, d, matrix);
         return cudaGetLastError();
     });
 }
 
-cudaError_t launch_expand(const kvant_cuda_codec &codec, uint32_t n_kv_heads, const void *compact,
-                          float *matrix, cudaStream_t stream)
+cudaError_t launch_expand(uint32_t d, uint32_t n_kv_heads, const void *compact, float *matrix,
+                          cudaStream_t stream)
 {
-    return rotate_matrix(compact, codec, n_kv_heads, matrix, stream);
+    return rotate_matrix(compact, kvant_cuda_wide_rotation{}, d, n_kv_heads, matrix, stream);
 }
 
 } // namespace kvant
@@ -250,13 +212,16 @@ static bool has_triangles(uint32_t head_dim)
 
 kvant_status kvant_cuda_table_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
-    if (!args || args->size != sizeof *args || !has_triangles(args->head_dim) || !args->triangles ||
-        !args->compact || args->compact == args->triangles || args->n_kv_heads == 0 ||
-        args->n_kv_heads > 65535)
+    const bool one = args && args->size == sizeof *args && args->n_layers == 0;
+    if (!args || args->size != sizeof *args || !has_triangles(args->head_dim) ||
+        args->n_kv_heads == 0 || args->n_kv_heads > 65535 || args->n_layers > 65535 ||
+        (one ? !args->triangles || !args->compact || args->compact == args->triangles
+             : !args->layers))
         return KVANT_ERR_ARGUMENT;
-    return from_cuda(launch_parts(compact_kernel, args->head_dim, args->n_kv_heads,
-                                  static_cast<cudaStream_t>(stream), args->triangles,
-                                  args->head_dim, static_cast<uint8_t *>(args->compact)));
+    return from_cuda(
+        launch_parts(compact_kernel, args->head_dim, args->n_kv_heads, one ? 1 : args->n_layers,
+                     static_cast<cudaStream_t>(stream), args->triangles, args->head_dim,
+                     static_cast<uint8_t *>(args->compact), one ? nullptr : args->layers));
 }
 
 kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
@@ -266,20 +231,22 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
         (args->center && !args->key_center) || !has_triangles(args->codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_codec &codec = *args->codec;
+    const uint32_t d = codec.params.head_dim;
     const cudaStream_t on = static_cast<cudaStream_t>(stream);
     cudaError_t error = cudaSuccess;
     if (args->key_transform)
-        error = launch_expand(codec, args->n_kv_heads, args->compact, args->key_transform, on);
+        error = rotate_matrix(args->compact, codec.rotation, d, args->n_kv_heads,
+                              args->key_transform, on);
     if (error == cudaSuccess && args->inverse_key_transform) {
-        error = launch_parts(invert_kernel, codec.params.head_dim, args->n_kv_heads, on,
-                             args->compact, codec.params.head_dim, args->inverse_key_transform);
+        error = launch_parts(invert_kernel, d, args->n_kv_heads, 1, on, args->compact, d,
+                             args->inverse_key_transform);
         if (error == cudaSuccess)
-            error =
-                rotate_matrix(nullptr, codec, args->n_kv_heads, args->inverse_key_transform, on);
+            error = rotate_matrix(nullptr, codec.rotation, d, args->n_kv_heads,
+                                  args->inverse_key_transform, on);
     }
     if (error == cudaSuccess && args->center) {
-        center_kernel<<<args->n_kv_heads, codec.params.head_dim, 0, on>>>(
-            args->compact, codec.rotation, args->center, args->key_center);
+        center_kernel<<<args->n_kv_heads, d, 0, on>>>(args->compact, codec.rotation, args->center,
+                                                      args->key_center);
         error = cudaGetLastError();
     }
     return from_cuda(error);

@@ -166,9 +166,8 @@ __device__ __forceinline__ void stages(float (&x)[N], uint32_t block_steps)
         butterflies<N, STRIDE, 4>(x);
 }
 
-template <int D>
-KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS],
-                                      const kvant_cuda_rotation &rotation)
+template <int D, class R>
+KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS], const R &rotation)
 {
     constexpr int STEPS =
         D == 96 ? 2 : Lanes<D>::TILES; /* the largest block of 96 channels has 32 */
@@ -209,6 +208,18 @@ KVANT_INLINE void rotate_row(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16]
             make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
     __syncwarp();
     read_rotated<D>(y, row, in_row);
+}
+
+/* The butterflies of a row with a tile per lane, whose signs are flipped. block 0: none. */
+template <int D, class R>
+KVANT_INLINE void rotate_tiles(float (&y)[Lanes<D>::NUMBERS], float (&x)[16], const R &rotation,
+                               float *space, int lane)
+{
+    if (rotation.block)
+        stages<16, 1, 16>(x, rotation.block);
+    rotate_row<D>(y, x, space, lane);
+    if (rotation.block)
+        rotate_across_tiles<D>(y, rotation);
 }
 
 /* The sum of the products in the order of format.md. All lanes of a row get the same sum, because a
@@ -372,11 +383,25 @@ KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs 
     if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_DIAGONAL && tile < L::TILES)
         unrolled_for (int i = 0; i < 16; i++)
             x[i] = __fmul_rn(x[i], key_transform[16 * tile + i]);
-    if (role.codec.rotation.block)
-        stages<16, 1, 16>(x, role.codec.rotation.block);
-    rotate_row<D>(y, x, space, lane);
-    if (role.codec.rotation.block)
-        rotate_across_tiles<D>(y, role.codec.rotation);
+    rotate_tiles<D>(y, x, role.codec.rotation, space, lane);
+}
+
+/* Rotates the row of each lane's token, which a matrix has transformed and which is in `space`. */
+template <int D>
+KVANT_INLINE void rotate_transformed(float (&y)[Lanes<D>::NUMBERS], const AppendRole &role,
+                                     float *space, int lane)
+{
+    using L = Lanes<D>;
+    const int tile = lane % L::LANES;
+    const float *row = space + lane / L::LANES * L::ROW_STRIDE;
+    const uint32_t signs = role.after.signs[tile / 2] >> 16 * (tile % 2);
+    float x[16] = {};
+    if (!role.after.block)
+        return read_rotated<D>(y, row, tile);
+    if (tile < L::TILES)
+        unrolled_for (int i = 0; i < 16; i++)
+            x[i] = flip(row[tile * L::TILE_STRIDE + i], signs, i);
+    rotate_tiles<D>(y, x, role.after, space, lane);
 }
 
 /* Stores codes in the form in which quantize_codebook returns them. */
@@ -407,7 +432,7 @@ KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args,
     float y[L::NUMBERS];
     if (role.codec.key_transform_kind ==
         KVANT_CUDA_TRANSFORM_FULL) /* the block has transformed the row already: matrix_rows.cuh */
-        read_rotated<D>(y, space + lane / L::LANES * L::ROW_STRIDE, lane % L::LANES);
+        rotate_transformed<D>(y, role, space, lane);
     else
         transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];

@@ -371,14 +371,14 @@ cudaError_t launch_query_rows(const QueryArgs &args, uint32_t n_kv_heads, cudaSt
 KVANT_INLINE float inverse_product(const QueryArgs &args, uint32_t matrix, uint32_t kv_head,
                                    const float *q)
 {
-    const uint32_t d = blockDim.x, n = kvant_key_transform_part(d), channel = threadIdx.x,
-                   part = channel % (d / 2) / (n / 2),
-                   own = channel % (d / 2) % (n / 2) + (channel >= d / 2 ? n / 2 : 0);
-    const InversePart of(args.matrices[matrix], d, gridDim.x / args.heads_a_kv, kv_head, part, n);
+    const uint32_t d = blockDim.x, n = kvant_key_transform_part(d);
+    const PartChannel at(d, n, threadIdx.x);
+    const InversePart of(args.matrices[matrix], d, gridDim.x / args.heads_a_kv, kv_head, at.part,
+                         n);
     float sum = 0;
-    for (uint32_t i = 0; i <= own; i++)
-        sum = fmaf(of.number(own, i), q[kvant_part_channel(d, n, part, i)], sum);
-    return sum * of.units[own];
+    for (uint32_t i = 0; i <= at.own; i++)
+        sum = fmaf(of.number(at.own, i), q[kvant_part_channel(d, n, at.part, i)], sum);
+    return sum * of.units[at.own];
 }
 
 /* For any head_dim: a thread block processes a query head, and a thread a channel. */

@@ -28,8 +28,8 @@ inline uint32_t groups_of(const QueryArgs &args)
     return (args.heads_a_kv + QUERY_HEADS - 1) / QUERY_HEADS;
 }
 
-/* Makes the matrices R W of all kv heads from their compact form (compact.cu). */
-cudaError_t launch_expand(const kvant_cuda_codec &codec, uint32_t n_kv_heads, const void *compact,
+/* Makes the matrices W of all kv heads from their compact form, without a rotation (compact.cu). */
+cudaError_t launch_expand(uint32_t head_dim, uint32_t n_kv_heads, const void *compact,
                           float *matrix, cudaStream_t stream);
 
 cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_kv_heads,

@@ -1,5 +1,5 @@
-/* short_matrix.cuh - keys of a decode step through a matrix, and its queries through a matrix or
- * through an inverse in its compact form. A thread computes one number of a row.
+/* short_matrix.cuh - keys and queries of a decode step through a matrix, or through its compact
+ * form. A thread computes one number of a row.
  *
  * Owns the products. append_short.cu owns the kernels, and the rows' way to their pages. */
 #pragma once
@@ -35,22 +35,90 @@ struct FewCenter {
     }
 };
 
+/* A channel's column of a matrix, AHEAD numbers at a time, or of W in its compact form: the numbers
+ * of the channel's part. Called by all threads of a block of D. */
+template <int D> struct KeyColumn {
+    static constexpr int AHEAD = COMPACT_PART<D>;
+    float numbers[AHEAD], diagonal;
+    const float *column;
+    bool compact;
+    int part;
+
+    KVANT_INLINE void load(const ShortRole &role, int kv_head, int channel)
+    {
+        column = role.key_transform + (size_t)kv_head * D * D + channel;
+        compact = role.compact;
+        if (compact)
+            load_triangle(role.compact, kv_head, channel);
+        else
+            load_ahead(0);
+    }
+    KVANT_INLINE void load_ahead(int first)
+    {
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            numbers[i] = column[(size_t)(first + i) * D];
+    }
+
+    /* All loads come first, also those of codes above the diagonal, which stand for other numbers:
+     * a branch for each row would wait for its load. Codes of odd columns stay in their half of the
+     * byte. With `zero` they are the bits of 2^19 + 8 + code, and others of 2^23 + 8 + code. */
+    KVANT_INLINE void load_triangle(const void *compact_, int kv_head, int channel)
+    {
+        __shared__ float4 steps[D / 4];
+        const PartChannel at(D, AHEAD, channel);
+        const TrianglePart triangle(compact_, D, kv_head, at.part, AHEAD);
+        const uint8_t *codes =
+            reinterpret_cast<const uint8_t *>(triangle.halves + 2 * AHEAD) + at.own / 2;
+        const bool odd = at.own % 2;
+        const uint32_t mask = odd ? 0xf0u : 0xfu, zero = odd ? 0x49000080u : 0x4b000008u;
+        uint32_t bytes[AHEAD];
+        unrolled_for (int i = 0; i < AHEAD; i++)
+            bytes[i] = codes[i * i / 4];
+        part = (int)at.part;
+        diagonal = half_bits(triangle.halves[AHEAD + at.own]);
+        reinterpret_cast<float *>(steps)[part * AHEAD + at.own] =
+            half_bits(triangle.halves[at.own]);
+        __syncthreads();
+        unrolled_for (int i = 0; i < AHEAD; i++) {
+            const float4 four = steps[(part * AHEAD + i) / 4];
+            const float step[4] = { four.x, four.y, four.z, four.w };
+            const float number = __fmul_rn(step[i % 4], __uint_as_float((bytes[i] & mask) ^ zero) -
+                                                            __uint_as_float(zero));
+            numbers[i] = i > (int)at.own ? number : 0.0f;
+        }
+    }
+
+    /* Calls use(channel, number) in the order of the channels. */
+    template <class F> KVANT_INLINE void each(F &&use)
+    {
+        if (compact)
+            use((int)threadIdx.x, diagonal);
+        unrolled_for (int first = 0; first < D; first += AHEAD) {
+            if (first > 0 && compact)
+                break;
+            if (first > 0)
+                load_ahead(first);
+            unrolled_for (int i = 0; i < AHEAD; i++)
+                use(D > AHEAD && compact ? (int)kvant_part_channel(D, AHEAD, part, i) : first + i,
+                    numbers[i]);
+        }
+    }
+};
+
 /* Computes W ((x - c) / s) with all threads of a block of D, for keys with a matrix. Like
  * combine_rows, it adds the rows of the matrix in their order. */
 template <int D>
 KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_type type,
-                                             const FewCenter &center, size_t row_at, int kv_head,
-                                             bool &finite)
+                                             const FewCenter &center, KeyColumn<D> &column,
+                                             size_t row_at, int kv_head, bool &finite)
 {
-    constexpr int AHEAD = D > 128 ? 64 : D;
     __shared__ float x[D], y[D];
     const int channel = threadIdx.x, at = kv_head * D + channel;
-    const float *column = role.key_transform + (size_t)kv_head * D * D + channel;
-    float key_transform[AHEAD], number, sum = 0;
+    float number, sum = 0;
     if (!center.any)
         number = load_number(role.rows, row_at + channel, type);
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
+    if (!role.compact)
+        column.load(role, kv_head, channel);
     if (center.any)
         number = center.about(static_cast<const float *>(role.rows) + row_at, x, D);
     if (role.center)
@@ -59,13 +127,7 @@ KVANT_INLINE Row<D> short_row_through_matrix(const ShortRole &role, kvant_cuda_t
         number = __fdiv_rn(number, role.scale[at]);
     x[channel] = number;
     finite = __syncthreads_and(is_finite(number));
-    unrolled_for (int first = 0; first < D; first += AHEAD) {
-        if (first > 0)
-            unrolled_for (int i = 0; i < AHEAD; i++)
-                key_transform[i] = column[(size_t)(first + i) * D];
-        unrolled_for (int i = 0; i < AHEAD; i++)
-            sum = __fadd_rn(sum, __fmul_rn(x[first + i], key_transform[i]));
-    }
+    column.each([&](int i, float weight) { sum = __fadd_rn(sum, __fmul_rn(x[i], weight)); });
     y[channel] = sum;
     __syncthreads();
     Row<D> row;
@@ -193,14 +255,12 @@ template <int D, int N, class Book>
 KVANT_INLINE Row<D> several_rows_through_matrix(const FewArgs<Book> &args, const ShortRole &role,
                                                 uint32_t first, int kv_head, bool &finite)
 {
-    constexpr int AHEAD = D > 128 ? 64 : D;
     __shared__ float x[D][N], y[N][D];
     const int channel = threadIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               at = kv_head * D + channel;
-    const float *column = role.key_transform + (size_t)kv_head * D * D + channel;
-    float key_transform[AHEAD], sum[N] = {};
-    unrolled_for (int i = 0; i < AHEAD; i++)
-        key_transform[i] = column[(size_t)i * D];
+    float sum[N] = {};
+    KeyColumn<D> column;
+    column.load(role, kv_head, channel);
     unrolled_for (int t = 0; t < N; t++) {
         float number = 0;
         if (first + t < args.n_tokens)
@@ -218,14 +278,10 @@ KVANT_INLINE Row<D> several_rows_through_matrix(const FewArgs<Book> &args, const
     finite = true;
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         finite &= is_finite(x[lane + 32 * j][warp]);
-    unrolled_for (int from = 0; from < D; from += AHEAD) {
-        if (from > 0)
-            unrolled_for (int i = 0; i < AHEAD; i++)
-                key_transform[i] = column[(size_t)(from + i) * D];
-        unrolled_for (int i = 0; i < AHEAD; i++)
-            unrolled_for (int t = 0; t < N; t++)
-                sum[t] = __fadd_rn(sum[t], __fmul_rn(x[from + i][t], key_transform[i]));
-    }
+    column.each([&](int i, float weight) {
+        unrolled_for (int t = 0; t < N; t++)
+            sum[t] = __fadd_rn(sum[t], __fmul_rn(x[i][t], weight));
+    });
     unrolled_for (int t = 0; t < N; t++)
         y[t][channel] = sum[t];
     __syncthreads();

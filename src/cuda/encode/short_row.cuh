@@ -20,11 +20,12 @@ struct ShortRole {
     uint8_t *base;
     size_t token_stride, row_head_stride, block_stride, head_stride;
     const float *center, *scale, *key_transform;
+    const void *compact; /* as in append.h */
     float *exact;
     uint32_t codes, bits, keys, metadata_offset, affine, key_transform_kind, symmetric, unbiased;
     float levels; /* open pages: the largest magnitude of a number */
     float offset, inverse_sqrt_dim;
-    kvant_cuda_rotation rotation;
+    kvant_cuda_rotation rotation; /* or AppendRole::after */
 };
 
 struct OpenBook {

@@ -2,17 +2,18 @@
  * (team.h). The rules are those of src/cache/moments.c. */
 #pragma once
 
+#include "moments.h"
 #include "triangle.h"
 
 #define LEARN_SAMPLE 64
 #define LEARN_MOST_LENGTH 16.0f          /* times the median squared length of the sample */
 #define LEARN_SMALLEST_SCALE 0.00390625f /* of the largest scale */
 #define LEARN_TOO_LARGE 9.2e18f
-#define LEARN_SLICE 128 /* vectors whose products are added apart */
 
 /* What a sub-head's code reads and fills. Arrays are in GPU memory. */
 typedef struct learn_input {
     const kvant_cuda_learn_args *args;
+    const kvant_cuda_learn_layer *layer;
     uint32_t kv_head, part;
     const float *phases; /* of keys, then of queries: by pair a cosine and a sine */
     /* of keys, then of queries: whether a vector counts, and the vector as it is added */
@@ -31,8 +32,8 @@ TEAM_FN float learn_key(const learn_input *in, int row, uint32_t channel)
     const size_t at = (args->places ? args->places[row] : (size_t)row) * args->token_stride +
                       in->kv_head * args->head_stride + channel;
     if (args->type == KVANT_CUDA_F32)
-        return ((const float *)args->rows)[at];
-    return learn_of_half(((const uint16_t *)args->rows)[at]);
+        return ((const float *)in->layer->rows)[at];
+    return learn_of_half(((const uint16_t *)in->layer->rows)[at]);
 }
 
 TEAM_FN float learn_query(const learn_input *in, int query, uint32_t channel)
@@ -40,7 +41,7 @@ TEAM_FN float learn_query(const learn_input *in, int query, uint32_t channel)
     const kvant_cuda_learn_args *args = in->args;
     const uint32_t token = (uint32_t)query / args->group,
                    head = in->kv_head * args->group + (uint32_t)query % args->group;
-    return args
+    return in->layer
         ->queries[token / args->batch_tokens][token % args->batch_tokens * args->query_stride +
                                               (size_t)head * args->head_dim + channel];
 }
@@ -150,7 +151,7 @@ TEAM_FN float learn_distance(const float *x, const float *origin, const float *i
     return sum;
 }
 
-TEAM_APART void learn_make_rule(const learn_input *in, learn_sample *s, learn_rule rule)
+TEAM_FN void learn_make_rule(const learn_input *in, learn_sample *s, learn_rule rule)
 {
     const int n = (int)in->args->part, pairs = n / 2, n_rows = learn_n_sampled(in->args);
     float largest = 0;

@@ -11,110 +11,83 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../base/attributes.h"
+
 #define TEAM_THREADS 512
-#define TEAM_CHUNK 4  /* numbers of a lane, or rows of a line, that are loaded together */
 #define TEAM_WIDTH 32 /* lanes of a line, whose partial sums are added as a tree */
 
 #ifdef __CUDACC__
 #define TEAM_FN static __device__ __forceinline__
-#define TEAM_APART static __device__ __noinline__
 #define TEAM_EACH(i, first, end)                                                                   \
     for (int i = (first) + (int)threadIdx.x; i < (end); i += TEAM_THREADS)
-#define TEAM_LINES(i, first, end)                                                                  \
-    for (int i = (first) + (int)(threadIdx.x / TEAM_WIDTH); i < (end);                             \
-         i += TEAM_THREADS / TEAM_WIDTH)
-#define TEAM_LANES(i, first, end)                                                                  \
-    for (int i = (first) + (int)(threadIdx.x % TEAM_WIDTH); i < (end); i += TEAM_WIDTH)
-#define TEAM_LANE ((int)(threadIdx.x % TEAM_WIDTH))
+#define TEAM_LINE_STEP (TEAM_THREADS / TEAM_WIDTH)
 #define TEAM_LANE_STEP TEAM_WIDTH
 #define TEAM_LINE ((int)(threadIdx.x / TEAM_WIDTH))
-#define TEAM_LINE_STEP (TEAM_THREADS / TEAM_WIDTH)
-#define TEAM_IS_FIRST_LINE (threadIdx.x < TEAM_WIDTH)
-#define TEAM_IS_FIRST (threadIdx.x == 0)
-#define TEAM_IS_FIRST_LANE (threadIdx.x % TEAM_WIDTH == 0)
+#define TEAM_LANE ((int)(threadIdx.x % TEAM_WIDTH))
+#define TEAM_SPREAD 1 /* lanes whose partial sums a thread has */
 #define TEAM_SYNC() __syncthreads()
 #define TEAM_LINE_SYNC() __syncwarp()
 #else
 #define TEAM_FN static inline
-#define TEAM_APART static inline
 #define TEAM_EACH(i, first, end) for (int i = (first); i < (end); i++)
-#define TEAM_LINES(i, first, end) TEAM_EACH (i, first, end)
-#define TEAM_LANES(i, first, end) TEAM_EACH (i, first, end)
-#define TEAM_LANE 0
+#define TEAM_LINE_STEP 1
 #define TEAM_LANE_STEP 1
 #define TEAM_LINE 0
-#define TEAM_LINE_STEP 1
-#define TEAM_IS_FIRST_LINE 1
-#define TEAM_IS_FIRST 1
-#define TEAM_IS_FIRST_LANE 1
+#define TEAM_LANE 0
+#define TEAM_SPREAD TEAM_WIDTH
 #define TEAM_SYNC() ((void)0)
 #define TEAM_LINE_SYNC() ((void)0)
 #endif
+#define TEAM_LINES(i, first, end) for (int i = (first) + TEAM_LINE; i < (end); i += TEAM_LINE_STEP)
+#define TEAM_LANES(i, first, end) for (int i = (first) + TEAM_LANE; i < (end); i += TEAM_LANE_STEP)
+#define TEAM_IS_FIRST_LINE (TEAM_LINE == 0)
+#define TEAM_IS_FIRST_LANE (TEAM_LANE == 0)
+#define TEAM_IS_FIRST (TEAM_IS_FIRST_LINE && TEAM_IS_FIRST_LANE)
 
-/* The sum of the lanes' numbers, which every lane of a line gets. On a CPU one thread has the
- * numbers of all lanes. */
+/* The partial sums of the lanes that a thread has. */
+typedef struct line_sum_parts {
+    double of[TEAM_SPREAD];
+} line_sum_parts;
+
+/* The sum of all lanes' partial sums, which every lane of a line gets. */
+TEAM_FN double line_total(line_sum_parts sum)
+{
+    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
 #ifdef __CUDACC__
-TEAM_FN double line_total(double sum)
-{
-    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, width);
-    return sum;
-}
+        sum.of[0] += __shfl_xor_sync(0xffffffffu, sum.of[0], width);
 #else
-TEAM_FN double line_total(double *sum)
-{
-    for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
         for (int i = 0; i < width; i++)
-            sum[i] += sum[i + width];
-    return sum[0];
-}
+            sum.of[i] += sum.of[i + width];
 #endif
-
-/* The sum of a[i] b[i], likewise. */
-TEAM_FN double line_dot(const double *a, const double *b, int first, int end)
-{
-#ifdef __CUDACC__
-    double sum = 0, x[TEAM_CHUNK], y[TEAM_CHUNK];
-    for (int i = first + TEAM_LANE; i < end; i += TEAM_CHUNK * TEAM_WIDTH) {
-        for (int c = 0; c < TEAM_CHUNK; c++) {
-            x[c] = i + c * TEAM_WIDTH < end ? a[i + c * TEAM_WIDTH] : 0;
-            y[c] = i + c * TEAM_WIDTH < end ? b[i + c * TEAM_WIDTH] : 0;
-        }
-        for (int c = 0; c < TEAM_CHUNK; c++)
-            sum = fma(x[c], y[c], sum);
-    }
-#else
-    double sum[TEAM_WIDTH] = { 0 };
-    for (int i = first; i < end; i++)
-        sum[(i - first) % TEAM_WIDTH] = fma(a[i], b[i], sum[(i - first) % TEAM_WIDTH]);
-#endif
-    return line_total(sum);
+    return sum.of[0];
 }
 
-/* The sum of a[i], likewise. */
+/* The sum of a[i], from the first-th number on. */
 TEAM_FN double line_sum(const double *a, int first, int end)
 {
-#ifdef __CUDACC__
-    double sum = 0;
+    line_sum_parts sum = { { 0 } };
     TEAM_LANES (i, first, end)
-        sum += a[i];
-#else
-    double sum[TEAM_WIDTH] = { 0 };
-    for (int i = first; i < end; i++)
-        sum[(i - first) % TEAM_WIDTH] += a[i];
-#endif
+        sum.of[(i - first) % TEAM_SPREAD] += a[i];
     return line_total(sum);
 }
 
-/* The largest magnitude of a line's numbers factor a[i * stride], rounded to binary32. */
-TEAM_FN float line_largest(const double *a, size_t stride, int end, double factor)
+/* The number that a lane of the line has. */
+TEAM_FN double line_at(double number, int lane)
 {
-    float most = 0;
-    TEAM_LANES (i, 0, end)
-        most = fmaxf(most, fabsf((float)(factor * a[(size_t)i * stride])));
+#ifdef __CUDACC__
+    return __shfl_sync(0xffffffffu, number, lane);
+#else
+    (void)lane;
+    return number;
+#endif
+}
+
+/* The largest of the lanes' numbers, for all lanes of a line. */
+TEAM_FN double line_most(double most)
+{
 #ifdef __CUDACC__
     for (int width = TEAM_WIDTH / 2; width > 0; width /= 2)
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, width));
+        most = fmax(most, __shfl_xor_sync(0xffffffffu, most, width));
 #endif
     return most;
 }

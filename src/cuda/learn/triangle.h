@@ -2,10 +2,13 @@
  * made of, by a team (team.h). */
 #pragma once
 
+#include <kvant/cuda_kernels.h>
+
 #include "../../math/parts.h"
-#include "moments.h"
+#include "mean.h"
 
 #define LEARN_CODE 7
+#define LEARN_FLOOR 3e-4        /* added to the diagonal of moments, whose trace is n */
 #define LEARN_CONDITION 32768.0 /* half of what records accept, as balancing rounds once more */
 
 #ifdef __CUDACC__
@@ -28,6 +31,15 @@ TEAM_FN float learn_of_half(uint16_t x)
 }
 #endif
 
+/* The largest magnitude of n numbers. */
+TEAM_FN float line_largest(const float *x, int n)
+{
+    double most = 0;
+    TEAM_LANES (i, 0, n)
+        most = fmax(most, (double)fabsf(x[i]));
+    return (float)line_most(most);
+}
+
 /* The nearest code, as kvant_triangle_code finds it. */
 TEAM_FN int learn_code(float number, float step)
 {
@@ -37,35 +49,47 @@ TEAM_FN int learn_code(float number, float step)
     return number < 0 ? -code : code;
 }
 
-/* Row i of the triangle is column i of the upper triangle w times a factor. */
-TEAM_APART void learn_round(int n, const double *w, double factor, uint16_t *triangle)
+/* Copies W times a factor from the tiles to shared memory, as the rows of W^T. */
+TEAM_FN void learn_transpose(int n, const learn_tile *w, double factor, float *lower)
+{
+    unrolled_for (int a = 0; a < TILE_ROWS; a++)
+        unrolled_for (int b = 0; b < TILE_COLUMNS; b++) {
+            const int i = TILE_COLUMN(b), j = TILE_ROW(a);
+            if (i < n && j <= i)
+                lower[i * (i + 1) / 2 + j] = (float)(factor * w->x[a][b]);
+        }
+    TEAM_SYNC();
+}
+
+/* Rounds the rows of W^T. */
+TEAM_FN void learn_round(int n, const float *lower, uint16_t *triangle)
 {
     TEAM_LINES (i, 0, n) {
+        const float *const row = lower + i * (i + 1) / 2;
         uint8_t *codes = (uint8_t *)(triangle + 2 * n) + i * i / 4;
-        const uint16_t half = learn_to_half(line_largest(w + i, (size_t)n, i, factor) / LEARN_CODE);
+        const uint16_t half = learn_to_half(line_largest(row, i) / LEARN_CODE);
         const float step = learn_of_half(half);
         if (TEAM_IS_FIRST_LANE) {
             if (n % 4 == 2 && i == n - 1)
                 codes[n / 2] = 0; /* the last half has one code byte only */
             triangle[i] = half;
-            triangle[n + i] = learn_to_half((float)(factor * w[i * n + i]));
+            triangle[n + i] = learn_to_half(row[i]);
         }
-        TEAM_LANES (j, 0, (i + 1) / 2) {
-            const int low = learn_code((float)(factor * w[2 * j * n + i]), step),
-                      high = 2 * j + 1 < i
-                                 ? learn_code((float)(factor * w[(2 * j + 1) * n + i]), step)
-                                 : 0;
+        TEAM_LANES (j, 0, LEARN_MOST / 2) {
+            if (2 * j >= i)
+                continue;
+            const int low = learn_code(row[2 * j], step),
+                      high = 2 * j + 1 < i ? learn_code(row[2 * j + 1], step) : 0;
             codes[j] = (uint8_t)((low & 15) | (high & 15) << 4);
         }
     }
     TEAM_SYNC();
 }
 
-TEAM_APART void learn_put_identity(int n, uint16_t *triangle)
+TEAM_FN void learn_put_identity(int n, uint16_t *triangle)
 {
     TEAM_EACH (i, 0, (int)kvant_triangle_size((size_t)n))
         triangle[i] = i >= n && i < 2 * n ? 0x3c00 : 0;
-    TEAM_SYNC();
 }
 
 /* Number j of row i, j < i. */
@@ -76,109 +100,109 @@ TEAM_FN float learn_number(const uint16_t *triangle, int n, int i, int j)
     return learn_of_half(triangle[i]) * (float)((code ^ 8) - 8);
 }
 
-/* The inverse of the triangle, in the lower triangle of a matrix whose rows are `stride` apart.
- * Sums are those of the CPU (kvant_kernels.lower_inverse). inverse: n numbers of room. */
-TEAM_APART void learn_invert(const uint16_t *triangle, int n, double *out, int stride,
-                             double *inverse)
-{
-    TEAM_EACH (i, 0, n)
-        inverse[i] = 1 / (double)learn_of_half(triangle[n + i]);
-    TEAM_SYNC();
-    TEAM_LINES (i, 0, n)
-        TEAM_LANES (j, 0, n)
-            out[i * stride + j] = i == j ? inverse[i] : 0;
-    TEAM_SYNC();
-    for (int k = 0; k + 1 < n; k++) {
-        const double *row = out + k * stride;
-        for (int i0 = k + 1 + TEAM_LINE; i0 < n; i0 += TEAM_CHUNK * TEAM_LINE_STEP)
-            for (int j0 = TEAM_LANE; j0 <= k; j0 += TEAM_CHUNK * TEAM_LANE_STEP) {
-                double x[TEAM_CHUNK][TEAM_CHUNK], y[TEAM_CHUNK], factor[TEAM_CHUNK];
-                for (int r = 0; r < TEAM_CHUNK; r++) {
-                    const int i = i0 + r * TEAM_LINE_STEP, j = j0 + r * TEAM_LANE_STEP;
-                    factor[r] = i < n ? -(double)learn_number(triangle, n, i, k) * inverse[i] : 0;
-                    y[r] = j <= k ? row[j] : 0;
-                    for (int c = 0; c < TEAM_CHUNK; c++)
-                        x[r][c] = i < n && j0 + c * TEAM_LANE_STEP <= k
-                                      ? out[i * stride + j0 + c * TEAM_LANE_STEP]
-                                      : 0;
-                }
-                for (int r = 0; r < TEAM_CHUNK; r++)
-                    for (int c = 0; c < TEAM_CHUNK; c++) {
-                        const int i = i0 + r * TEAM_LINE_STEP, j = j0 + c * TEAM_LANE_STEP;
-                        if (i < n && j <= k)
-                            out[i * stride + j] = x[r][c] + factor[r] * y[c];
-                    }
-            }
-        TEAM_SYNC();
-    }
-}
-
-/* Whether the triangle has a good inverse. Room: s->fast, s->inverse, s->v, s->w. */
-TEAM_APART bool learn_is_good(const uint16_t *triangle, int n, const learn_space *s)
+/* Whether all numbers of the triangle are finite, and its diagonal is above 0. */
+TEAM_FN bool learn_is_positive(const uint16_t *triangle, int n, learn_shared *s)
 {
     TEAM_EACH (i, 0, n)
         s->v[i] = triangle[n + i] > 0 && triangle[n + i] < 0x7c00 && triangle[i] < 0x7c00;
     TEAM_SYNC();
-    const bool positive = line_sum(s->v, 0, n) >= n;
+    const double positive = line_sum(s->v, 0, n);
     TEAM_SYNC();
-    if (!positive)
-        return false;
-    learn_invert(triangle, n, s->fast, n, s->inverse);
-    TEAM_LINES (i, 0, n) {
-        const double of_inverse = line_dot(s->fast + i * n, s->fast + i * n, 0, i + 1);
-        if (TEAM_IS_FIRST_LANE)
-            s->w[i] = of_inverse;
-    }
-    TEAM_EACH (i, 0, n) { /* a number is at most LEARN_CODE steps */
+    return positive >= n;
+}
+
+/* A bound of the sum of squares of the triangle; a number is at most LEARN_CODE steps. */
+TEAM_FN double learn_squares(const uint16_t *triangle, int n, learn_shared *s)
+{
+    TEAM_EACH (i, 0, n) {
         const double diagonal = (double)learn_of_half(triangle[n + i]),
                      most = LEARN_CODE * (double)learn_of_half(triangle[i]);
         s->v[i] = diagonal * diagonal + i * most * most;
     }
     TEAM_SYNC();
-    const double squares = line_sum(s->v, 0, n), inverses = line_sum(s->w, 0, n);
-    TEAM_SYNC();
-    return squares * inverses <= LEARN_CONDITION * LEARN_CONDITION;
+    return line_sum(s->v, 0, n);
 }
 
-/* Makes the triangle, centre and start of a sub-head (arrays by channel of the part), and the two
- * numbers that balance the parts of a head. Without enough keys or queries, or if their moments
- * have no factor, the triangle is the identity. */
-TEAM_APART void learn_solve(const learn_sums *sums, learn_turns *t, uint32_t center_span,
-                            uint32_t head_dim, const learn_space *s, int n, uint16_t *triangle,
-                            float *center, float *start, double *balance)
+/* The sum of squares of the triangle's inverse, which is made in the tiles. The numbers of the
+ * triangle go to s->other. */
+TEAM_FN double learn_inverse_squares(const uint16_t *triangle, int n, const learn_space *s,
+                                     learn_tile *t)
 {
-    const double n_keys = learn_count(sums->counts, sums->n_keys, s->part),
-                 n_queries = sums->n_queries ? learn_count(sums->counts + sums->n_keys,
-                                                           sums->n_queries, s->part)
-                                             : KVANT_CUDA_LEARN_LEAST;
-    double gain = 1, keys, queries;
-    bool good = n_keys >= KVANT_CUDA_LEARN_LEAST && n_queries >= KVANT_CUDA_LEARN_LEAST;
-    learn_find_moments(sums, t, center_span, head_dim, s, n, n_keys, n_queries, center, start);
-    keys = learn_regularise(n, s->fast, s->v);
-    queries = learn_regularise(n, s->other, s->v);
-    good = good && keys > 0 && queries > 0;
-    if (good) {
-        const double trace = n + n * LEARN_FLOOR, after = learn_mean_factor(n, s);
-        good = after > 0 && after < INFINITY;
-        gain = after / trace;
-        if (good) {
-            learn_round(n, s->fast, sqrt(trace / after), triangle);
-            good = learn_is_good(triangle, n, s);
+    tile_sums sums;
+    TEAM_LINES (i, 0, n)
+        TEAM_LANES (j, 0, i + 1)
+            s->other[i * n + j] = i == j ? (double)learn_of_half(triangle[n + i])
+                                         : (double)learn_number(triangle, n, i, j);
+    tile_set_identity(n, t);
+    tile_divide(n, s->other, s->shared, t);
+    tile_clear_sums(&sums);
+    unrolled_for (int a = 0; a < TILE_ROWS; a++)
+        unrolled_for (int b = 0; b < TILE_COLUMNS; b++) {
+            double *const sum = &sums.of[a].of[TILE_COLUMN(b) % TEAM_SPREAD];
+            *sum = fma(t->x[a][b], t->x[a][b], *sum);
         }
-    }
+    tile_total_sums(&sums, s->shared->sums);
     TEAM_SYNC();
-    if (!good)
+    return line_sum(s->shared->sums, 0, n);
+}
+
+/* Whether the triangle has a good inverse. */
+TEAM_FN bool learn_is_good(const uint16_t *triangle, int n, const learn_space *s, learn_tile *t)
+{
+    if (!learn_is_positive(triangle, n, s->shared))
+        return false;
+    const double squares = learn_squares(triangle, n, s->shared);
+    return squares * learn_inverse_squares(triangle, n, s, t) <= LEARN_CONDITION * LEARN_CONDITION;
+}
+
+/* Scales a matrix to trace n and adds to its diagonal. A thread scales the numbers that it has in
+ * tiles. Returns the former trace; 0: it is not above 0, or not finite. */
+TEAM_FN double learn_regularise(int n, double *m, learn_shared *s)
+{
+    const double trace = learn_trace(n, m, s), factor = n / trace;
+    if (!(trace > 0) || !(trace < INFINITY) || !(factor < INFINITY))
+        return 0;
+    TEAM_LINES (i, 0, n)
+        TEAM_LANES (j, 0, n)
+            m[i * n + j] = m[i * n + j] * factor + (i == j ? LEARN_FLOOR : 0);
+    return trace;
+}
+
+/* Makes the triangle from the moments in s->keys and s->queries. Returns by how much the mean
+ * changes the trace; 0: there is no good triangle. */
+TEAM_FN double learn_make_triangle(int n, const learn_space *s, uint16_t *triangle)
+{
+    learn_tile t;
+    const double trace = n + n * LEARN_FLOOR, after = learn_mean_factor(n, s, &t);
+    if (!(after > 0 && after < INFINITY))
+        return 0;
+    learn_transpose(n, &t, sqrt(trace / after), s->shared->u.lower);
+    learn_round(n, s->shared->u.lower, triangle);
+    return learn_is_good(triangle, n, s, &t) ? after / trace : 0;
+}
+
+/* Makes the triangle of a sub-head from its moments, and the two numbers that balance the parts of
+ * a head. counted: keys and queries. Without enough of them, or if their moments have no factor,
+ * the triangle is the identity. */
+TEAM_FN void learn_solve(const double *counted, const learn_space *s, int n, uint16_t *triangle,
+                         double *balance)
+{
+    const bool enough =
+        counted[0] >= KVANT_CUDA_LEARN_LEAST && counted[1] >= KVANT_CUDA_LEARN_LEAST;
+    const double keys = enough ? learn_regularise(n, s->keys, s->shared) : 0,
+                 queries = enough ? learn_regularise(n, s->queries, s->shared) : 0,
+                 gain = keys > 0 && queries > 0 ? learn_make_triangle(n, s, triangle) : 0;
+    if (gain == 0)
         learn_put_identity(n, triangle);
     if (TEAM_IS_FIRST) {
-        balance[0] = good ? keys : 0;
-        balance[1] = good ? sqrt(queries / keys) * gain : 0;
+        balance[0] = gain > 0 ? keys : 0;
+        balance[1] = gain > 0 ? sqrt(queries / keys) * gain : 0;
     }
-    TEAM_SYNC();
 }
 
 /* Scales the parts of a head, which share the scale of a row, as src/cache/solve.c does. A part
  * without moments is left alone. Of one thread per number. */
-TEAM_APART void learn_balance(int n, int n_parts, const double *balance, uint16_t *triangles)
+TEAM_FN void learn_balance(int n, int n_parts, const double *balance, uint16_t *triangles)
 {
     double before = 0, after = 0;
     for (int p = 0; p < n_parts; p++) {

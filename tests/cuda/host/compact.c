@@ -1,6 +1,5 @@
 /* compact.c - the compact form of matrices, and matrices made from it, on the mock device (host.h).
- * Its form has the triangles as a cache keeps them, and it solves against them. */
-#include <stdlib.h>
+ * It leaves inverses out, and solves against the triangles. */
 #include <string.h>
 
 #include "../../../src/math/compact.h"
@@ -24,18 +23,24 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
 
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
+    const kvant_cuda_compact_layer one = { args->triangles, args->compact },
+                                   *layers = args->n_layers > 0 ? args->layers : &one;
     ANSWER(compact, args, stream);
-    if (!args->triangles || !args->compact || args->compact == args->triangles ||
-        args->head_dim % 8)
+    if (!layers || args->head_dim % 8)
         return KVANT_ERR_ARGUMENT;
-    host_writes(stream, args->compact);
-    memcpy(args->compact, args->triangles,
-           args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
+    for (uint32_t i = 0; i == 0 || i < args->n_layers; i++) {
+        if (!layers[i].triangles || !layers[i].compact || layers[i].compact == layers[i].triangles)
+            return KVANT_ERR_ARGUMENT;
+        host_writes(stream, layers[i].compact);
+        memcpy(layers[i].compact, layers[i].triangles,
+               args->n_kv_heads * triangle_halves(args->head_dim) * sizeof(uint16_t));
+    }
     return KVANT_OK;
 }
 
-void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, const void *compact,
-                        bool inverse, float *to)
+/* Makes R W of all kv heads, or R W^-T. */
+static void expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, const void *compact,
+                          bool inverse, float *to)
 {
     for (uint32_t head = 0; head < n_kv_heads; head++) {
         const kvant_transform t = host_compact_transform(codec, compact, head);
@@ -49,33 +54,19 @@ void host_expand_matrix(const kvant_cuda_codec *codec, uint32_t n_kv_heads, cons
     }
 }
 
-static _Thread_local unsigned long n_weights;
-
-/* How often this thread made weights R W alone, without an append. */
-EXPORT(unsigned long, host_weights, (void))
-{
-    return n_weights;
-}
-
-/* With KVANT_TEST_NO_WEIGHTS, R W alone cannot be made. Appends make it for themselves. */
 kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream stream)
 {
-    const bool weights = args->key_transform && !args->inverse_key_transform && !args->center;
-    if (weights && getenv("KVANT_TEST_NO_WEIGHTS") != NULL)
-        return KVANT_ERR_CUDA;
     ANSWER(expand, args, stream);
     if (!args->codec || !args->compact || !args->n_kv_heads)
         return KVANT_ERR_ARGUMENT;
-    n_weights += weights;
     host_reads(stream, args->compact);
     host_writes(stream, args->key_transform);
     host_writes(stream, args->inverse_key_transform);
     if (args->key_transform)
-        host_expand_matrix(args->codec, args->n_kv_heads, args->compact, false,
-                           args->key_transform);
+        expand_matrix(args->codec, args->n_kv_heads, args->compact, false, args->key_transform);
     if (args->inverse_key_transform)
-        host_expand_matrix(args->codec, args->n_kv_heads, args->compact, true,
-                           args->inverse_key_transform);
+        expand_matrix(args->codec, args->n_kv_heads, args->compact, true,
+                      args->inverse_key_transform);
     for (uint32_t head = 0; args->center && head < args->n_kv_heads; head++) {
         const kvant_transform t = host_compact_transform(args->codec, args->compact, head);
         kvant_transform_apply_rows(&t, host_kernels(), 1, args->center + head * t.head_dim,

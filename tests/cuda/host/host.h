@@ -7,6 +7,8 @@
 #ifndef KVANT_TESTS_CUDA_HOST_H
 #define KVANT_TESTS_CUDA_HOST_H
 
+#include <stdatomic.h>
+
 #include "../../../src/device/cuda_table.h"
 
 typedef struct host_control {
@@ -26,7 +28,7 @@ typedef struct host_control {
      * launched. */
     kvant_cuda_kernel_attention_args attention;
     kvant_cuda_stream stream;
-    int freed; /* number of freed codecs */
+    atomic_int freed; /* number of freed codecs */
     size_t shared_limit;
 } host_control;
 

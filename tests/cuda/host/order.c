@@ -3,8 +3,9 @@
  * The mock does work when it is enqueued, so it would not notice that a stream reads what another
  * stream has yet to write. Each stream has a clock: how much of the work of each stream comes
  * before its next work. Streams, events and waits of the computer change clocks as they order work.
- * Only matrices of keys are watched, because streams that learn make them and the stream of a graph
- * reads them. Work that is not ordered ends the program. */
+ * Watched are matrices of keys, because streams that learn make them and the stream of a graph
+ * reads them, and the memory that these streams work in. Work that is not ordered ends the program,
+ * and so does freeing such memory before the computer has waited for its work. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,16 +63,6 @@ void host_order_finishes(int stream)
     pthread_mutex_unlock(&lock);
 }
 
-/* Memory that was freed may be allocated again, by a program that waited for its work. */
-void host_order_frees(const void *at, size_t bytes)
-{
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST_WATCHED; i++)
-        if (memory[i].at >= at && (const char *)memory[i].at < (const char *)at + bytes)
-            memory[i] = (struct watched){ 0 };
-    pthread_mutex_unlock(&lock);
-}
-
 static struct watched *find(const void *at)
 {
     struct watched *found = NULL;
@@ -94,6 +85,29 @@ static void check(bool ordered, const char *what, int stream, int other)
     fprintf(stderr, "mock of a GPU: stream %d %s matrices without waiting for stream %d\n", stream,
             what, other);
     abort();
+}
+
+static void forget(struct watched *w)
+{
+    bool done = w->writer < 0 || computer.of[w->writer] >= w->written;
+
+    for (int i = 0; i < HOST_STREAMS; i++)
+        done = done && computer.of[i] >= w->read[i];
+    if (!done) {
+        fprintf(stderr, "mock of a GPU: memory is freed that a stream may still use\n");
+        abort();
+    }
+    *w = (struct watched){ 0 };
+}
+
+/* Memory that was freed may be allocated again. */
+void host_order_frees(const void *at, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST_WATCHED; i++)
+        if (memory[i].at >= at && (const char *)memory[i].at < (const char *)at + bytes)
+            forget(&memory[i]);
+    pthread_mutex_unlock(&lock);
 }
 
 static void use(kvant_cuda_stream handle, const void *at, bool writes)

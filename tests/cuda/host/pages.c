@@ -77,13 +77,22 @@ static const float *row_of(const kvant_cuda_kernel_append_args *args, const kvan
     return halves;
 }
 
+/* The transform of a kv head. Keys may have a compact form. */
+static kvant_transform transform_of(const kvant_cuda_kernel_append_args *args,
+                                    const kvant_cuda_rows *rows, uint32_t head)
+{
+    return args->k_compact && rows == &args->k
+               ? host_compact_transform(rows->codec, args->k_compact, head)
+               : host_transform(rows->codec, rows->key_transform, head);
+}
+
 static void append_role(const kvant_cuda_kernel_append_args *args, const kvant_cuda_rows *rows)
 {
     const kvant_codec *codec = rows->codec ? host_source(rows->codec) : NULL;
     for (uint32_t i = 0; codec && i < args->n_tokens; i++)
         for (uint32_t head = 0; args->slots[i] >= 0 && head < args->n_kv_heads; head++) {
             const size_t d = codec->info.head_dim;
-            const kvant_transform t = host_transform(rows->codec, rows->key_transform, head);
+            const kvant_transform t = transform_of(args, rows, head);
             const kvant_affine affine = { rows->center ? rows->center + head * d : NULL,
                                           rows->scale ? rows->scale + head * d : NULL };
             float y[MOST], *exact = args->exact[rows == &args->v];
@@ -138,14 +147,6 @@ static bool center_keys(kvant_cuda_kernel_append_args *args)
     return host_center(&of);
 }
 
-static _Thread_local unsigned long n_expanding;
-
-/* How many appends of this thread made R W for themselves. */
-EXPORT(unsigned long, host_expanding, (void))
-{
-    return n_expanding;
-}
-
 kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
@@ -164,11 +165,8 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
     if (args->k_compact) {
         if (!args->k.codec || !args->k_matrix)
             return KVANT_ERR_ARGUMENT;
-        n_expanding++;
         host_reads(stream, args->k_compact);
         host_writes(stream, args->k_matrix);
-        host_expand_matrix(args->k.codec, args->n_kv_heads, args->k_compact, false, args->k_matrix);
-        about.k.key_transform = args->k_matrix;
     }
     if (!center_keys(&about))
         return KVANT_ERR_ARGUMENT;

@@ -184,6 +184,12 @@ EXPORT(int, cuStreamSynchronize, (void *handle))
     return host_captures(handle) ? 900 : 0;
 }
 
+/* The same for the mock of ggml-cuda, whose waits are not counted. */
+EXPORT(void, host_finish, (void *handle))
+{
+    host_order_finishes(host_stream_number(handle));
+}
+
 EXPORT(int, cuStreamWaitEvent, (void *handle, const event *e, unsigned flags))
 {
     stream *s = stream_of(handle);

@@ -2,8 +2,7 @@
 exit codes, Ctrl-C, progress.
 
 Results go to stdout, everything else to stderr. Command lines are read as tools/args.c reads them:
-options in order, unique beginnings of long names, and the first word that is not an option ends
-them."""
+options in order, and unique beginnings of long names."""
 
 import contextlib
 import difflib
@@ -98,25 +97,33 @@ class Command(NamedTuple):
     def parse(self, words):
         """The options in order, as pairs of the long name and the value (None for a switch). --help
         ends the command, and so do words that are not options."""
-        given, rest = [], list(words)
+        given, others = self.parse_with_words(words)
+        if others:
+            self.misuse(f"unexpected word '{others[0]}'")
+        return given
+
+    def parse_with_words(self, words):
+        """The same options, and the words before, between and behind them."""
+        given, others, rest = [], [], list(words)
         if rest == ["--describe"]:  # prints the option table as JSON, as args.c does
             words = {"command": self.name, "usage": self.usage, "about": self.about}
             words |= {"notes": self.notes, "options": [o._asdict() for o in self.options]}
             print(json.dumps(words))
             raise Leave(OK)
-        while rest and rest[0].startswith("-") and rest[0] != "-":
+        while rest:
             word = rest.pop(0)
             if word == "--":
-                break
+                return given, others + rest
+            if word == "-" or not word.startswith("-"):
+                others.append(word)
+                continue
             given.append(
                 self._long(word, rest) if word.startswith("--") else self._short(word, rest)
             )
             if given[-1][0] == HELP.name:
                 self._print_help()
                 raise Leave(OK)
-        if rest:
-            self.misuse(f"unexpected word '{rest[0]}'")
-        return given
+        return given, others
 
     def misuse(self, text, *hints):
         """Ends the command with an error about its command line."""
