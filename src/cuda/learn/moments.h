@@ -193,6 +193,5 @@ TEAM_FN void learn_make_tables(const learn_sums *s, const learn_tables *t, uint3
     }
     TEAM_SYNC();
     learn_make_rotations(&t->rotations, center_span, t->mean);
-    TEAM_SYNC();
     learn_find_centers(&t->rotations, center, start);
 }

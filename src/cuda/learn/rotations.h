@@ -148,7 +148,8 @@ TEAM_FN void learn_make_rotations(const learn_rotations *r, uint32_t center_span
     }
 }
 
-/* The centre of keys, and of a block at position 0, by channel of the part. */
+/* The centre of keys, and of a block at position 0, by channel of the part. Needs no number that
+ * was made after the synchronisation in learn_make_rotations. */
 TEAM_FN void learn_find_centers(const learn_rotations *r, float *center, float *start)
 {
     TEAM_EACH (i, 0, r->n) {
