@@ -92,23 +92,41 @@ KVANT_INLINE SoftmaxEnd end_of(const AttentionArgs &p, int head, float max, floa
                                             : -INFINITY };
 }
 
+/* The scale and the centre of the lane's channels of a kv head's values. */
+template <int D> struct OutputChannels {
+    Row<D> scale, center;
+
+    /* The loads are issued in this place: before a count, because no load passes it. */
+    KVANT_INLINE void load(const AttentionArgs &p, int kv_head, int lane)
+    {
+        load(scale, p.v_scale, kv_head, lane);
+        load(center, p.v_center, kv_head, lane);
+    }
+    KVANT_INLINE static void load(Row<D> &row, const float *from, int kv_head, int lane)
+    {
+        row.each(lane, [&](float &x, int channel) {
+            x = from ? load_here(from + kv_head * D + channel) : 0;
+        });
+    }
+};
+
 /* Without `stores`, nothing is written. */
 template <bool GENERAL, int D>
 KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
-                               int lane, bool stores = true)
+                               const OutputChannels<D> &channels, int lane, bool stores = true)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
     const QueryRow row = query_row(p, pair.b, column.token);
     const SoftmaxEnd end = end_of<GENERAL>(p, column.head, total.max, total.sum);
     total.row.each(lane, [&](float &x, int) { x *= end.factor; });
     rotate_back(total.row, p.v_rotation, lane);
-    if (p.v_scale)
-        total.row.each(lane,
-                       [&](float &x, int channel) { x *= p.v_scale[pair.kv_head * D + channel]; });
-    if (p.v_center)
-        total.row.each(lane, [&](float &x, int channel) {
-            x += end.share * p.v_center[pair.kv_head * D + channel];
-        });
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        float &x = total.row.x[j];
+        if (p.v_scale)
+            x *= channels.scale.x[j];
+        if (p.v_center)
+            x += end.share * channels.center.x[j];
+    }
     if (!stores)
         return;
     store_row(p.out, row.out + column.head * p.out_head_stride, p.out_type, lane, total.row);
@@ -132,28 +150,34 @@ KVANT_INLINE bool ends_last(uint32_t *counter, int n, uint32_t &before)
 }
 
 /* A partial result: rows in the order of lanes, then (max, sum) of each column. */
-template <int D> KVANT_INLINE float *partial_row(const AttentionArgs &p, int index, int n, int lane)
+template <int D> KVANT_INLINE float *partial_row(float *partials, int index, int n, int lane)
 {
-    return p.partials + (size_t)index * partial_floats(D) + n * D + lane * Row<D>::PER_LANE;
+    return partials + (size_t)index * partial_floats(D) + n * D + lane * Row<D>::PER_LANE;
 }
 
-template <int D> KVANT_INLINE float *partial_scalars(const AttentionArgs &p, int index, int n)
+template <int D> KVANT_INLINE float *partial_scalars(float *partials, int index, int n)
 {
-    return p.partials + (size_t)index * partial_floats(D) + MOST_COLUMNS * D + 2 * n;
+    return partials + (size_t)index * partial_floats(D) + MOST_COLUMNS * D + 2 * n;
 }
 
+/* Vector stores, because a count waits until all of them are done. */
 template <int D>
 KVANT_INLINE void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total,
                                 int lane)
 {
-    float *row = partial_row<D>(p, index, n, lane);
-    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        __stcg(row + j, total.row.x[j]);
-    if (lane == 0) {
-        float *scalars = partial_scalars<D>(p, index, n);
-        __stcg(scalars, total.max);
-        __stcg(scalars + 1, total.sum);
-    }
+    constexpr int N = Row<D>::PER_LANE;
+    float *row = partial_row<D>(p.partials, index, n, lane);
+    if constexpr (N % 4 == 0)
+        unrolled_for (int j = 0; j < N; j += 4)
+            __stcg(reinterpret_cast<float4 *>(row + j),
+                   make_float4(total.row.x[j], total.row.x[j + 1], total.row.x[j + 2],
+                               total.row.x[j + 3]));
+    else
+        unrolled_for (int j = 0; j < N; j++)
+            __stcg(row + j, total.row.x[j]);
+    if (lane == 0)
+        __stcg(reinterpret_cast<float2 *>(partial_scalars<D>(p.partials, index, n)),
+               make_float2(total.max, total.sum));
 }
 
 /* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of
@@ -174,16 +198,50 @@ template <int D> KVANT_INLINE Row<D> load_partial(const float *from)
     return row;
 }
 
+/* Maximum and sum of block i. */
+template <int D> KVANT_INLINE float2 load_scalars(float *partials, const Share &share, int n, int i)
+{
+    const float *at = partial_scalars<D>(partials, share.partial(i), n);
+    return i < share.n_blocks ? __ldcg(reinterpret_cast<const float2 *>(at))
+                              : make_float2(NEVER, 0);
+}
+
 constexpr int ROWS_AT_ONCE = 16; /* of partial results */
 
-/* Maximum and sum of the lane's block. */
-template <int D>
-KVANT_INLINE float2 load_scalars(const AttentionArgs &p, const Share &share, int blocks, int n,
-                                 int i)
-{
-    const float *at = partial_scalars<D>(p, share.partial(i), n);
-    return i < blocks ? __ldcg(reinterpret_cast<const float2 *>(at)) : make_float2(NEVER, 0);
-}
+/* The weights of 128 blocks of a pair: lane l has every 32nd block's from l on. */
+struct BlockWeights {
+    static constexpr int GROUPS = 4, BLOCKS = 32 * GROUPS;
+    float weight[GROUPS];
+
+    /* Finds the weights of blocks `from` and up. If these are the first, also finds the maximum of
+     * all blocks. Adds the blocks' sums. */
+    template <int D>
+    KVANT_INLINE void find(float *partials, const Share &share, int n, int from, int lane,
+                           float &max, float &sum)
+    {
+        float2 scalars[GROUPS];
+        float top = NEVER;
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            scalars[g] = load_scalars<D>(partials, share, n, from + 32 * g + lane);
+        unrolled_for (int g = 0; g < GROUPS; g++)
+            top = fmaxf(top, scalars[g].x);
+#pragma unroll 1
+        for (int i = BLOCKS + lane; from == 0 && i < share.n_blocks; i += 32)
+            top = fmaxf(top, load_scalars<D>(partials, share, n, i).x);
+        max = from == 0 ? largest_of(top) : max;
+        unrolled_for (int g = 0; g < GROUPS; g++) {
+            weight[g] = exp2_fast(scalars[g].x - max);
+            sum += weight[g] * scalars[g].y;
+            weight[g] = from + 32 * g + lane < share.n_blocks ? weight[g] : 0;
+        }
+    }
+    /* Puts the second group in the place of the first, and so on. */
+    KVANT_INLINE void next()
+    {
+        unrolled_for (int g = 1; g < GROUPS; g++)
+            weight[g - 1] = weight[g];
+    }
+};
 
 /* Sum over the blocks of the pair of column n, in the order of blocks whichever of them is the
  * last. Rows are loaded many at a time, and the first of them before their weights are known:
@@ -193,39 +251,25 @@ KVANT_INLINE float2 load_scalars(const AttentionArgs &p, const Share &share, int
 template <int D>
 KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
-    constexpr int STRIDE = 2 * (int)partial_floats(D);
     const int blocks = share.n_blocks;
-    const float *first = partial_row<D>(p, 2 * share.first_block, n, lane);
-    HeadSum<D> total;
-    total.max = NEVER;
-    float weight = 0; /* of a block a lane, 32 blocks at a time */
-    total.sum = 0;
-    total.row.each(lane, [&](float &x, int) { x = 0; });
+    HeadSum<D> total{};
+    BlockWeights weights;
 #pragma unroll 1
     for (int from = 0; from < blocks; from += ROWS_AT_ONCE) {
         Row<D> rows[ROWS_AT_ONCE];
-        unrolled_for (int k = 0; k < ROWS_AT_ONCE;
-                      k++) { /* beyond the last block: its row, with weight 0 */
-            const int i = min(from + k, blocks - 1);
-            const float *row = k == 0 && from == 0 ? first + STRIDE / 2 : first + i * STRIDE;
-            rows[k] = load_partial<D>(row);
-        }
-        if (from % 32 == 0) {
-            const float2 scalars = load_scalars<D>(p, share, blocks, n, from + lane);
-            float top = scalars.x;
-#pragma unroll 1
-            for (int i = 32 + lane; from == 0 && i < blocks; i += 32)
-                top = fmaxf(top, load_scalars<D>(p, share, blocks, n, i).x);
-            total.max = from == 0 ? largest_of(top) : total.max;
-            weight = exp2_fast(scalars.x - total.max);
-            total.sum += weight * scalars.y;
-            weight = from + lane < blocks ? weight : 0;
-        }
+        unrolled_for (int k = 0; k < ROWS_AT_ONCE; k++)
+            /* beyond the last block: its row, with weight 0 */
+            rows[k] = load_partial<D>(
+                partial_row<D>(p.partials, share.partial(min(from + k, blocks - 1)), n, lane));
+        if (from % BlockWeights::BLOCKS == 0)
+            weights.find<D>(p.partials, share, n, from, lane, total.max, total.sum);
         unrolled_for (int k = 0; k < ROWS_AT_ONCE; k++) {
-            const float scale = __shfl_sync(FULL, weight, from % 32 + k);
+            const float scale = __shfl_sync(FULL, weights.weight[0], from % 32 + k);
             unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
                 total.row.x[j] += scale * rows[k].x[j];
         }
+        if ((from + ROWS_AT_ONCE) % 32 == 0)
+            weights.next();
     }
     total.sum = warp_sum(total.sum);
     return total;
@@ -258,13 +302,15 @@ KVANT_INLINE void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, C
 {
 #pragma unroll 1
     for (int n = warp; n < pair.n_columns; n += WARPS) {
+        OutputChannels<D> channels;
+        channels.load(p, pair.kv_head, lane);
         HeadSum<D> total = add_warps<D>(results, slots, n, lane);
         if (!share.whole) {
             if (!leave_partial<D>(p, share, n, total, lane))
                 continue;
             total = add_blocks<D>(p, share, n, lane);
         }
-        write_output<GENERAL, D>(p, pair, n, total, lane, stores);
+        write_output<GENERAL, D>(p, pair, n, total, channels, lane, stores);
     }
 }
 

@@ -302,9 +302,11 @@ KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const fl
             return;
     }
     rolled_for (int n = warp; n < work.pair.n_columns; n += n_warps) {
+        OutputChannels<D> channels;
+        channels.load(p, work.pair.kv_head, lane);
         HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane)
                                         : own_row<D, SAME_ROWS>(results, rows, n, lane);
-        write_output<true, D>(p, work.pair, n, total, lane);
+        write_output<true, D>(p, work.pair, n, total, channels, lane);
     }
 }
 
