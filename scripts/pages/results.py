@@ -28,29 +28,30 @@ class Line(dict):
             raise Missing(f"{where}: no number in column {column}") from None
 
 
+def where(test, words):
+    """A condition on a cell: test(cell). Messages show it as the words."""
+    test.words = words
+    return test
+
+
 def starts(text):
     """A condition on a cell: begins with the text."""
-    return _condition(lambda cell: cell.startswith(text), f"{text}...")
+    return where(lambda cell: cell.startswith(text), f"{text}...")
 
 
 def has(text):
     """A condition on a cell: contains the text."""
-    return _condition(lambda cell: text in cell, f"...{text}...")
+    return where(lambda cell: text in cell, f"...{text}...")
 
 
 def like(pattern):
     """A condition on a cell: all of it matches the regular expression."""
-    return _condition(lambda cell: re.fullmatch(pattern, cell) is not None, f"/{pattern}/")
+    return where(lambda cell: re.fullmatch(pattern, cell) is not None, f"/{pattern}/")
 
 
 def one_of(*texts):
     """A condition on a cell: equals one of the texts."""
-    return _condition(lambda cell: cell in texts, "|".join(texts))
-
-
-def _condition(test, words):
-    test.words = words
-    return test
+    return where(lambda cell: cell in texts, "|".join(texts))
 
 
 def _matches(line, wanted):
@@ -88,19 +89,20 @@ class Results:
         """As newest(), but None where no line matches: for a cell that may stay empty."""
         return self.newest(file, wanted) if self.lines(file, wanted) else None
 
-    def pair(self, file, ours, rival, run):
-        """The newest line of ours, and the rival's nearest line of the same run: they are alike in
-        the columns of run. Lines of ours without a rival do not count. None where there is none."""
-        rivals, pairs = self.lines(file, rival), {}
+    def pairs(self, file, ours, rival, run):
+        """Each line of ours and the rival's nearest line of the same run: they are alike in the
+        columns of run. Lines of ours without a rival do not count."""
+        rivals, pairs = self.lines(file, rival), []
         for line in self.lines(file, ours):
             same = [other for other in rivals if all(other[name] == line[name] for name in run)]
             if same:
-                nearest = min(same, key=lambda other: abs(other.place - line.place))
-                pairs[line.place] = (line, nearest)
-        if not pairs:
-            return None
-        best = self.take([line for line, _ in pairs.values()])
-        return pairs[best.place]
+                pairs.append((line, min(same, key=lambda other: abs(other.place - line.place))))
+        return pairs
+
+    def pair(self, file, ours, rival, run):
+        """The newest of these pairs. None where there is none."""
+        pairs = {line.place: (line, other) for line, other in self.pairs(file, ours, rival, run)}
+        return pairs[self.take([line for line, _ in pairs.values()]).place] if pairs else None
 
     def take(self, lines):
         """The newest of lines that the caller has chosen from one file; notes that it was used."""

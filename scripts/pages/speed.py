@@ -3,7 +3,7 @@
 import re
 
 from caches import PRESETS, machines, on_gpu, specs
-from results import has, like, one_of, starts
+from results import like, one_of, starts, where
 
 CPU_RUN = ("machine", "commit", "command", "depth")
 CPU_F16 = {"cache": "llama.cpp", "k": "f16", "v": "f16"}
@@ -24,18 +24,18 @@ COLUMNS = (0, 4096, 32768, 131072)
 DECODE, PROMPT, SEQUENCES = like(r"tg(64|96|128)?"), like("pp512"), like("tg.*16 sequences")
 
 
-def cpu_name(line):
+def cpu_name(machine, command):
     """Intel Xeon, 8 threads: the processor, and the threads that the measurement used."""
-    name, _, threads = line["machine"].rpartition(", ")
-    used = re.search(r" -t (\d+)", line["command"])
+    name, _, threads = machine.rpartition(", ")
+    used = re.search(r" -t (\d+)", command)
     name = re.sub(r"\(R\)| Processor", "", name)
     return f"{name}, {used[1]} threads" if used else f"{name}, {threads}"
 
 
-def cpu_machines(results):
-    """The machines of speed_presets.csv; of machines with the same name the newest."""
+def cpus(results):
+    """The CPUs of speed_presets.csv: {name: the newest machine of that name}."""
     lines = [x for x in results.lines("speed_presets.csv") if CPU_MODEL in x["command"]]
-    return list(dict.fromkeys({cpu_name(line): line["machine"] for line in lines}.values()))
+    return {cpu_name(line["machine"], line["command"]): line["machine"] for line in lines}
 
 
 def gpu_name(machine):
@@ -53,11 +53,21 @@ def gpus(results):
     return dict(sorted(found.items()))
 
 
-def cpu_pair(results, cache, machine, depth):
-    """The newest line of a preset that learns, or of one of llama.cpp's caches, and f16's line."""
+def cpu_pair(results, cache, name, depth, column):
+    """The newest line of a preset that learns, or of one of llama.cpp's caches, and f16's line;
+    both have a number in the column. If a run has several such pairs, this is the pair with the
+    median ratio."""
+    machine = cpus(results)[name]
     wanted = specs(results, cache) if cache in PRESETS else {"k": cache, "v": cache}
-    of = {"command": has(CPU_MODEL), "machine": machine, "depth": depth}
-    return results.pair("speed_presets.csv", {**wanted, **of}, {**CPU_F16, **of}, CPU_RUN)
+    named = where(lambda cell: CPU_MODEL in cell and cpu_name(machine, cell) == name, name)
+    of = {"command": named, "machine": machine, "depth": depth, column: like(".+")}
+    ours, theirs = {**wanted, **of}, {**CPU_F16, **of}
+    newest = results.pair("speed_presets.csv", ours, theirs, CPU_RUN)
+    if not newest:
+        return None
+    run = {name: newest[0][name] for name in CPU_RUN}
+    same = results.pairs("speed_presets.csv", {**ours, **run}, theirs, CPU_RUN)
+    return sorted(same, key=lambda pair: ratio(pair, column))[(len(same) - 1) // 2]
 
 
 def gpu_pair(results, cache, machine_names, what, depth, rival="f16"):

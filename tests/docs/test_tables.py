@@ -18,6 +18,7 @@ import caches  # noqa: E402
 import fill  # noqa: E402
 import papers  # noqa: E402
 import record  # noqa: E402
+import speed  # noqa: E402
 from results import Line, Missing, Results, has, like, one_of, starts  # noqa: E402
 from tables import archs, cards, claims, doors  # noqa: E402
 from text import divergence, significant, table  # noqa: E402
@@ -191,10 +192,10 @@ class Tree(unittest.TestCase):
 class Lines(unittest.TestCase):
     """Which line of a CSV a table uses."""
 
-    def results(self, text):
+    def results(self, text, file="a.csv"):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        (pathlib.Path(folder.name) / "a.csv").write_text(text)
+        (pathlib.Path(folder.name) / file).write_text(text)
         return Results(pathlib.Path(folder.name))
 
     def test_the_latest_date_wins_then_the_last_line(self):
@@ -215,6 +216,18 @@ class Lines(unittest.TestCase):
         ours, rival = results.pair("a.csv", {"name": "ours"}, {"name": "f16"}, ("run",))
         self.assertEqual((ours["value"], rival["value"]), ("4", "3"))
         self.assertIsNone(results.pair("a.csv", {"name": "none"}, {"name": "f16"}, ("run",)))
+
+    def test_a_run_of_several_processes_shows_its_median_ratio(self):
+        machine, f16, ours = "CPU, 8 threads", "llama.cpp,f16,f16", "llama.cpp,q8_0,q8_0"
+        runs = [(8, 30, 100), (8, 40, 100), (8, 20, 100), (4, 10, 1000)]
+        lines = ["cache,k,v,depth,decode_tps,prefill_tps,machine,commit,command"]
+        for threads, q8_0, stock in runs:
+            rest = f'"{machine}",c,SmolLM2 -t {threads} -r 3'
+            lines += [f"{f16},0,{stock},,{rest}", f"{ours},0,{q8_0},,{rest}"]
+        results = self.results("\n".join(lines) + "\n", "speed_presets.csv")
+        pair = speed.cpu_pair(results, "q8_0", machine, 0, "decode_tps")
+        self.assertEqual([line["decode_tps"] for line in pair], ["30", "100"])
+        self.assertIsNone(speed.cpu_pair(results, "q8_0", machine, 0, "prefill_tps"))
 
     def test_conditions(self):
         results = self.results("name\nabc\nabd\nxbc\n")

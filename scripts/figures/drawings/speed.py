@@ -6,16 +6,17 @@ from draw import WIDTH, Canvas, Scale
 
 LEFT, RIGHT, TOP, BOTTOM = 56, WIDTH - 20, 92, 330
 COLUMNS = (0, 512, 4096, 32768, 131072)
+CPU_SPEED = "decode_tps"
 TICKS = (0.5, 1, 2, 3)
 
 
 def _lines(results):
     """(name, {depth: ratio}) of each machine. A GPU's run has the depths of the tables only."""
-    for machine in speed.cpu_machines(results):
-        pairs = {d: speed.cpu_pair(results, "balanced", machine, d) for d in COLUMNS}
-        found = {d: speed.ratio(pair, "decode_tps") for d, pair in pairs.items() if pair}
+    for name in speed.cpus(results):
+        pairs = {d: speed.cpu_pair(results, "balanced", name, d, CPU_SPEED) for d in COLUMNS}
+        found = {d: speed.ratio(pair, CPU_SPEED) for d, pair in pairs.items() if pair}
         if found:
-            yield speed.cpu_name(next(pair for pair in pairs.values() if pair)[0]), found
+            yield name, found
     for gpu, names in speed.gpus(results).items():
         pairs = {
             d: speed.gpu_pair(results, "balanced", names, speed.DECODE, d) for d in speed.COLUMNS

@@ -2,39 +2,48 @@
 
 from caches import PRESETS, bits, context_name, label, quality
 from results import has
-from speed import cpu_machines, cpu_name, cpu_pair, ratio
+from speed import cpu_pair, cpus, ratio
 from text import code, divergence, table, times
 
 DEPTHS = (0, 512, 4096)
 
 
-def _cell(pair, column):
+DECODE = "decode_tps"
+WAYS = {"decode": DECODE, "prompt": "prefill_tps"}
+
+
+def _cell(results, cache, name, depth, column):
+    pair = cpu_pair(results, cache, name, depth, column)
     return times(ratio(pair, column)) if pair else ""
 
 
 def cpu_speed(results):
     """Decode and prompt speed of caches relative to f16 on CPUs by depth, SmolLM2's shape."""
     rows = []
-    for machine in cpu_machines(results):
+    for name in cpus(results):
         for cache in ("q8_0", "q4_0", *PRESETS):
-            pairs = [cpu_pair(results, cache, machine, depth) for depth in DEPTHS]
-            if any(pairs):
-                name = cpu_name(next(pair for pair in pairs if pair)[0])
-                cells = [_cell(p, way) for way in ("decode_tps", "prefill_tps") for p in pairs]
+            cells = [_cell(results, cache, name, d, c) for c in WAYS.values() for d in DEPTHS]
+            if any(cells):
                 rows.append([label(cache), name, *cells])
-    columns = [f"{way}, {context_name(d)}" for way in ("decode", "prompt") for d in DEPTHS]
+    columns = [f"{way}, {context_name(d)}" for way in WAYS for d in DEPTHS]
     return table(["KV cache", "CPU", *columns], *rows)
+
+
+def _tokens_per_second(results, name, depth, column):
+    """Cells of balanced and of f16."""
+    pair = cpu_pair(results, "balanced", name, depth, column) or ()
+    return [f"{line.number(column):.0f}" for line in pair] or ["", ""]
 
 
 def cpu_tokens_per_second(results):
     """Tokens per second behind cpu-speed for balanced and f16, SmolLM2."""
     rows = []
-    for machine in cpu_machines(results):
+    for name in cpus(results):
         for depth in DEPTHS:
-            pair = cpu_pair(results, "balanced", machine, depth)
-            if pair:
-                cells = [f"{x.number(c):.0f}" for c in ("decode_tps", "prefill_tps") for x in pair]
-                rows.append([cpu_name(pair[0]), f"{depth:,}", *cells])
+            found = (_tokens_per_second(results, name, depth, way) for way in WAYS.values())
+            cells = [cell for pair in found for cell in pair]
+            if any(cells):
+                rows.append([name, f"{depth:,}", *cells])
     heading = ["CPU", "tokens in the cache", "decode, `balanced`", "decode, `f16`"]
     return table([*heading, "prompt, `balanced`", "prompt, `f16`"], *rows)
 
@@ -47,8 +56,8 @@ def cpu_presets(results):
         row += [f"{bits(results, 'Llama 3.1 8B', preset, n):.1f}" for n in (4096, 32768)]
         row.append(divergence(quality(results, "SmolLM2-135M", preset).number("kld_mean")))
         for depth in (0, 4096):
-            found = (cpu_pair(results, preset, m, depth) for m in cpu_machines(results))
-            ratios = [ratio(pair, "decode_tps") for pair in found if pair]
+            found = (cpu_pair(results, preset, name, depth, DECODE) for name in cpus(results))
+            ratios = [ratio(pair, DECODE) for pair in found if pair]
             ends = sorted({times(min(ratios)), times(max(ratios))}) if ratios else []
             row.append(" to ".join(ends))
         rows.append(row)
