@@ -144,9 +144,9 @@ typedef struct kvant_cuda_kernel_append_args {
     /* not 0: an open page gets zeros in place of a row that is refused */
     uint32_t clear_refused;
     /* device: the compact form of the keys' matrices, NULL: k.key_transform has them. Keys pass
-     * through W and then through R, as on the computer. For many rows, and for codecs with other
-     * codes than uniform ones and codebooks, the call makes W in k_matrix first: device room for
-     * n_kv_heads x head_dim^2 floats that calls in one stream can share */
+     * through W and then through R, as on the computer. For more than 64 rows, and for codes that
+     * are neither uniform nor a codebook's, the call first makes W in k_matrix. This is device room
+     * for n_kv_heads x head_dim^2 floats, which calls in one stream can share */
     const void *k_compact;
     float *k_matrix;
 } kvant_cuda_kernel_append_args;
@@ -495,9 +495,9 @@ typedef struct kvant_cuda_learn_args {
     float *centers, *start;
     void *workspace; /* device, aligned to 16: kvant_cuda_learn_bytes */
     size_t workspace_bytes;
-    /* device: n_layers layers of this shape, whose keys and queries have these places and
-     * positions, instead of rows, queries, triangles, centers and start; n_layers 0: those members
-     * are the only layer */
+    /* device: n_layers layers of this shape, whose keys and queries have the same places and
+     * positions. Then rows, queries, triangles, centers and start above are not read. n_layers 0:
+     * those members are the only layer */
     const kvant_cuda_learn_layer *layers;
     uint32_t n_layers;
 } kvant_cuda_learn_args;

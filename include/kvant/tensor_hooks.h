@@ -41,8 +41,8 @@ typedef struct kvant_attention_step {
 
 /* Does what kvant_tensor_write_layer, kvant_attention and kvant_tensor_note_queries do one after
  * another, with the same bytes and numbers, but in one loop. The errors are theirs, and
- * KVANT_ERR_MEMORY without a workspace. After an error `stored` tells whether the row was refused,
- * and both tensors are as before, or attention failed. */
+ * KVANT_ERR_MEMORY without a workspace. After an error with `stored` false the row was refused, and
+ * both tensors are as before. With `stored` true the row is there, and attention failed. */
 KVANT_API kvant_status kvant_attention_step_run(kvant_tensor *k, kvant_tensor *v,
                                                 const kvant_attention_problem *problem,
                                                 kvant_attention_step *step);

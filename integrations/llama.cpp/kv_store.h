@@ -21,8 +21,8 @@ typedef struct kvp_batch {
  * KVANT_ERR_MEMORY, all cells of the batch are invalid. */
 kvant_status kvp_kv_store(const kvp_batch *batch);
 
-/* Stores a held row in a call of its own. Or an attention call stores it: kvp_kv_begin_step gives
- * the row to the call, and kvp_kv_end_step comes after it if the row was stored. */
+/* Stores a held row in a separate call. Or an attention call stores it: kvp_kv_begin_step gives the
+ * row to the call, and kvp_kv_end_step comes after it if the row was stored. */
 struct kvant_attention_step;
 kvant_status kvp_kv_store_held(kvp_held_row *held, uint32_t n_threads);
 kvant_status kvp_kv_begin_step(const kvp_held_row *held, struct kvant_attention_step *step);

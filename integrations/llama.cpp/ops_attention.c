@@ -154,8 +154,8 @@ static void *workspace_of(void *compute, size_t bytes)
     return kvp_compute_workspace(compute, bytes);
 }
 
-/* Attends, and stores a held row in the same call. If the row is refused, it is stored by a call of
- * its own, which makes its cell invalid. */
+/* Attends, and stores a held row in the same call. If the row is refused, a separate write comes
+ * first, which makes its cell invalid. */
 static kvant_status run(kvp_compute *compute, kvp_kv *k, const kvp_kv *v,
                         const kvant_attention_problem *problem)
 {

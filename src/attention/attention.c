@@ -1,10 +1,10 @@
 /* attention.c - runs a plan: prepares queries, runs the work items in parallel, combines splits,
  * writes outputs.
  *
- * A call is one loop. With the row of a step its first bodies end the write, which mostly the
- * calling thread does while further threads begin, and encode the row. Then come what several work
- * items share, and the work items. Rows that are due for sealing come last, because no work item
- * reads their codes. */
+ * A call is one loop. In a step its first body ends the write of the new row, mostly on the calling
+ * thread while further threads begin. The next bodies encode the row, and compute what several work
+ * items share. Then come the work items. Rows that are due for sealing come last, because no work
+ * item reads their codes. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>

@@ -16,13 +16,14 @@
  * even shares. With more, long contexts would not give work items for many threads. */
 #define FEWEST_PAGES 2u
 #define MOST_PAGES 16u
-/* What a work item costs beside its pages, in pages: its scratch, waiting for its first page, and
- * storing and combining its sums. For 3 query heads and a head_dim of 64 it is 0.3 pages of codes
- * and 0.8 pages of fp16 rows. With 0 contexts of some hundred tokens are cut too fine. */
+/* The cost of a work item in addition to its pages, in pages: laying out its scratch, waiting for
+ * its first page, and storing and combining its sums. With 3 query heads and a head_dim of 64 this
+ * takes as long as 0.3 pages of codes, or 0.8 pages of fp16 rows. If the cost is 0, contexts of
+ * some hundred tokens are cut too fine. */
 #define ITEM_COST 1u
 /* The time on 8 threads has this weight, and the times on 12 and 16 threads have weight 1. With a
  * larger weight half of 16 threads can be without work. With a smaller weight 8 threads wait
- * longer. Such splits suit 2, 4 and 6 threads, too. */
+ * longer. The splits that come of it suit 2, 4 and 6 threads, too. */
 #define WEIGHT_OF_8 4u
 /* With fewer products than this, one thread is faster than two. SMALL_WORK takes about 50 us, as
  * long as it takes a sleeping thread to begin. SMALL_LENT_WORK takes 2 us and applies where the
@@ -110,8 +111,8 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
-/* When the work items end on some threads, in pages. A split of `pages` pages
- * gives long work items, which begin first, and at most one shorter item for each kv head. */
+/* When the work items end on some threads, in pages. A split of `pages` pages gives long work
+ * items, which begin first, and at most one shorter item for each kv head. */
 static uint64_t end_of_items(const kvant_attention_plan *plan, uint32_t pages, uint32_t threads)
 {
     const uint32_t n_heads = plan->n_kv_heads, rest = plan->n_pages % pages,

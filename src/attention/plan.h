@@ -39,7 +39,7 @@ typedef struct kvant_attention_plan {
     /* A row of k and v that the same loop encodes, or NULL; and its block. */
     const kvant_write *write;
     uint32_t written_block;
-    /* Work beside the work items, which the same loop begins with; or NULL. */
+    /* What the same loop does first, in addition to the work items; or NULL. */
     void (*beside)(void *user);
     void *user;
     kvant_used_views k_views;

@@ -76,5 +76,5 @@ kvant_status kvant_write_end(kvant_write *write, kvant_status status);
 
 /* The first part of kvant_write_end. It may run while rows are being encoded and read. */
 kvant_status kvant_write_close(kvant_write *write, kvant_status status);
-/* The second part: frees the copies of rows. */
+/* The second part: frees the rows that kvant_write_begin copied. */
 void kvant_write_release(kvant_write *write);

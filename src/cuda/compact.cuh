@@ -111,8 +111,8 @@ struct TrianglePart {
     {
     }
 
-    /* W^T in this row and column, which is not above the row. The bits of 2^23 + 8 + code are those
-     * of 2^23 and of the code with its sign inverted. */
+    /* The number of W^T in this row and column, which is at most the row. With the sign of its code
+     * inverted, the last bits of 2^23 make 2^23 + 8 + code. */
     KVANT_INLINE float number(uint32_t row, uint32_t column) const
     {
         const uint8_t *codes = reinterpret_cast<const uint8_t *>(halves + 2 * n) + row * row / 4;

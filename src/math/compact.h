@@ -8,8 +8,7 @@
  * The inverse of a part begins with a unit for each of its rows, a power of two in binary32. Then
  * come its numbers in binary16, divided by the unit of their row, in groups of 8 columns. Group g
  * has rows 8 g to n - 1, and the 8 numbers of a row are next to each other. Numbers above the
- * diagonal are 0. A thread has a row
- * here. */
+ * diagonal are 0. A thread has a row here. */
 #pragma once
 
 #include <stddef.h>

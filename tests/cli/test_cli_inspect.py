@@ -236,7 +236,7 @@ class Inspect(unittest.TestCase):
         self.assertEqual(here[1], there[1])
         # Each tensor has 7 exact pages: the first, the newest, four for a step, and one because
         # rows begin anywhere in a block. Learning takes two matrices for each layer's keys, room
-        # for a layer's exact pages as float32 rows with their slots, and room on 8 streams.
+        # for a layer's exact pages as float32 rows with their slots, and room for 8 layers.
         page = 64 * N_KV_HEADS * HEAD_DIM * 2
         self.assertEqual(there[0]["exact_bytes"], 2 * SMALL_LAYERS * 7 * page)
         matrices = 2 * SMALL_LAYERS * N_KV_HEADS * HEAD_DIM**2 * 4

@@ -269,7 +269,7 @@ size_t kvp_gpu_held(void);
  * graph there, and a wait would end the capture. NULL: waits for no back ends. */
 void kvp_gpu_finish(kvp_gpu *gpu, const void *context);
 
-/* Frees the stream that learns and memory for copies, with the last back end. The lock is held. */
+/* Frees the memory for copies, with the last back end. The lock is held. */
 void kvp_gpu_copying_release(kvp_gpu *gpu);
 void kvp_gpu_fetch_release(kvp_gpu_backend *b);
 

@@ -1,9 +1,9 @@
 /* learner.c - see learner.h.
  *
  * Lessons wait until a graph has been enqueued. Then one call makes the transforms of all layers in
- * the GPU's stream. A layer takes few thread blocks, which stay for half a millisecond. Matrix
- * products of a model need all multiprocessors at once, so they would wait for the blocks of every
- * layer that learned while the graph runs. Streams of their own would make every later kernel of
+ * the GPU's stream. A layer takes few thread blocks, which stay for a millisecond. Matrix products
+ * of a model need all multiprocessors at once, so they would wait for the blocks of every layer
+ * that learned while the graph runs. A separate stream for lessons would make every later kernel of
  * the process slower (cuda_streams.csv). */
 #include "learner.h"
 
@@ -97,9 +97,9 @@ typedef struct layer_lists {
     kvant_cuda_compact_layer compact[MOST_TOGETHER];
 } layer_lists;
 
-/* How many layers with rows and queries of the largest lesson learn at the same time: at most 8,
- * and as many as their thread blocks fill a large GPU. More layers of a smaller lesson have room
- * in their memory. */
+/* How many layers with the largest lesson learn at the same time: as many as fill a large GPU with
+ * their thread blocks, but at most 8. A smaller lesson takes less memory, so more layers with it
+ * learn at the same time. */
 static uint32_t planned_layers(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_buckets)
 {
     const uint32_t blocks = n_buckets * n_kv_heads * (head_dim + 127) / 128, n = 128 / blocks;
@@ -336,8 +336,7 @@ static size_t bytes_of(const kvp_gpu_cells *cells, uint32_t n)
     return kvant_cuda_learn_bytes(&args);
 }
 
-/* Finds the next layers that learn together. Their memory is at most the planned memory, but for a
- * single layer. */
+/* Finds the next layers that learn together. Several layers take at most the planned memory. */
 static void find_group(const kvp_gpu_cache *cache, learning_group *group)
 {
     size_t from = 0, most = 0;

@@ -1,8 +1,8 @@
 /* lesson.c - the keys that first matrices are made from: the rows in a cache's exact pages.
  *
  * Finds these rows and tells whether their tokens differ enough. Copies the rows of a layer,
- * because later steps change the pages while other streams learn. first_matrix.c decides when, and
- * learner.c makes the matrices. */
+ * because steps can change the pages before the lesson, which comes after the graph. first_matrix.c
+ * decides when, and learner.c makes the matrices. */
 #include "learner.h"
 
 #include <stdlib.h>

@@ -35,8 +35,8 @@ struct FewCenter {
     }
 };
 
-/* A channel's column of a matrix, AHEAD numbers at a time, or of W in its compact form: the numbers
- * of the channel's part. Called by all threads of a block of D. */
+/* A channel's column of a matrix, AHEAD numbers at a time. Or the channel's column of W from the
+ * compact form, which has the numbers of the channel's part. All D threads of a block call it. */
 template <int D> struct KeyColumn {
     static constexpr int AHEAD = COMPACT_PART<D>;
     float numbers[AHEAD], diagonal;
@@ -59,9 +59,10 @@ template <int D> struct KeyColumn {
             numbers[i] = column[(size_t)(first + i) * D];
     }
 
-    /* All loads come first, also those of codes above the diagonal, which stand for other numbers:
-     * a branch for each row would wait for its load. Codes of odd columns stay in their half of the
-     * byte. With `zero` they are the bits of 2^19 + 8 + code, and others of 2^23 + 8 + code. */
+    /* All loads come first, because a branch for each row would wait for its load. So a thread also
+     * loads bytes above the diagonal, which hold codes of other numbers. The code of an odd column
+     * stays in the upper half of its byte, and makes 2^19 + 8 + code from the bits of `zero`. The
+     * code of an even column makes 2^23 + 8 + code. */
     KVANT_INLINE void load_triangle(const void *compact_, int kv_head, int channel)
     {
         __shared__ float4 steps[D / 4];

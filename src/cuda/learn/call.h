@@ -150,7 +150,7 @@ TEAM_FN double *learn_balance_of(const learn_call *call, uint32_t sub, uint32_t 
            2 * learn_index(call, sub, transform);
 }
 
-/* What the kernels of a team do. Shared memory is the caller's. */
+/* The work of each kernel of a team. The caller has the shared memory. */
 
 TEAM_FN void learn_call_tables(const learn_call *call, uint32_t sub, uint32_t transform,
                                double *part, float *center, float *start)

@@ -71,7 +71,7 @@ TEAM_FN bool tile_factor(int n, bool from_end, learn_shared *s, learn_tile *t)
 }
 
 /* Subtracts multiples of row k of u, which has numbers right of the diagonal. Then column k + 1 of
- * the rows is finished but for a division by the diagonal. */
+ * the rows only lacks the division by the diagonal. */
 TEAM_FN void tile_divide_column(int chunk, int k, double inverse, const double *u, learn_tile *t)
 {
     const tile_columns columns = tile_columns_of(u);

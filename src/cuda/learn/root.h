@@ -34,8 +34,9 @@ TEAM_FN void tile_reflect(int n, int k, bool whole, learn_shared *s, learn_tile 
     tile_total_sums(&sums, s->sums);
 }
 
-/* The reflection that zeroes a row but for its first number, and the product of its vector v with
- * the matrix: the sums, which are the product with the row, less `kept` times the matrix's row. */
+/* The reflection that zeroes all numbers of a row except the first one. The sums are the product of
+ * the matrix with the row. The product with the vector v is these sums, less `kept` times the row
+ * of the matrix. */
 typedef struct learn_reflection {
     double lead;       /* the first number of v; the others are the row's */
     double kept, beta; /* the number that stays; 2 / |v|^2 */

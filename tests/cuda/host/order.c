@@ -3,8 +3,8 @@
  * The mock does work when it is enqueued, so it would not notice that a stream reads what another
  * stream has yet to write. Each stream has a clock: how much of the work of each stream comes
  * before its next work. Streams, events and waits of the computer change clocks as they order work.
- * Watched are matrices of keys, because streams that learn make them and the stream of a graph
- * reads them, and the memory that these streams work in. Work that is not ordered ends the program,
+ * It watches matrices of keys, because one stream makes them and graphs in another stream read
+ * them. It also watches the working memory of lessons. Work that is not ordered ends the program,
  * and so does freeing such memory before the computer has waited for its work. */
 #include <pthread.h>
 #include <stdio.h>
