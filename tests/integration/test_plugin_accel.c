@@ -233,9 +233,9 @@ static double largest_norm(const struct ggml_tensor *t)
     return largest;
 }
 
-/* A bound on the distance that the roundings of binary32 cause. Each of a score's k_dim roundings is
- * at most 2^-24 of the sum of the products' sizes. This sum is at most the product of the norms. An
- * output has as many roundings as there are cells, and softmax errs below 2^-19 (kernels.h). An
+/* A bound on the distance that the roundings of binary32 cause. Each of a score's k_dim roundings
+ * is at most 2^-24 of the sum of the products' sizes. This sum is at most the product of the norms.
+ * An output has as many roundings as there are cells, and softmax errs below 2^-19 (kernels.h). An
  * error of all weights counts twice, because the sum of the weights has it, too. */
 static double binary32_roundings(const struct ggml_tensor *node)
 {

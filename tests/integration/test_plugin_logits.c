@@ -56,10 +56,10 @@ static comparison compare(const float *ours, const float *exact)
 }
 
 /* The f16 codec stores the same numbers as llama.cpp's f16 cache and does the rest of attention in
- * f32, as llama.cpp does for a prompt. So compared with attention in f32, kvant should be no further
- * away. Its mean squared error may exceed llama.cpp's by at most 3 standard errors of the
- * difference. Tokens of a text are not independent, but with the whole model and f16 this is the
- * error: over 10 texts, the root mean square of the difference was 1.13 standard errors.
+ * f32, as llama.cpp does for a prompt. So compared with attention in f32, kvant should be no
+ * further away. Its mean squared error may exceed llama.cpp's by at most 3 standard errors of the
+ * difference. Tokens of a text are not independent, but with the whole model and f16 this hardly
+ * matters: over 10 texts, the root mean square of the difference is 1.13 standard errors.
  *
  * test_plugin_ops.c checks attention itself up to the rounding of f32. This model multiplies a
  * rounding by several hundred, because its activations are quantised to 8 bits between layers. */
