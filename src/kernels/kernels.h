@@ -201,9 +201,10 @@ typedef struct kvant_block_page {
               uint32_t n)
 
 /* sums[i * sums_stride + c] += the sum over t of w[i * 64 + t] x[t][c], in order of t, for w >= 0.
- * A row of x takes no part when all its weights are 0, whatever it holds. sums is aligned to 64,
- * and sums_stride is a multiple of 16. The error is at most (n_tokens + 1) 2^-24 (1 + 2^-23)^65
- * times the sum of magnitudes. */
+ * A row of x takes no part when all its weights are 0, whatever it holds. Products are fused if the
+ * level's matmul fuses them, so both find the same bits. sums is aligned to 64, and sums_stride is
+ * a multiple of 16. The error is at most (n_tokens + 1) 2^-24 (1 + 2^-23)^65 times the sum of
+ * magnitudes. */
 #define KVANT_BLOCK_SUMS_FN(name)                                                                  \
     void name(const kvant_block_page *page, const float *w, float *sums, size_t sums_stride,       \
               uint32_t n)

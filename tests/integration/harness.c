@@ -395,29 +395,6 @@ float *harness_prompt_logits(const harness_options *options, int n)
     return logits;
 }
 
-static double token_error(const float *x, const float *exact, int token)
-{
-    size_t n = harness_n_vocab();
-    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
-
-    return rms * rms;
-}
-
-harness_comparison harness_compare_logits(const float *a, const float *b, const float *exact, int n)
-{
-    harness_comparison c = { 0 };
-    double squares = 0;
-
-    for (int t = 0; t < n; t++) {
-        double ea = token_error(a, exact, t), eb = token_error(b, exact, t);
-        c.a += ea / n;
-        c.b += eb / n;
-        squares += (ea - eb) * (ea - eb) / n;
-    }
-    c.difference_error = sqrt((squares - (c.a - c.b) * (c.a - c.b)) / (n - 1));
-    return c;
-}
-
 int harness_counting(llama_token *tokens, int max)
 {
     static const char counting[] =

@@ -109,16 +109,6 @@ double harness_mean_kld(const float *p, const float *q, int rows);
  * frees them. */
 float *harness_prompt_logits(const harness_options *options, int n);
 
-/* Mean over tokens of the squared distance of two sets of logits to exact logits. The field
- * difference_error is the standard error of the mean difference between the two distances of each
- * token. */
-typedef struct harness_comparison {
-    double a, b, difference_error;
-} harness_comparison;
-
-harness_comparison harness_compare_logits(const float *a, const float *b, const float *exact,
-                                          int n);
-
 /* A prompt whose continuation the model is sure of, at most max tokens; returns their number. In
  * other texts, such as a story, two words may be about equally likely. Then the rounding noise of a
  * cache decides between them, with llama.cpp's own cache, too. */

@@ -102,11 +102,12 @@ static void compute(ggml_backend_dev_t device, struct operation *o)
     ggml_backend_free(backend);
 }
 
-/* Decodes row (cell, head, stream) by ggml's own function. */
-static void decode(const struct ggml_tensor *t, int cell, int head, int stream, float *x)
+/* Decodes row (cell, head, stream) of a node's keys or values by ggml's own function. */
+static void decode(const struct ggml_tensor *t, int64_t cell, int64_t head, int64_t stream,
+                   float *x)
 {
-    const char *row = (const char *)t->data + (size_t)stream * t->nb[3] + (size_t)cell * t->nb[2] +
-                      (size_t)head * t->nb[1];
+    const char *row = (const char *)t->data + (size_t)stream * t->nb[3] + (size_t)head * t->nb[2] +
+                      (size_t)cell * t->nb[1];
 
     if (t->type == GGML_TYPE_F32)
         memcpy(x, row, (size_t)t->ne[0] * sizeof(*x));
@@ -114,70 +115,99 @@ static void decode(const struct ggml_tensor *t, int cell, int head, int stream, 
         ggml_get_type_traits(t->type)->to_float(row, x, t->ne[0]);
 }
 
-static float *decode_head(const struct attention_case *c, const struct ggml_tensor *t, int head,
-                          int stream)
+static float *decode_head(const struct ggml_tensor *t, int64_t head, int64_t stream)
 {
-    float *x = malloc((size_t)c->cells * (size_t)t->ne[0] * sizeof(*x));
+    float *x = malloc((size_t)(t->ne[1] * t->ne[0]) * sizeof(*x));
 
     assert_non_null(x);
-    for (int j = 0; j < c->cells; j++)
-        decode(t, j, head / (c->heads / c->kv_heads), stream, x + (size_t)j * (size_t)t->ne[0]);
+    for (int64_t j = 0; j < t->ne[1]; j++)
+        decode(t, j, head, stream, x + j * t->ne[0]);
     return x;
 }
 
-/* Attention of one query in double precision. */
-static void exact_row(const struct attention_case *c, const struct operation *o, int head,
-                      int token, int stream, double *out)
+/* The query of a node in a row that reference_attention() takes. */
+static reference_row query_row(const struct ggml_tensor *node, int64_t head, int64_t token,
+                               int64_t stream)
 {
-    float *keys = decode_head(c, o->k, head, stream), *values = decode_head(c, o->v, head, stream);
-    double *weights = malloc((size_t)c->cells * sizeof(*weights)),
-           *bias = calloc((size_t)c->cells, sizeof(*bias));
-    const ggml_fp16_t *mask = o->mask != NULL ? o->mask->data : NULL;
-    const size_t row = (size_t)stream * (size_t)c->tokens + (size_t)token;
-    const reference_row r = {
-        .q = (const float *)o->q->data + (row * (size_t)c->heads + (size_t)head) * (size_t)c->k_dim,
-        .keys = keys,
-        .values = values,
-        .key_stride = (size_t)c->k_dim,
-        .value_stride = (size_t)c->v_dim,
-        .n_cells = (uint32_t)c->cells,
-        .k_dim = (uint32_t)c->k_dim,
-        .v_dim = (uint32_t)c->v_dim,
-        .scale = 1 / sqrtf((float)c->k_dim),
-        .softcap = c->softcap,
-        .bias = bias,
-        .sink = o->sinks != NULL ? (const float *)o->sinks->data + head : NULL
-    };
+    const struct ggml_tensor *q = node->src[0], *k = node->src[1], *sinks = node->src[4];
+    const char *data = (const char *)q->data + (size_t)stream * q->nb[3] + (size_t)head * q->nb[2] +
+                       (size_t)token * q->nb[1];
+    float parameters[3]; /* scale, max_bias, logit_softcap */
 
-    for (int j = 0; mask != NULL && j < c->cells; j++)
-        bias[j] = reference_slope((uint32_t)c->heads, c->max_bias, (uint32_t)head) *
-                  ggml_fp16_to_fp32(mask[row * (size_t)c->cells + (size_t)j]);
-    reference_attention(&r, weights, out);
+    memcpy(parameters, node->op_params, sizeof(parameters));
+    return (reference_row){ .q = (const float *)(const void *)data,
+                            .key_stride = (size_t)k->ne[0],
+                            .value_stride = (size_t)node->src[2]->ne[0],
+                            .n_cells = (uint32_t)k->ne[1],
+                            .k_dim = (uint32_t)k->ne[0],
+                            .v_dim = (uint32_t)node->src[2]->ne[0],
+                            .scale = parameters[0],
+                            .softcap = parameters[2],
+                            .sink = sinks != NULL ? (const float *)sinks->data + head : NULL };
+}
+
+/* What a node adds to the scores of a query. */
+static double *bias_of(const struct ggml_tensor *node, int64_t head, int64_t token, int64_t stream)
+{
+    const struct ggml_tensor *mask = node->src[3];
+    const int64_t n_cells = node->src[1]->ne[1];
+    double *bias = calloc((size_t)n_cells, sizeof(*bias));
+    const ggml_fp16_t *row;
+    float max_bias;
+
+    assert_non_null(bias);
+    if (mask == NULL)
+        return bias;
+    memcpy(&max_bias, node->op_params + 1, sizeof(max_bias));
+    row = (const void *)((const char *)mask->data + (size_t)stream * mask->nb[3] +
+                         (size_t)token * mask->nb[1]);
+    for (int64_t j = 0; j < n_cells; j++)
+        bias[j] = reference_slope((uint32_t)node->src[0]->ne[2], max_bias, (uint32_t)head) *
+                  ggml_fp16_to_fp32(row[j]);
+    return bias;
+}
+
+/* Attention of one head in double precision, into its part of out. */
+static void exact_head(const struct ggml_tensor *node, int64_t head, int64_t stream, double *out)
+{
+    const struct ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+    const int64_t n_heads = q->ne[2], kv_head = head / (n_heads / k->ne[2]);
+    float *keys = decode_head(k, kv_head, stream), *values = decode_head(v, kv_head, stream);
+    double *weights = malloc((size_t)k->ne[1] * sizeof(*weights));
+
+    assert_non_null(weights);
+    for (int64_t t = 0; t < q->ne[1]; t++) {
+        reference_row r = query_row(node, head, t, stream);
+        double *bias = bias_of(node, head, t, stream);
+        r.keys = keys;
+        r.values = values;
+        r.bias = bias;
+        reference_attention(&r, weights,
+                            out + ((stream * q->ne[1] + t) * n_heads + head) * v->ne[0]);
+        free(bias);
+    }
     free(keys);
     free(values);
     free(weights);
-    free(bias);
 }
 
-static double *exact_output(const struct attention_case *c, const struct operation *o)
+static double *exact_output(const struct ggml_tensor *node)
 {
-    double *out = malloc((size_t)ggml_nelements(o->node) * sizeof(*out));
+    double *out = malloc((size_t)ggml_nelements(node) * sizeof(*out));
 
     assert_non_null(out);
-    for (int s = 0; s < c->streams; s++)
-        for (int t = 0; t < c->tokens; t++)
-            for (int h = 0; h < c->heads; h++)
-                exact_row(c, o, h, t, s,
-                          out + (size_t)(((s * c->tokens + t) * c->heads + h) * c->v_dim));
+    for (int64_t s = 0; s < node->src[0]->ne[3]; s++)
+        for (int64_t h = 0; h < node->src[0]->ne[2]; h++)
+            exact_head(node, h, s, out);
     return out;
 }
 
 /* The root mean square of the difference. A node that was not computed holds NaNs, which make the
  * result NaN, and no bound accepts that. */
-static double distance(const struct operation *o, const double *exact)
+static double distance(const struct ggml_tensor *node, const double *exact)
 {
-    const float *x = o->node->data;
-    int64_t n = ggml_nelements(o->node);
+    const float *x = node->data;
+    int64_t n = ggml_nelements(node);
     double sum = 0;
 
     for (int64_t i = 0; i < n; i++)
@@ -185,25 +215,56 @@ static double distance(const struct operation *o, const double *exact)
     return sqrt(sum / (double)n);
 }
 
+/* The largest norm of a row of queries, keys or values. */
+static double largest_norm(const struct ggml_tensor *t)
+{
+    float *x = malloc((size_t)t->ne[0] * sizeof(*x));
+    double largest = 0;
+
+    assert_non_null(x);
+    for (int64_t i = 0; i < ggml_nrows(t); i++) {
+        double sum = 0;
+        decode(t, i % t->ne[1], i / t->ne[1] % t->ne[2], i / t->ne[1] / t->ne[2], x);
+        for (int64_t j = 0; j < t->ne[0]; j++)
+            sum += (double)x[j] * x[j];
+        largest = fmax(largest, sqrt(sum));
+    }
+    free(x);
+    return largest;
+}
+
+/* A bound on the distance that the roundings of binary32 cause. Each of a score's k_dim roundings
+ * is at most 2^-24 of the sum of the products' sizes. This sum is at most the product of the norms.
+ * An output has as many roundings as there are cells, and softmax errs below 2^-19 (kernels.h). An
+ * error of all weights counts twice, because the sum of the weights has it, too. */
+static double binary32_roundings(const struct ggml_tensor *node)
+{
+    const struct ggml_tensor *k = node->src[1], *v = node->src[2];
+    double score = largest_norm(node->src[0]) * largest_norm(k) * query_row(node, 0, 0, 0).scale,
+           weights = (double)k->ne[0] * score * 0x1p-24 + 0x1p-19 + (double)k->ne[1] * 0x1p-24;
+
+    return 2 * weights * largest_norm(v) / sqrt((double)v->ne[0]);
+}
+
 /* ggml rounds queries to 8 bits or to fp16, and sums f16 values in fp16. In addition it has the
  * roundings of binary32, as we have. With f32, both sides have only the roundings of binary32, in
- * different orders. Then the distance has its own bound: scores have k_dim roundings, sums have as
- * many as there are cells, softmax errs below 2^-19 (kernels.h), and no output exceeds 2. */
+ * different orders. */
 static void check_case(const struct attention_case *c, enum ggml_type k_type, enum ggml_type v_type)
 {
     struct operation o = make_operation(c, k_type, v_type);
-    double *exact = exact_output(c, &o), ours, stock,
-           own_roundings = 2 * ((c->k_dim * 16 + c->cells) * 0x1p-24 + 0x1p-19);
+    double *exact = exact_output(o.node), ours, stock;
 
     setenv("KVANT_ACCEL", "1", 1);
     assert_true(ggml_backend_dev_supports_op(accel, o.node));
     compute(accel, &o);
-    ours = distance(&o, exact);
+    ours = distance(o.node, exact);
     compute(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &o);
-    stock = distance(&o, exact);
-    print_message("%s/%s, head_dim %d, %d tokens: distance to exact %.2g, stock %.2g\n",
-                  ggml_type_name(k_type), ggml_type_name(v_type), c->k_dim, c->tokens, ours, stock);
-    assert_true(ours <= own_roundings);
+    stock = distance(o.node, exact);
+    print_message(
+        "%s/%s, head_dim %d, %d tokens: distance to exact %.2g (bound %.2g), stock %.2g\n",
+        ggml_type_name(k_type), ggml_type_name(v_type), c->k_dim, c->tokens, ours,
+        binary32_roundings(o.node), stock);
+    assert_true(ours <= binary32_roundings(o.node));
     assert_true(ours <= stock || k_type == GGML_TYPE_F32);
     free(exact);
     ggml_free(o.context);
@@ -296,42 +357,96 @@ CASE(other_operations_are_declined)
 
 #define N_PROMPT 160
 
-/* With the same type, both sides round keys and values; llama.cpp's CPU code also rounds queries
- * and sums. So compared with a cache and attention in f32, the device should be no further away
- * than llama.cpp is. Its mean squared error may exceed llama.cpp's by at most 3 standard errors of
- * the difference per token.
- *
- * The test above checks the operation itself ten thousand times as precisely. This model multiplies
- * a rounding by several hundred, because its activations are quantised to 8 bits. */
-static void check_logits(const char *type, const float *exact, const float *stock,
-                         const float *ours)
-{
-    const harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
+/* Sums over a model's attention nodes. */
+static struct {
+    int n_nodes;
+    double ours, stock, bound; /* squares of distances to double precision */
+} nodes;
 
-    print_message("%s: distance of logits to f32 (rms) %.4f, stock's %.4f; mean squares differ by "
-                  "%.5f +- %.5f\n",
-                  type, sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
-    assert_true(c.a - c.b <= 3 * c.difference_error);
+/* A tensor with the same data that no graph computes. */
+static struct ggml_tensor *leaf_of(struct ggml_context *x, const struct ggml_tensor *t)
+{
+    struct ggml_tensor *leaf = ggml_new_tensor_1d(x, GGML_TYPE_F32, 1);
+
+    *leaf = *t;
+    leaf->op = GGML_OP_NONE;
+    leaf->view_src = NULL;
+    memset(leaf->src, 0, sizeof(leaf->src));
+    return leaf;
 }
 
-CASE(logits_are_no_further_from_f32_than_stocks)
+/* The distance of the CPU back end's result for a node that the device computed. */
+static double stock_distance(const struct ggml_tensor *node, const double *exact)
+{
+    struct ggml_init_params params = { .mem_size = 64u << 20 };
+    struct operation o = { .context = ggml_init(params) };
+    double result;
+
+    o.node = ggml_dup_tensor(o.context, node);
+    o.node->op = node->op;
+    memcpy(o.node->op_params, node->op_params, sizeof(node->op_params));
+    for (int i = 0; i < GGML_MAX_SRC; i++)
+        o.node->src[i] = node->src[i] != NULL ? leaf_of(o.context, node->src[i]) : NULL;
+    compute(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &o);
+    result = distance(o.node, exact);
+    ggml_free(o.context);
+    return result;
+}
+
+/* Called by llama.cpp before and after each node of a graph. A failure here would jump over frames
+ * of llama.cpp, so the test checks the sums afterwards. */
+static bool add_node(struct ggml_tensor *node, bool ask, void *user)
+{
+    double *exact, ours, stock, bound;
+
+    if (node->op != GGML_OP_FLASH_ATTN_EXT || ask)
+        return node->op == GGML_OP_FLASH_ATTN_EXT;
+    exact = exact_output(node);
+    ours = distance(node, exact);
+    stock = stock_distance(node, exact);
+    bound = binary32_roundings(node);
+    nodes.n_nodes++;
+    nodes.ours += ours * ours;
+    nodes.stock += stock * stock;
+    nodes.bound += bound * bound;
+    free(exact);
+    return true;
+}
+
+/* With rows of the model, the device computes attention as precisely as with random rows. On the
+ * same queries and the same q8_0 or q4_0 rows it is nearer to double precision than llama.cpp is.
+ * With f16 and a prompt, llama.cpp does not round queries either. If the CPU back end computed the
+ * nodes, both distances would be equal. The logits have the same bits when no callback stops the
+ * graph after each node.
+ *
+ * Distances of logits to those of an f32 cache do not show this. They are the errors of the rows,
+ * and the model multiplies a rounding of attention by several hundred. With the narrow model, q4_0
+ * and these 160 tokens, the distance is 0.76 for llama.cpp, 0.94 for the device, and 0.98 for
+ * attention in double precision on the same rows. On 64 other texts, the mean squares of the device
+ * and of llama.cpp differ by -0.05 +- 0.04. On a single text, they often differ by more than 3
+ * standard errors over tokens, in both directions, because a token's error reaches all later
+ * tokens. */
+CASE(attention_of_a_model_is_nearer_to_exact_than_stock)
 {
     static const char *const names[] = { "f16", "q8_0", "q4_0" };
-    float *exact =
-        harness_prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 }, N_PROMPT);
     size_t bytes = (size_t)N_PROMPT * harness_n_vocab() * sizeof(float);
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        float *stock =
-            harness_prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 }, N_PROMPT);
-        float *ours = harness_prompt_logits(
-            &(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 }, N_PROMPT);
-        assert_memory_not_equal(stock, ours, bytes); /* so the device took part */
-        check_logits(names[i], exact, stock, ours);
-        free(stock);
+        harness_options options = { .type = names[i], .accel = true, .n_ctx = 512 };
+        float *ours = harness_prompt_logits(&options, N_PROMPT), *stopped;
+        memset(&nodes, 0, sizeof(nodes));
+        options.eval = add_node;
+        stopped = harness_prompt_logits(&options, N_PROMPT);
+        print_message("%s: distance to exact in %d nodes %.2g (bound %.2g), stock %.2g\n", names[i],
+                      nodes.n_nodes, sqrt(nodes.ours), sqrt(nodes.bound), sqrt(nodes.stock));
+        assert_int_equal(nodes.n_nodes, llama_model_n_layer(harness_model()));
+        assert_true(nodes.ours <= nodes.bound);
+        assert_true(nodes.ours != nodes.stock);
+        assert_true(nodes.ours <= nodes.stock || strcmp(names[i], "f16") == 0);
+        assert_memory_equal(stopped, ours, bytes);
         free(ours);
+        free(stopped);
     }
-    free(exact);
 }
 
 /* In a context that does not use the device, llama.cpp computes the same bits as before the device

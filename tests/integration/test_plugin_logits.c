@@ -27,10 +27,39 @@ static int stop(void **state)
     return harness_stop(state);
 }
 
+/* Means over tokens of the squared distance of ours and of stock to exact logits. */
+typedef struct comparison {
+    double ours, stock, difference_error; /* the standard error of ours - stock */
+} comparison;
+
+static double token_error(const float *x, const float *exact, int token)
+{
+    size_t n = harness_n_vocab();
+    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
+
+    return rms * rms;
+}
+
+static comparison compare(const float *ours, const float *exact)
+{
+    comparison c = { 0 };
+    double squares = 0;
+
+    for (int t = 0; t < N_PROMPT; t++) {
+        double a = token_error(ours, exact, t), b = token_error(stock, exact, t);
+        c.ours += a / N_PROMPT;
+        c.stock += b / N_PROMPT;
+        squares += (a - b) * (a - b) / N_PROMPT;
+    }
+    c.difference_error = sqrt((squares - (c.ours - c.stock) * (c.ours - c.stock)) / (N_PROMPT - 1));
+    return c;
+}
+
 /* The f16 codec stores the same numbers as llama.cpp's f16 cache and does the rest of attention in
- * f32. llama.cpp also rounds queries and accumulators to f16. So kvant's roundings are a subset of
- * llama.cpp's, and compared with attention in f32 kvant should be no further away. Its mean squared
- * error may exceed llama.cpp's by at most 3 standard errors of the difference.
+ * f32, as llama.cpp does for a prompt. So compared with attention in f32, kvant should be no
+ * further away. Its mean squared error may exceed llama.cpp's by at most 3 standard errors of the
+ * difference. Tokens of a text are not independent, but with the whole model and f16 this hardly
+ * matters: over 10 texts, the root mean square of the difference is 1.13 standard errors.
  *
  * test_plugin_ops.c checks attention itself up to the rounding of f32. This model multiplies a
  * rounding by several hundred, because its activations are quantised to 8 bits between layers. */
@@ -38,13 +67,14 @@ CASE(f16_is_stock_within_f16_rounding)
 {
     float *exact = prompt_logits(NULL, true), *ours = prompt_logits("f16", false);
     size_t n = (size_t)N_PROMPT * harness_n_vocab();
-    harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
+    comparison c = compare(ours, exact);
 
     print_message("logits' rms %.3f; distance to f32 (rms): kvant f16 %.5f, stock f16 %.5f; "
                   "mean squares differ by %.5f +- %.5f\n",
-                  harness_rms(exact, n), sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
-    assert_true(c.b > 0);
-    assert_true(c.a - c.b <= 3 * c.difference_error);
+                  harness_rms(exact, n), sqrt(c.ours), sqrt(c.stock), c.ours - c.stock,
+                  c.difference_error);
+    assert_true(c.stock > 0);
+    assert_true(c.ours - c.stock <= 3 * c.difference_error);
     free(exact);
     free(ours);
 }

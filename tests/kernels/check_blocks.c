@@ -107,11 +107,25 @@ CHECK(block_scores)
                     check_scores_of(check, kernels, &b, 1 + n++ % MAX_QUERIES);
 }
 
+/* block_sums finds the bits that matmul finds on decoded rows. `c` holds the sums of before. */
+static void check_against_matmul(checker *check, const kvant_kernels *kernels, const blocks *b,
+                                 const float *w, const float *sums, float *c, uint32_t n)
+{
+    static _Alignas(64) float tile[KVANT_PAGE_TOKENS * KVANT_BLOCK_MAX_HEAD_DIM];
+    const uint32_t dim = b->page.head_dim;
+    memset(tile, 0, sizeof tile);
+    for (uint32_t t = 0; t < b->page.n_tokens; t++)
+        if (t % 5 != 3)
+            memcpy(tile + t * dim, b->x[t], dim * sizeof *tile);
+    kernels->matmul(w, KVANT_PAGE_TOKENS, tile, dim, c, dim, n, KVANT_PAGE_TOKENS, dim);
+    check_same(check, "sums", sums, c, n * dim, sizeof *sums);
+}
+
 static void check_sums_of(checker *check, const kvant_kernels *kernels, blocks *b, uint32_t n)
 {
     uint32_t dim = b->page.head_dim, tokens = b->page.n_tokens;
-    float *w = check_input(check, "w", n * KVANT_PAGE_TOKENS * sizeof *w, 64),
-          before[MAX_QUERIES * 512];
+    float *w = check_input(check, "w", n * KVANT_PAGE_TOKENS * sizeof *w, 64);
+    _Alignas(64) float before[MAX_QUERIES * KVANT_BLOCK_MAX_HEAD_DIM];
     float *sums = check_output(check, "sums", n * dim * sizeof *sums, 64);
     for (uint32_t i = 0; i < n * KVANT_PAGE_TOKENS; i++)
         w[i] =
@@ -131,6 +145,7 @@ static void check_sums_of(checker *check, const kvant_kernels *kernels, blocks *
             double bound = (tokens + 1) * (1 + 0x1p-13) * check_rounding(magnitude);
             check_near(check, "sums", i * dim + ch, sums[i * dim + ch], want, bound);
         }
+    check_against_matmul(check, kernels, b, w, sums, before, n);
 }
 
 CHECK(block_sums)
