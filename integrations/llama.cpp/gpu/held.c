@@ -15,7 +15,7 @@ typedef struct held_arrays {
 bool kvp_gpu_bring_held(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
 {
     const kvp_gpu_page_list *list = &held->list;
-    held_arrays *host = calloc(1, sizeof(*host)), *at;
+    held_arrays *host = calloc(1, sizeof(*host));
     bool ok = host != NULL && kvp_gpu_grow(cache->gpu, &cache->late.arrays, sizeof(*host), false);
 
     for (size_t row = 0; row < (size_t)list->n * KVANT_PAGE_TOKENS && ok; row++) {
@@ -27,11 +27,13 @@ bool kvp_gpu_bring_held(kvp_gpu_cache *cache, kvp_gpu_held_rows *held)
         host->pages[row / KVANT_PAGE_TOKENS] = (int32_t)page;
     }
     ok = ok && kvp_gpu_upload(cache->gpu, cache->late.arrays.at, host, sizeof(*host));
-    at = cache->late.arrays.at;
-    held->slots = at->slots;
-    held->cells = at->cells;
-    held->pages = at->pages;
     free(host);
+    if (ok) {
+        held_arrays *at = cache->late.arrays.at;
+        held->slots = at->slots;
+        held->cells = at->cells;
+        held->pages = at->pages;
+    }
     return ok;
 }
 
