@@ -18,9 +18,10 @@ KVANT_BLOCK_SCORES_FN(kvant_block_scores_c)
     }
 }
 
-KVANT_BLOCK_SUMS_FN(kvant_block_sums_c)
+void kvant_block_sums_by(KVANT_MATMUL_FN((*matmul)), const kvant_block_page *page, const float *w,
+                         float *sums, size_t sums_stride, uint32_t n)
 {
-    float x[KVANT_BLOCK_MAX_HEAD_DIM];
+    _Alignas(64) float x[KVANT_BLOCK_MAX_HEAD_DIM];
     for (uint32_t t = 0; t < page->n_tokens; t++) {
         float any = 0;
         for (uint32_t i = 0; i < n; i++)
@@ -28,10 +29,14 @@ KVANT_BLOCK_SUMS_FN(kvant_block_sums_c)
         if (any == 0)
             continue;
         kvant_block_decode(page->type, page->rows + t * page->stride, page->head_dim, x);
-        for (uint32_t i = 0; i < n; i++)
-            for (uint32_t c = 0; c < page->head_dim; c++)
-                sums[i * sums_stride + c] += w[i * KVANT_PAGE_TOKENS + t] * x[c];
+        matmul(w + t, KVANT_PAGE_TOKENS, x, page->head_dim, sums, sums_stride, n, 1,
+               page->head_dim);
     }
+}
+
+KVANT_BLOCK_SUMS_FN(kvant_block_sums_c)
+{
+    kvant_block_sums_by(kvant_matmul_c, page, w, sums, sums_stride, n);
 }
 
 KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c)

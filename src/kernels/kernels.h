@@ -209,6 +209,10 @@ typedef struct kvant_block_page {
     void name(const kvant_block_page *page, const float *w, float *sums, size_t sums_stride,       \
               uint32_t n)
 
+/* block_sums by a matmul, row after row of x. */
+void kvant_block_sums_by(KVANT_MATMUL_FN((*matmul)), const kvant_block_page *page, const float *w,
+                         float *sums, size_t sums_stride, uint32_t n);
+
 /* Writes the page as floats, with zeros for tokens beyond the last: tile[t][c] (block_rows_tile) or
  * tile[c][t] (block_columns_tile). tile is aligned to 64. Numbers are exact, or have one rounding
  * instead of two in formats that add a minimum. */

@@ -99,25 +99,11 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 #define block_rows_tile_neon kvant_block_rows_tile_c
 #define block_columns_tile_neon kvant_block_columns_tile_c
 
-/* Decodes rows as the portable function does. Products are fused as in matmul, which attention may
- * use for the same page. */
+static KVANT_MATMUL_FN(matmul_neon);
+
 static KVANT_BLOCK_SUMS_FN(block_sums_neon)
 {
-    float x[KVANT_BLOCK_MAX_HEAD_DIM];
-    for (uint32_t t = 0; t < page->n_tokens; t++) {
-        float any = 0;
-        for (uint32_t i = 0; i < n; i++)
-            any += w[i * KVANT_PAGE_TOKENS + t];
-        if (any == 0)
-            continue;
-        kvant_block_decode(page->type, page->rows + t * page->stride, page->head_dim, x);
-        for (uint32_t i = 0; i < n; i++) {
-            const vf factor = vf_set(w[i * KVANT_PAGE_TOKENS + t]);
-            float *to = sums + i * sums_stride;
-            for (uint32_t c = 0; c < page->head_dim; c += LANES)
-                vf_store(to + c, vf_fma(factor, vf_load(x + c), vf_load(to + c)));
-        }
-    }
+    kvant_block_sums_by(matmul_neon, page, w, sums, sums_stride, n);
 }
 
 #include "../simd_template.h"
