@@ -168,10 +168,10 @@ static kvant_status run(kvp_compute *compute, kvp_kv *k, const kvp_kv *v,
         status = kvant_attention_step_run(k->tensor, v->tensor, problem, &step);
         if (step.position == NULL)
             k->single_position = -1;
-        if (step.stored)
+        if (step.stored) {
             kvp_kv_end_step(held);
-        if (step.stored)
             return status;
+        }
     }
     if (held->is_held) {
         status = kvp_kv_store_held(held, compute->n_threads);
