@@ -116,16 +116,37 @@ bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
            kvant_cuda_compact(&args, stream) == KVANT_OK;
 }
 
-bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream)
+kvant_cuda_center_layer kvp_gpu_places_of(const kvp_gpu_cells *cells, uint32_t bucket,
+                                          const float *center, const float *start)
 {
-    const kvant_cuda_expand_args args = { .size = sizeof(args),
-                                          .codec = cells->codecs[0],
-                                          .n_kv_heads = cells->n_kv_heads,
-                                          .compact = cells->numbers.at,
-                                          .center = center,
-                                          .key_center = cells->key_center.at };
+    const size_t width = kvp_gpu_width(cells);
+    float *starts = (float *)cells->starts.at + bucket * width;
 
-    return kvant_cuda_expand(&args, stream) == KVANT_OK;
+    return (kvant_cuda_center_layer){
+        .center = center,
+        .start = start,
+        .centers = { starts + KVP_MOST_BUCKETS * width,
+                     bucket == 0 ? kvp_gpu_affine(cells, &cells->numbers) : NULL },
+        .starts = starts,
+        .compact = cells->numbers.at,
+        .key_center = bucket == 0 ? cells->key_center.at : NULL
+    };
+}
+
+bool kvp_gpu_place_centers(const kvp_gpu_cells *cells, const kvant_cuda_center_layer *layers,
+                           uint32_t n, kvant_cuda_center_layer *at)
+{
+    kvant_cuda_place_centers_args args = { .size = sizeof(args),
+                                           .codec = cells->codecs[0],
+                                           .n_kv_heads = cells->n_kv_heads,
+                                           .one = layers[0] };
+
+    if (n > 1) {
+        args.layers = at;
+        args.n_layers = n;
+    }
+    return (n == 1 || kvp_cu_write(at, layers, n * sizeof(*at), cells->gpu->stream)) &&
+           kvant_cuda_place_centers(&args, cells->gpu->stream) == KVANT_OK;
 }
 
 /* Brings the triangles of a transform as records hold it, where they follow centre and scale. Their

@@ -10,6 +10,8 @@
 #include "../launch.h"
 #include "../table.h"
 
+#include <algorithm>
+
 namespace kvant
 {
 
@@ -151,21 +153,30 @@ __global__ void __launch_bounds__(256)
     each_of(row, (int)d, (int)lane, [&](float x, int channel) { to[channel] = x; });
 }
 
-/* R W c of a kv head, a channel a thread. */
+/* Places the centres of a kv head of a layer, a channel a thread. */
 __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
-    center_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
-                  const float *center, float *key_center)
+    center_kernel(const __grid_constant__ kvant_cuda_center_layer one,
+                  const kvant_cuda_center_layer *layers,
+                  const __grid_constant__ kvant_cuda_wide_rotation rotation)
 {
     __shared__ float row[KVANT_CUDA_MOST_DIM];
-    const uint32_t d = blockDim.x, channel = threadIdx.x, kv_head = blockIdx.x,
-                   n = kvant_key_transform_part(d);
-    const PartChannel at(d, n, channel);
-    const TrianglePart triangle(compact, d, kv_head, at.part, n);
+    const kvant_cuda_center_layer layer = layers ? layers[blockIdx.y] : one;
+    const uint32_t d = blockDim.x, kv_head = blockIdx.x, n = kvant_key_transform_part(d),
+                   own = kv_head * d + threadIdx.x;
+    for (float *to : layer.centers)
+        if (to)
+            to[own] = layer.center[own];
+    if (layer.starts)
+        layer.starts[own] = layer.start[own];
+    if (!layer.key_center)
+        return;
+    const PartChannel at(d, n, threadIdx.x);
+    const TrianglePart triangle(layer.compact, d, kv_head, at.part, n);
     float sum = 0;
     for (uint32_t i = at.own; i < n; i++)
         sum = fmaf(triangle.number(i, at.own),
-                   center[kv_head * d + kvant_part_channel(d, n, at.part, i)], sum);
-    key_center[kv_head * d + channel] = rotate_any(sum, row, rotation);
+                   layer.center[kv_head * d + kvant_part_channel(d, n, at.part, i)], sum);
+    layer.key_center[own] = rotate_any(sum, row, rotation);
 }
 
 /* Launches a kernel with a thread block for each part, and memory for its inverse. */
@@ -228,7 +239,7 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
 {
     if (!args || args->size != sizeof *args || !args->codec || !args->compact ||
         args->n_kv_heads == 0 || args->n_kv_heads > 65535 || args->codec->has_dense_rotation ||
-        (args->center && !args->key_center) || !has_triangles(args->codec->params.head_dim))
+        !has_triangles(args->codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_codec &codec = *args->codec;
     const uint32_t d = codec.params.head_dim;
@@ -244,10 +255,21 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
             error = rotate_matrix(nullptr, codec.rotation, d, args->n_kv_heads,
                                   args->inverse_key_transform, on);
     }
-    if (error == cudaSuccess && args->center) {
-        center_kernel<<<args->n_kv_heads, d, 0, on>>>(args->compact, codec.rotation, args->center,
-                                                      args->key_center);
-        error = cudaGetLastError();
-    }
     return from_cuda(error);
+}
+
+kvant_status kvant_cuda_table_place_centers(const kvant_cuda_place_centers_args *args,
+                                            kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->codec || args->n_kv_heads == 0 ||
+        args->n_kv_heads > 65535 || args->n_layers > 65535 || args->codec->has_dense_rotation ||
+        !has_triangles(args->codec->params.head_dim) ||
+        (args->n_layers > 0 ? !args->layers
+                            : !args->one.center || !args->one.start ||
+                                  (args->one.key_center && !args->one.compact)))
+        return KVANT_ERR_ARGUMENT;
+    const dim3 grid(args->n_kv_heads, std::max(args->n_layers, 1u));
+    center_kernel<<<grid, args->codec->params.head_dim, 0, static_cast<cudaStream_t>(stream)>>>(
+        args->one, args->n_layers > 0 ? args->layers : nullptr, args->codec->rotation);
+    return from_cuda(cudaGetLastError());
 }

@@ -37,6 +37,7 @@ bool host_answers(const char *function, const void *arguments, size_t size,
     X(page_offsets, kvant_cuda_page_offsets_args)                                                  \
     X(compact, kvant_cuda_compact_args)                                                            \
     X(expand, kvant_cuda_expand_args)                                                              \
+    X(place_centers, kvant_cuda_place_centers_args)                                                \
     X(fill_marked, kvant_cuda_marked_args)                                                         \
     X(decode, kvant_cuda_decode_args)                                                              \
     X(exact_step, kvant_cuda_exact_args)                                                           \
