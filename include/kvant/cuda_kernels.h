@@ -169,6 +169,10 @@ typedef struct kvant_cuda_kernel_append_args {
      * for n_kv_heads x head_dim^2 floats, which calls in one stream can share */
     const void *k_compact;
     float *k_matrix;
+    /* host, or NULL: the compact form whose W calls in this stream left in k_matrix. If that is
+     * k_compact, the call uses W as it is. A call that makes W stores k_compact here. The caller
+     * stores NULL here when others write to k_matrix or to that compact form */
+    const void **k_matrix_of;
 } kvant_cuda_kernel_append_args;
 
 /* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the

@@ -436,13 +436,17 @@ static uint8_t *append(const problem *p, const rows *r, bool open, uint32_t n, b
     uint8_t *host = malloc(*bytes);
     kvant_cuda_kernel_append_args args = append_of(p, r, open, n, pages);
     args.transformed = !compact;
+    const void *made_from = NULL;
     if (compact) {
         args.k_compact = p->compact;
         args.k_matrix = p->room;
+        args.k_matrix_of = &made_from;
         args.queries = queries_of(p, n, r->queries, r->out);
     } else
         args.k.rows = r->transformed;
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    if (made_from) /* W is there, and gives the same bytes */
+        assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     device_read(host, pages, *bytes);
     device_free(pages);
     return host;
@@ -498,6 +502,52 @@ static void check(const char *spec, uint32_t d)
     check_rows(&p, 40);
     if (!small_tests())
         check_rows(&p, TOKENS);
+    problem_close(&p);
+}
+
+/* The second call would have to make W in its own room, but is told that W is there. */
+CASE(matrix_that_is_there)
+{
+    problem p;
+    problem_open(&p, "int-4:rotate=hadamard", 64);
+    enum { N = 65 };
+    const size_t room_bytes = (size_t)KV_HEADS * 64 * 64 * sizeof(float);
+    float *x = random_numbers((size_t)N * KV_HEADS * 64), *read = malloc(room_bytes),
+          *untouched = malloc(room_bytes);
+    int64_t slots[N];
+    for (int i = 0; i < N; i++)
+        slots[i] = i;
+    const rows r = { .gpu = device_copy(x, (size_t)N * KV_HEADS * 64 * sizeof *x),
+                     .slots = device_copy(slots, sizeof slots) };
+    void *pages = device_new(2 * KV_HEADS * 64 * 64 * sizeof(float), 0),
+         *room = device_new(room_bytes, 0x3c);
+    kvant_cuda_kernel_append_args args = append_of(&p, &r, false, 1, pages);
+    const void *made_from = NULL;
+    memset(untouched, 0x3c, room_bytes);
+    args.k_compact = p.compact;
+    args.k_matrix = p.room;
+    args.k_matrix_of = &made_from;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    assert_null(made_from); /* a single row needs no W */
+    args.n_tokens = N;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    assert_ptr_equal(made_from, p.compact);
+    args.k_matrix = room;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    device_read(read, room, room_bytes);
+    assert_memory_equal(read, untouched, room_bytes);
+    made_from = p.room; /* another layer's */
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    assert_ptr_equal(made_from, p.compact);
+    device_read(read, room, room_bytes);
+    assert_memory_not_equal(read, untouched, room_bytes);
+    device_free(pages);
+    device_free(room);
+    device_free(r.gpu);
+    device_free(r.slots);
+    free(x);
+    free(read);
+    free(untouched);
     problem_close(&p);
 }
 

@@ -81,9 +81,11 @@ static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
     return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
 }
 
-/* The memory that gets the compact form of a bucket's matrices; NULL without memory. */
+/* The memory that gets the compact form of a bucket's matrices; NULL without memory. W of what was
+ * there is no longer of use. */
 static void *compact_of(kvp_gpu_cells *cells, uint32_t bucket)
 {
+    cells->cache->expanded_from = NULL;
     return have_matrices(cells, bucket) ? memory_of(cells, bucket)->at : NULL;
 }
 
@@ -160,6 +162,7 @@ static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, 
                      : NULL;
     void *room = cells->cache->expanded.at;
 
+    cells->cache->expanded_from = NULL;
     return triangles != NULL && copy_in(room, triangles, (halves + 1) / 2, stream) &&
            kvp_gpu_bring_triangles(cells, bucket, room, stream);
 }
@@ -314,6 +317,7 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
 
     if (matrix->compact == NULL)
         return KVANT_OK;
+    cells->cache->expanded_from = NULL;
     *matrix = (kvp_gpu_matrix){ NULL, rows ? room : NULL, inverse };
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
@@ -323,4 +327,11 @@ void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
 {
     args->k_compact = kvp_gpu_matrix_of(keys, run.transform).compact;
     args->k_matrix = keys->cache->expanded.at;
+    args->k_matrix_of = &keys->cache->expanded_from;
+}
+
+void kvp_gpu_forget_expanded(kvp_gpu *gpu)
+{
+    for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
+        cache->expanded_from = NULL;
 }

@@ -8,6 +8,7 @@
 #include "../checks.h"
 #include "../compact.cuh"
 #include "../launch.h"
+#include "../ptx.cuh"
 #include "../table.h"
 
 #include <algorithm>
@@ -127,7 +128,8 @@ __global__ void invert_kernel(const void *compact, uint32_t d, float *matrix)
 }
 
 /* Rows of R W from a compact form, or of R W^-T from W^-T, in place (compact NULL). Without a
- * rotation, rows of W. A warp makes a row. */
+ * rotation, rows of W. A warp makes a row. A launch that begins early reads the compact form before
+ * the preceding kernel in the stream has ended; that kernel may still read `matrix`. */
 template <int P>
 __global__ void __launch_bounds__(256)
     expand_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
@@ -136,6 +138,7 @@ __global__ void __launch_bounds__(256)
     const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, n = kvant_key_transform_part(d),
                    position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32,
                    part = position / n, own = position % n;
+    begin_next();
     if (position >= d)
         return;
     float *to = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, own)) * d;
@@ -150,6 +153,7 @@ __global__ void __launch_bounds__(256)
     } else
         each_of(row, (int)d, (int)lane, [&](float &x, int channel) { x = to[channel]; });
     rotate(row, rotation, (int)lane);
+    wait_for_prior();
     each_of(row, (int)d, (int)lane, [&](float x, int channel) { to[channel] = x; });
 }
 
@@ -208,7 +212,12 @@ static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_wide_rota
 cudaError_t launch_expand(uint32_t d, uint32_t n_kv_heads, const void *compact, float *matrix,
                           cudaStream_t stream)
 {
-    return rotate_matrix(compact, kvant_cuda_wide_rotation{}, d, n_kv_heads, matrix, stream);
+    kvant_cuda_wide_rotation none{};
+    void *parameters[] = { &compact, &none, &d, &matrix };
+    return with_room(d, [&](auto p) {
+        return launch_early((const void *)expand_kernel<decltype(p)::value>,
+                            dim3((d + 7) / 8, n_kv_heads), 256, parameters, 0, stream);
+    });
 }
 
 } // namespace kvant

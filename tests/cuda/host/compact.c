@@ -21,6 +21,14 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
     return t;
 }
 
+void host_copy_compact(void *to, const void *compact, const kvant_cuda_codec *codec,
+                       uint32_t n_kv_heads)
+{
+    memcpy(to, compact,
+           n_kv_heads * triangle_halves(host_transform(codec, NULL, 0).head_dim) *
+               sizeof(uint16_t));
+}
+
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
     const kvant_cuda_compact_layer one = { args->triangles, args->compact },

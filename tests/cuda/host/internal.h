@@ -101,6 +101,8 @@ kvant_transform host_transform(const kvant_cuda_codec *codec, const float *key_t
 /* The transform of a kv head in the compact form. */
 kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void *compact,
                                        uint32_t head);
+void host_copy_compact(void *to, const void *compact, const kvant_cuda_codec *codec,
+                       uint32_t n_kv_heads);
 
 /* Subtracts block centres from rows; false if arguments are missing. */
 bool host_center(const kvant_cuda_center_rows_args *args);
