@@ -35,6 +35,34 @@ struct Inverse {
         return numbers[row * (row + 1) / 2 + column];
     }
 
+    /* Adds N products, from number k on, to the sums. Loads all factors first, because a load takes
+     * longer than a product. */
+    template <int N>
+    KVANT_INLINE static void add(double (&sums)[4], const double *row, const double *z, uint32_t k)
+    {
+        double a[N], b[N];
+        unrolled_for (int m = 0; m < N; m++)
+            a[m] = row[k + m], b[m] = z[m * k + m * (m + 1) / 2];
+        unrolled_for (int m = 0; m < N; m++)
+            sums[m % 4] = fma(a[m], b[m], sums[m % 4]);
+    }
+
+    /* The sum of row[k] times number k of the column, over all k below i. */
+    KVANT_INLINE double product(const double *row, uint32_t i, uint32_t column) const
+    {
+        double sums[4] = {};
+        uint32_t k = column;
+#pragma unroll 1
+        for (; k + 16 <= i; k += 16)
+            add<16>(sums, row, &at(k, column), k);
+#pragma unroll 1
+        for (; k + 4 <= i; k += 4)
+            add<4>(sums, row, &at(k, column), k);
+        for (; k < i; k++)
+            sums[0] = fma(row[k], at(k, column), sums[0]);
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+
     /* Thread j solves column j: L z = e_j. By all threads of the block. */
     KVANT_INLINE void solve(const TrianglePart &triangle) const
     {
@@ -47,20 +75,7 @@ struct Inverse {
             __syncthreads();
             if (column > i)
                 continue;
-            double sums[4] = {};
-            uint32_t k = column;
-            const double *z = &at(k, column); /* number k + 1 is k + 1 numbers further */
-            for (; k + 4 <= i; k += 4) {
-                sums[0] = fma(row[k], z[0], sums[0]);
-                sums[1] = fma(row[k + 1], z[k + 1], sums[1]);
-                sums[2] = fma(row[k + 2], z[2 * k + 3], sums[2]);
-                sums[3] = fma(row[k + 3], z[3 * k + 6], sums[3]);
-                z += 4 * k + 10;
-            }
-            for (; k < i; z += ++k)
-                sums[0] = fma(row[k], *z, sums[0]);
-            const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-            at(i, column) = ((column == i ? 1.0 : 0.0) - sum) / row[i];
+            at(i, column) = ((column == i ? 1.0 : 0.0) - product(row, i, column)) / row[i];
         }
         __syncthreads();
     }
@@ -89,9 +104,12 @@ struct Inverse {
     }
 };
 
-/* Makes the compact form of a part of a kv head. */
-__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
-                               const kvant_cuda_compact_layer *layers)
+/* Makes the compact form of a part of a kv head; parts have at most 128 channels. A block runs next
+ * to few others, so its threads may have many registers. Without this bound the compiler would load
+ * the factors of one product at a time. */
+__global__ void __launch_bounds__(128, 1)
+    compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
+                   const kvant_cuda_compact_layer *layers)
 {
     extern __shared__ double inverse_space[];
     const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y,
