@@ -210,7 +210,7 @@ static bool row_is_finite(const struct ggml_tensor *rows, int64_t cell)
 }
 
 /* ggml-cuda multiplies the values of hidden cells by 0, which is NaN if they are not finite. The CPU
- * back end leaves hidden cells out. */
+ * back end leaves hidden cells out. With KVANT_TEST_HIDDEN the mock refuses such cells. */
 static void check_hidden_rows(const struct ggml_tensor *node)
 {
     const struct ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
@@ -232,7 +232,7 @@ static void replay(void *data)
     recorded *r = data;
 
     r->graph.nodes = r->nodes;
-    for (int i = 0; i < r->graph.n_nodes; i++)
+    for (int i = 0; i < r->graph.n_nodes && getenv("KVANT_TEST_HIDDEN") != NULL; i++)
         check_hidden_rows(r->nodes[i]);
     if (ggml_backend_graph_compute(r->cpu, &r->graph) != GGML_STATUS_SUCCESS)
         abort();

@@ -111,8 +111,10 @@ CASE(a_new_conversation_is_exact_again)
 {
     const story of = { a_second_text, 200, 1 }, longer = { a_longer_second_text, 300, 1 };
 
+    setenv("KVANT_TEST_HIDDEN", "1", 1);
     assert_exact(&longer, "int-8");
     assert_exact(&of, "turboquant-4");
+    unsetenv("KVANT_TEST_HIDDEN");
 }
 
 /* Programs such as llama-server lend a context the threads of a pool, on which kvant moves rows. */
