@@ -155,16 +155,18 @@ static bool fails_now(void)
     return left == 1;
 }
 
-/* With KVANT_TEST_NO_MEMORY, no memory is left. */
+/* New memory holds NaN. With KVANT_TEST_NO_MEMORY, no memory is left. */
 EXPORT(int, cuMemAlloc_v2, (address * memory, size_t bytes))
 {
     if (getenv("KVANT_TEST_NO_MEMORY") != NULL || fails_now())
         return 2;
     void *span = aligned_alloc(256, (bytes + 255) / 256 * 256);
     *memory = (address)(uintptr_t)span;
-    if (span)
-        note(span, bytes);
-    return span ? 0 : 2;
+    if (!span)
+        return 2;
+    memset(span, 0xff, bytes);
+    note(span, bytes);
+    return 0;
 }
 
 EXPORT(int, cuMemFree_v2, (address memory))
