@@ -300,7 +300,9 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
  * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, by work in
  * the stream. `kvp_gpu_bring_all_triangles` does so for the first bucket of n tensors of one shape,
  * in the GPU's stream: layers have the triangles, and `at` is room for the layers in GPU memory.
- * `kvp_gpu_bring_key_center` makes key_center from these matrices and a centre in GPU memory. */
+ * `kvp_gpu_place_centers` brings the centres of n such tensors in the same way; cells is one of
+ * them, and one tensor needs no room. `kvp_gpu_places_of` says where a bucket's centre and its
+ * centre at position 0 (start) go to. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                               const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
@@ -310,7 +312,10 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
                              cu_stream stream);
 bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
                                  kvant_cuda_compact_layer *layers, kvant_cuda_compact_layer *at);
-bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream);
+kvant_cuda_center_layer kvp_gpu_places_of(const kvp_gpu_cells *cells, uint32_t bucket,
+                                          const float *center, const float *start);
+bool kvp_gpu_place_centers(const kvp_gpu_cells *cells, const kvant_cuda_center_layer *layers,
+                           uint32_t n, kvant_cuda_center_layer *at);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key
