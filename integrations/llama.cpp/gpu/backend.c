@@ -385,8 +385,7 @@ static void notice_refusals(kvp_gpu_backend *b)
     if (status == KVANT_OK || !kvp_gpu_enter(b->gpu))
         return;
     pthread_mutex_lock(&b->gpu->lock);
-    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next)
-        kvp_gpu_marks_notice(cache, status);
+    kvp_gpu_marks_notice_all(b->gpu, status);
     pthread_mutex_unlock(&b->gpu->lock);
 }
 

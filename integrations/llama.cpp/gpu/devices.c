@@ -106,11 +106,11 @@ atomic_uint *kvp_gpu_new_word(void)
 
 kvant_status kvp_gpu_read_word(atomic_uint *word)
 {
-    const unsigned bits = atomic_load_explicit(word, memory_order_relaxed);
+    const unsigned bits =
+        atomic_load_explicit(word, memory_order_relaxed) != 0 ? atomic_exchange(word, 0) : 0;
 
     if (bits == 0)
         return KVANT_OK;
-    atomic_store(word, 0);
     return bits & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE;
 }
 
@@ -431,6 +431,7 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
         kvp_cu.context_set(gpu->context) != 0 ||
         kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 ||
         (gpu->refused = kvp_gpu_new_word()) == NULL ||
+        (gpu->refused_later = kvp_gpu_new_word()) == NULL ||
         (gpu->unsealed = kvp_gpu_new_word()) == NULL) {
         snprintf(err, errlen, "the driver does not open the GPU %s",
                  props.device_id != NULL ? props.device_id : "?");

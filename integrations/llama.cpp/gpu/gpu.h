@@ -136,7 +136,9 @@ struct kvp_gpu {
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
-    atomic_uint *refused;         /* says whether rows of `batch` were refused */
+    /* say whether rows were refused: rows of `batch`, while the lock is held, and rows of
+     * hand-overs, which end while other contexts may use `batch` */
+    atomic_uint *refused, *refused_later;
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as
      * fp16 */
     atomic_uint *unsealed;
