@@ -1,8 +1,9 @@
 /* test_plugin_no_memory.c - each allocation of the plug-in fails once: for rows of a step, their
- * plan, fp16 pages, transforms, a hand-over. The step fails, and a second try computes it. No
- * stored row is lost: answers are as good as without a failure. */
+ * plan, fp16 pages, transforms, a hand-over. The step fails with a line that says why, and a second
+ * try computes it. No stored row is lost: answers are as good as without a failure. */
 #define _GNU_SOURCE /* dl_iterate_phdr, setenv */
 
+#include <errno.h>
 #include <link.h>
 #include <stdatomic.h>
 
@@ -30,7 +31,10 @@ static bool fails(const void *caller)
     const uintptr_t at = (uintptr_t)caller;
     const long left = atomic_load_explicit(&until, memory_order_relaxed);
 
-    return left > 0 && at >= plugin_begin && at < plugin_end && atomic_fetch_sub(&until, 1) == 1;
+    if (left == 0 || at < plugin_begin || at >= plugin_end || atomic_fetch_sub(&until, 1) != 1)
+        return false;
+    errno = ENOMEM;
+    return true;
 }
 
 #define CALLER __builtin_return_address(0)
@@ -90,10 +94,30 @@ static bool try_to_decode(life *l, int n)
     return status == 0;
 }
 
+/* Whether kvant printed a line besides the line at the start. The lines go to stderr after all. */
+static bool says_why(const harness_lines *lines)
+{
+    char line[1024];
+    bool says = false;
+
+    while (fgets(line, sizeof(line), lines->file) != NULL) {
+        fputs(line, stderr);
+        says = says || (strncmp(line, "kvant: ", 7) == 0 && strstr(line, "KV cache") == NULL &&
+                        strstr(line, "report the model") == NULL);
+    }
+    fclose(lines->file);
+    return says;
+}
+
 /* A program removes the rows of a refused step before it tries again. */
 static void decode(life *l, int n)
 {
-    if (!try_to_decode(l, n)) {
+    const harness_lines lines = harness_begin_lines();
+    const bool done = try_to_decode(l, n);
+
+    harness_end_lines(&lines);
+    assert_true(says_why(&lines) || done);
+    if (!done) {
         l->n_refused++;
         llama_memory_seq_rm(llama_get_memory(l->context), l->seq, l->pos, -1);
         assert_true(try_to_decode(l, n));

@@ -197,6 +197,7 @@ static bool keep(kvp_gpu_input_copy *seen, const abi_tensor *tensor, const void 
 {
     if (seen->bytes < size) {
         void *copy = realloc(seen->copy, size);
+        seen->bytes = copy != NULL ? size : 0;
         if (copy == NULL)
             return false;
         seen->copy = copy;
@@ -245,12 +246,13 @@ static bool is_numbers(const abi_tensor *tensor, size_t size)
 
 static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_input_copy *seen = is_numbers(tensor, size) ? entry_of(gpu, tensor->data) : NULL;
+    const bool numbers = is_numbers(tensor, size);
+    kvp_gpu_input_copy *seen = numbers ? entry_of(gpu, tensor->data) : NULL;
 
     if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
         kvp_gpu_note_mask(gpu, tensor, data, size);
-    if (seen != NULL && !keep(seen, tensor, data, size))
-        seen->bytes = 0;
+    if (numbers && (seen == NULL || !keep(seen, tensor, data, size)))
+        gpu->lost_input = true;
 }
 
 static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,

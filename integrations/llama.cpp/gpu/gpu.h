@@ -128,6 +128,7 @@ struct kvp_gpu {
     atomic_uint epoch;         /* when it changes, captured graphs must not be used any more */
     kvp_gpu_cache *caches;     /* under the lock */
     kvp_gpu_input_copy *seen;  /* under the lock */
+    bool lost_input;           /* an input of the next graph found no memory; under the lock */
     kvp_gpu_mask *masks;       /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
                        size_t size); /* CUDA's function */
