@@ -359,19 +359,28 @@ static bool has_custom(struct cpu *cpu)
     return cpu->custom != NULL;
 }
 
-static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
+static int32_t compute_runs(struct cpu *cpu, abi_graph *graph)
 {
-    struct cpu *cpu = cpu_of(backend);
     int32_t status;
 
-    if (cpu == NULL) /* a copy of a back end */
-        return ABI_STATUS_FAILED;
-    if (cpu->prepares) /* the lists below are the outer graph's */
-        return cpu->inner.graph_compute(backend, graph);
+    kvp_invalid_graph_begins();
+    kvp_host_threads_begin(&cpu->compute->host_threads);
+    cpu->status = ABI_STATUS_SUCCESS;
+    replace(cpu);
+    atomic_fetch_add_explicit(&cpu->n_graphs, 1, memory_order_release);
+    status = cpu->inner.graph_compute(cpu->backend, graph);
+    put_back(cpu);
+    return status == ABI_STATUS_SUCCESS ? cpu->status : status;
+}
+
+static int32_t compute(struct cpu *cpu, abi_graph *graph)
+{
+    int32_t status;
+
     if (!find_nodes(cpu, graph) || (cpu->n_found > 0 && !has_custom(cpu)))
         return ABI_STATUS_ALLOC_FAILED;
     if (cpu->n_found == 0)
-        return cpu->inner.graph_compute(backend, graph);
+        return cpu->inner.graph_compute(cpu->backend, graph);
     if (cpu->compute == NULL) {
         kvp_error("%s: this CPU back end belongs to no context with a compressed cache; leave out "
                   "--device KVANT, and report the program",
@@ -384,16 +393,20 @@ static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
     if (status != ABI_STATUS_SUCCESS)
         return status;
     make_runs(cpu);
-    if (cpu->n == 0)
+    return cpu->n == 0 ? cpu->inner.graph_compute(cpu->backend, graph) : compute_runs(cpu, graph);
+}
+
+static int32_t graph_compute(abi_backend *backend, abi_graph *graph)
+{
+    struct cpu *cpu = cpu_of(backend);
+
+    if (cpu == NULL) /* a copy of a back end */
+        return ABI_STATUS_FAILED;
+    if (cpu->prepares) /* the lists are the outer graph's */
         return cpu->inner.graph_compute(backend, graph);
-    kvp_invalid_graph_begins();
-    kvp_host_threads_begin(&cpu->compute->host_threads);
-    cpu->status = ABI_STATUS_SUCCESS;
-    replace(cpu);
-    atomic_fetch_add_explicit(&cpu->n_graphs, 1, memory_order_release);
-    status = cpu->inner.graph_compute(backend, graph);
-    put_back(cpu);
-    return status == ABI_STATUS_SUCCESS ? cpu->status : status;
+    kvp_log_graph_begins();
+    return kvp_log_graph_ends(compute(cpu, graph),
+                              backend->device->iface.get_name(backend->device));
 }
 
 /* Life */

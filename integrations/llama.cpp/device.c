@@ -227,7 +227,9 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
     kvp_cpu_graph_expect(NULL); /* other CPU back ends belong to no context */
     kvp_invalid_graph_begins();
-    return compute_graph(backend->device->context, backend->context, graph);
+    kvp_log_graph_begins();
+    return kvp_log_graph_ends(compute_graph(backend->device->context, backend->context, graph),
+                              backend->device->iface.get_name(backend->device));
 }
 
 /* NULL without memory, or with a message. */

@@ -3,6 +3,7 @@
  * stays in one line and cannot change a terminal. */
 #include "log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@
 #include "host.h"
 
 static atomic_bool verbose, quiet;
+static _Thread_local bool said_why; /* since the graph began */
 
 void kvp_log_set(bool be_verbose, bool be_quiet)
 {
@@ -36,9 +38,27 @@ void kvp_error(const char *format, ...)
 {
     va_list arguments;
 
+    said_why = true;
     va_start(arguments, format);
     write_line(format, arguments);
     va_end(arguments);
+}
+
+void kvp_log_graph_begins(void)
+{
+    said_why = false;
+    errno = 0;
+}
+
+/* Functions that allocate are many levels below a graph, and return no reason. The C library says
+ * in errno that there was no memory. */
+int32_t kvp_log_graph_ends(int32_t status, const char *device)
+{
+    if (status != 0 && !said_why && errno == ENOMEM)
+        kvp_error("%s: out of memory for a graph, so its tokens are refused; free memory and try "
+                  "again",
+                  device);
+    return status;
 }
 
 void kvp_info(const char *format, ...)

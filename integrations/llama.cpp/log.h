@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "attributes.h"
 
@@ -24,6 +25,11 @@ void kvp_log_set(bool verbose, bool quiet);
 void kvp_error(const char *format, ...) KVANT_PRINTF(1, 2);
 void kvp_info(const char *format, ...) KVANT_PRINTF(1, 2);
 void kvp_note(const char *format, ...) KVANT_PRINTF(1, 2);
+
+/* Around the computation of a graph. If it failed for lack of memory, and no error was printed on
+ * this thread, `kvp_log_graph_ends` prints a line. Returns the status. */
+void kvp_log_graph_begins(void);
+int32_t kvp_log_graph_ends(int32_t status, const char *device);
 
 /* Sends "loaded", "refused" or "context" to the process that KVANT_WATCH names. Does nothing when
  * no process listens. */

@@ -15,6 +15,7 @@
 #include "device.h"
 #include "ggml_api.h"
 #include "invalid.h"
+#include "log.h"
 #include "kv_tensor.h"
 
 /* kvant's nodes that are computed together: SET_ROWS of keys and values, and attention. A longer
@@ -229,6 +230,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     if (i == graph->n_nodes)
         return s->inner.graph_compute(backend, graph);
     kvp_invalid_graph_begins();
+    kvp_log_graph_begins();
     s->kept.n = 0;
     while (begin < graph->n_nodes && status == ABI_STATUS_SUCCESS) {
         abi_tensor *nodes[MAX_NODES];
@@ -240,7 +242,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
         begin = i;
         i = find_ours(graph, i);
     }
-    return status;
+    return kvp_log_graph_ends(status, backend->device->iface.get_name(backend->device));
 }
 
 /* The device may change the order of nodes between two nodes of ours. */

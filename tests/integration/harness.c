@@ -3,13 +3,12 @@
 
 #include "harness.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include "ggml-cpu.h"
 
-/* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times
- * the work. test_plugin_ops.c tests threads. */
-#define N_THREADS 1
+#define MOST_POOLS 64 /* of contexts between two calls of harness_stop() */
 
 static const char text[] = "The keeper of the lighthouse had counted ships for thirty years. Every "
                            "evening he climbed the ninety steps, "
@@ -41,6 +40,8 @@ static const char text[] = "The keeper of the lighthouse had counted ships for t
 static struct llama_model *models[2]; /* with llama.cpp's own cache, with kvant's */
 static char models_path[4096];
 static ggml_backend_reg_t plugin;
+static struct ggml_threadpool *pools[MOST_POOLS];
+static size_t n_pools;
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
@@ -166,6 +167,8 @@ int harness_start(void **state)
 
 int harness_stop(void **state)
 {
+    while (n_pools > 0)
+        harness_free_pool(pools[--n_pools]);
     llama_model_free(models[0]);
     llama_model_free(models[1]);
     return 0;
@@ -210,6 +213,29 @@ static enum ggml_type type_of(const char *name)
     return GGML_TYPE_F32;
 }
 
+/* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times
+ * the work. So most tests have one thread. test_plugin_ops.c tests threads. */
+static int n_threads(void)
+{
+    const char *n = getenv("KVANT_TEST_THREADS");
+
+    return n != NULL ? atoi(n) : 1;
+}
+
+/* Gives the context a pool of its own, as programs do. Pools live longer than their contexts. */
+static void attach_pool(struct llama_context *context)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    struct ggml_threadpool *pool = harness_new_pool(n_threads());
+
+    assert_non_null(pool);
+    pthread_mutex_lock(&lock);
+    assert_true(n_pools < MOST_POOLS);
+    pools[n_pools++] = pool;
+    pthread_mutex_unlock(&lock);
+    llama_attach_threadpool(context, pool, pool);
+}
+
 struct llama_context *harness_context(const harness_options *options)
 {
     struct llama_context_params params = llama_context_default_params();
@@ -223,7 +249,7 @@ struct llama_context *harness_context(const harness_options *options)
     params.swa_full = !options->window;
     params.offload_kqv = !options->on_cpu;
     params.cb_eval = options->eval;
-    params.n_threads = params.n_threads_batch = N_THREADS;
+    params.n_threads = params.n_threads_batch = n_threads();
     params.flash_attn_type =
         options->fa_auto ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     if (options->spec != NULL && options->spec[0] == '\0') {
@@ -243,6 +269,8 @@ struct llama_context *harness_context(const harness_options *options)
     context = llama_init_from_model(
         models[options->spec != NULL || (options->accel && harness_on_gpu())], params);
     assert_non_null(context);
+    if (n_threads() > 1)
+        attach_pool(context);
     return context;
 }
 

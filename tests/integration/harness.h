@@ -71,6 +71,7 @@ const struct llama_model *harness_model(void);
 const struct llama_vocab *harness_vocab(void);
 size_t harness_n_vocab(void);
 
+/* KVANT_TEST_THREADS: the number of threads, in a pool of the context; 1 by default. */
 struct llama_context *harness_context(const harness_options *options);
 /* Makes a context in which llama.cpp only plans memory (--fit). */
 void harness_plan(const harness_options *options);

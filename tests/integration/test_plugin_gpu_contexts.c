@@ -216,4 +216,102 @@ CASE(a_lesson_keeps_its_memory)
     free(first);
 }
 
+/* A sequence whose keys and values are NaN. */
+static void decode_nan(struct llama_context *context, llama_seq_id seq)
+{
+    const int width = llama_model_n_embd(harness_model());
+    struct llama_batch batch = llama_batch_init(1, width, 1);
+
+    for (int i = 0; i < width; i++)
+        batch.embd[i] = NAN;
+    harness_add(&batch, 0, 0, seq, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
+}
+
+enum { N_PLACE = 256, N_LAYERS = 4, N_FULL = N_PLACE - N_LAYERS - 1, N_SHIFTED = 700 };
+
+/* The next token does not leave room for as many single tokens as there are layers in f16, so a
+ * layer goes to pages. The row of the second sequence is NaN. */
+static void fill(struct llama_context *context, const llama_token *text)
+{
+    harness_decode(context, text, 200, 0, 0, false);
+    decode_nan(context, 1);
+    for (int i = 200; i < N_FULL; i++)
+        harness_decode(context, text + i, 1, i, 0, false);
+    llama_synchronize(context);
+}
+
+/* The next graph moves keys, some of which it stores again. */
+static void fill_and_shift(struct llama_context *context, const llama_token *text, int n)
+{
+    const llama_memory_t memory = llama_get_memory(context);
+
+    harness_decode(context, text, n, 0, 0, false);
+    llama_memory_seq_rm(memory, 0, 40, 50);
+    llama_memory_seq_add(memory, 0, 50, -1, -10);
+    llama_synchronize(context);
+}
+
+/* The context whose next token comes in the midst of a graph of another context. */
+static struct llama_context *full;
+static llama_token next;
+
+static bool interrupt(struct ggml_tensor *node, bool ask, void *user)
+{
+    struct llama_context *context = full;
+    struct llama_batch batch;
+
+    full = NULL;
+    if (context == NULL)
+        return false;
+    batch = llama_batch_init(1, 0, 1);
+    harness_add(&batch, next, N_FULL, 0, false);
+    assert_int_equal(harness_decode_batch(context, batch), 0);
+    return false;
+}
+
+static struct llama_context *new_context(const char *spec, const char *exact,
+                                         ggml_backend_sched_eval_callback eval)
+{
+    const harness_options options = {
+        .spec = spec, .n_ctx = 1024, .n_seq = 2, .unified = true, .eval = eval
+    };
+
+    setenv("KVANT_EXACT", exact, 1); /* the mock reads it, too */
+    return harness_context(&options);
+}
+
+/* A row of NaNs is refused in a graph of one context, while another context stores keys. That is no
+ * reason to refuse these keys, and the first context says why its tokens get NaN. */
+CASE(a_refusal_belongs_to_its_context)
+{
+    struct llama_context *shifted = new_context("", "0", interrupt),
+                         *refused = new_context("turboquant-4", "256", NULL);
+    llama_token text[N_SHIFTED];
+    harness_lines lines;
+    char line[512];
+    int n_lines = 0;
+
+    harness_tokens(text, N_SHIFTED);
+    fill(refused, text);
+    fill_and_shift(shifted, text, N_SHIFTED);
+    full = refused;
+    next = text[N_FULL];
+    lines = harness_begin_lines();
+    harness_decode(shifted, text, 1, N_SHIFTED - 10, 0, false);
+    llama_synchronize(shifted);
+    llama_synchronize(refused);
+    harness_end_lines(&lines);
+    while (fgets(line, sizeof(line), lines.file) != NULL) {
+        fputs(line, stderr);
+        n_lines += strstr(line, "cannot store 1 rows") != NULL;
+    }
+    fclose(lines.file);
+    assert_null(full);
+    assert_int_equal(n_lines, 1);
+    llama_free(refused);
+    llama_free(shifted);
+    unsetenv("KVANT_EXACT");
+}
+
 RUN_CASES(start, harness_stop)

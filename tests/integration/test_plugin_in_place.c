@@ -191,6 +191,56 @@ CASE(rows_of_others_are_not_lost)
     free(stock);
 }
 
+#define N_BEFORE 500 /* tokens of sequence 0, more than fit */
+#define N_AFTER 400  /* tokens of the text after them */
+
+static bool repeats; /* sequence 0 has one token only */
+
+/* A text in sequence 1, while sequence 0 stays. */
+static void a_text_after_another(struct llama_context *context, float *logits)
+{
+    llama_token before[STEP];
+
+    for (int i = 0; i < N_BEFORE; i += STEP) {
+        for (int j = 0; j < STEP; j++)
+            before[j] = tokens[repeats ? 0 : i + j];
+        harness_decode(context, before, STEP, i, 0, false);
+    }
+    feed(context, N_BEFORE, N_AFTER, STEP, 0, 1, logits);
+}
+
+/* The mean KLD of the text after sequence 0, from llama.cpp's own cache. */
+static double kld_after(bool of_one_token)
+{
+    const story of = { a_text_after_another, N_AFTER, 2 };
+    float *stock, *ours;
+    double kld;
+
+    repeats = of_one_token;
+    stock = hear(&of, NULL, "0");
+    ours = hear(&of, "", "auto");
+    kld = harness_mean_kld(stock, ours, N_AFTER);
+    free(stock);
+    free(ours);
+    return kld;
+}
+
+/* Keys of one repeated token span hardly any directions. A matrix that was learned from them would
+ * multiply the error of all later keys. The texts differ by chance. */
+CASE(one_repeated_token_teaches_nothing)
+{
+    static const char *const presets[] = { "balanced", "small" };
+    for (size_t i = 0; i < sizeof(presets) / sizeof(presets[0]); i++) {
+        double text, token;
+        setenv("KVANT_PRESET", presets[i], 1);
+        text = kld_after(false);
+        token = kld_after(true);
+        print_message("%s: KLD after a text %.6f, after one token %.6f\n", presets[i], text, token);
+        assert_true(text > 0 && token <= 2 * text);
+    }
+    unsetenv("KVANT_PRESET");
+}
+
 static void a_shift(struct llama_context *context, float *logits)
 {
     llama_memory_t memory = llama_get_memory(context);

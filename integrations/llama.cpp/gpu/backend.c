@@ -387,8 +387,7 @@ static void notice_refusals(kvp_gpu_backend *b)
     if (status == KVANT_OK || !kvp_gpu_enter(b->gpu))
         return;
     pthread_mutex_lock(&b->gpu->lock);
-    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next)
-        kvp_gpu_marks_notice(cache, status);
+    kvp_gpu_marks_notice_all(b->gpu, status);
     pthread_mutex_unlock(&b->gpu->lock);
 }
 
@@ -433,6 +432,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 
     notice_refusals(b);
     kvp_invalid_graph_begins();
+    kvp_log_graph_begins();
     for (int i = 0; i < graph->n_nodes && !ours; i++)
         ours = kvp_gpu_is_ours(graph->nodes[i]) || kvp_gpu_in_place_uses(graph->nodes[i]);
     if (!ours) { /* with cb_eval each node is a graph, and only RoPE's graph has the positions */
@@ -444,7 +444,7 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
     pthread_mutex_lock(&b->gpu->lock);
     status = kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
     pthread_mutex_unlock(&b->gpu->lock);
-    return status;
+    return kvp_log_graph_ends(status, b->gpu->name);
 }
 
 /* Life */

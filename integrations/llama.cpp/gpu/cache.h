@@ -433,13 +433,15 @@ static inline uint32_t *kvp_gpu_word(atomic_uint *word)
 
 /* marks.c. The lock is held. `kvp_gpu_marks_create` comes before any row is stored.
  * `kvp_gpu_marks_notice` makes cells invalid that kernels marked since its last call, for the given
- * reason; it waits for the stream. `kvp_gpu_marks_prepare` comes before a graph that writes a
+ * reason; it waits for the stream. `kvp_gpu_marks_notice_all` does so for all caches of the GPU,
+ * unless the reason is KVANT_OK. `kvp_gpu_marks_prepare` comes before a graph that writes a
  * step's cells (NULL: none, or not known), whose numbers lie in the graph's input `cells`.
  * `kvp_gpu_marks_cells`: these numbers on the GPU, during a graph of at most KVP_SHORT_STEP_TOKENS
  * tokens. `kvp_gpu_marks_any`: the computer knows of marked cells. */
 bool kvp_gpu_marks_create(kvp_gpu_cache *cache);
 void kvp_gpu_marks_free(kvp_gpu_cache *cache);
 bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why);
+void kvp_gpu_marks_notice_all(kvp_gpu *gpu, kvant_status why);
 bool kvp_gpu_marks_prepare(kvp_gpu_cache *cache, const abi_tensor *cells, const kvp_gpu_step *step,
                            cu_stream stream);
 int64_t *kvp_gpu_marks_cells(const kvp_gpu_cache *cache);

@@ -13,6 +13,31 @@
 
 #include "../rope.h"
 
+/* Allocates what centres need on the GPU. If there is no memory once a transform is in force, exact
+ * keys stay as the former transform left them. So this comes before any key has a centre. */
+static bool begin(kvp_gpu_cache *cache, cu_stream stream)
+{
+    kvp_gpu_centers *centers = &cache->buckets.centers;
+    const size_t n = (size_t)cache->n_blocks * centers->head_dim;
+    uint16_t pairs[KVANT_MAX_HEAD_DIM];
+    float phase[KVANT_MAX_HEAD_DIM];
+
+    if (centers->host != NULL)
+        return true;
+    centers->host = malloc(n * sizeof(*centers->host));
+    centers->first = 0;
+    centers->end = cache->n_blocks;
+    if (centers->host != NULL &&
+        kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
+        kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
+        kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
+        kvp_cu_write(centers->pairs.at, pairs, centers->head_dim * sizeof(*pairs), stream))
+        return true;
+    free(centers->host); /* the next call begins again */
+    centers->host = NULL;
+    return false;
+}
+
 bool kvp_gpu_centers_set_rope(const kvp_kv *kv, const abi_tensor *rows)
 {
     const kvp_gpu_cells *cells = kv->cells;
@@ -31,7 +56,7 @@ bool kvp_gpu_centers_set_rope(const kvp_kv *kv, const abi_tensor *rows)
     }
     even = centers->head_dim == cells->head_dim && kvp_rope_is_same(&centers->rope, &rope);
     centers->uneven = centers->uneven || !even;
-    return even && !cells->uncentred;
+    return even && !cells->uncentred && begin(cells->cache, cells->gpu->stream);
 }
 
 /* Notes that the phase of a block has changed. */
@@ -81,29 +106,6 @@ static void fill(const kvp_gpu_buckets *buckets, size_t block, float *phase)
 
     kvant_rope_phase(&centers->rope, centers->head_dim, position == KVP_NO_POSITION ? by : position,
                      phase, NULL);
-}
-
-static bool begin(kvp_gpu_cache *cache, cu_stream stream)
-{
-    kvp_gpu_centers *centers = &cache->buckets.centers;
-    const size_t n = (size_t)cache->n_blocks * centers->head_dim;
-    uint16_t pairs[KVANT_MAX_HEAD_DIM];
-    float phase[KVANT_MAX_HEAD_DIM];
-
-    if (centers->host != NULL)
-        return true;
-    centers->host = malloc(n * sizeof(*centers->host));
-    centers->first = 0;
-    centers->end = cache->n_blocks;
-    if (centers->host != NULL &&
-        kvant_rope_phase(&centers->rope, centers->head_dim, 0, phase, pairs) == KVANT_OK &&
-        kvp_gpu_grow(cache->gpu, &centers->phases, n * sizeof(*centers->host), false) &&
-        kvp_gpu_grow(cache->gpu, &centers->pairs, centers->head_dim * sizeof(*pairs), false) &&
-        kvp_cu_write(centers->pairs.at, pairs, centers->head_dim * sizeof(*pairs), stream))
-        return true;
-    free(centers->host); /* the next call begins again */
-    centers->host = NULL;
-    return false;
 }
 
 bool kvp_gpu_centers_upload(kvp_gpu_cache *cache, cu_stream stream)

@@ -106,11 +106,11 @@ atomic_uint *kvp_gpu_new_word(void)
 
 kvant_status kvp_gpu_read_word(atomic_uint *word)
 {
-    const unsigned bits = atomic_load_explicit(word, memory_order_relaxed);
+    const unsigned bits =
+        atomic_load_explicit(word, memory_order_relaxed) != 0 ? atomic_exchange(word, 0) : 0;
 
     if (bits == 0)
         return KVANT_OK;
-    atomic_store(word, 0);
     return bits & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE;
 }
 
@@ -197,6 +197,7 @@ static bool keep(kvp_gpu_input_copy *seen, const abi_tensor *tensor, const void 
 {
     if (seen->bytes < size) {
         void *copy = realloc(seen->copy, size);
+        seen->bytes = copy != NULL ? size : 0;
         if (copy == NULL)
             return false;
         seen->copy = copy;
@@ -245,12 +246,13 @@ static bool is_numbers(const abi_tensor *tensor, size_t size)
 
 static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_input_copy *seen = is_numbers(tensor, size) ? entry_of(gpu, tensor->data) : NULL;
+    const bool numbers = is_numbers(tensor, size);
+    kvp_gpu_input_copy *seen = numbers ? entry_of(gpu, tensor->data) : NULL;
 
     if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
         kvp_gpu_note_mask(gpu, tensor, data, size);
-    if (seen != NULL && !keep(seen, tensor, data, size))
-        seen->bytes = 0;
+    if (numbers && (seen == NULL || !keep(seen, tensor, data, size)))
+        gpu->lost_input = true;
 }
 
 static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
@@ -431,6 +433,7 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
         kvp_cu.context_set(gpu->context) != 0 ||
         kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 ||
         (gpu->refused = kvp_gpu_new_word()) == NULL ||
+        (gpu->refused_later = kvp_gpu_new_word()) == NULL ||
         (gpu->unsealed = kvp_gpu_new_word()) == NULL) {
         snprintf(err, errlen, "the driver does not open the GPU %s",
                  props.device_id != NULL ? props.device_id : "?");

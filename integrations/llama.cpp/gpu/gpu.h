@@ -128,6 +128,7 @@ struct kvp_gpu {
     atomic_uint epoch;         /* when it changes, captured graphs must not be used any more */
     kvp_gpu_cache *caches;     /* under the lock */
     kvp_gpu_input_copy *seen;  /* under the lock */
+    bool lost_input;           /* an input of the next graph found no memory; under the lock */
     kvp_gpu_mask *masks;       /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset,
                        size_t size); /* CUDA's function */
@@ -136,7 +137,9 @@ struct kvp_gpu {
      * under the lock */
     kvp_gpu_memory numbers, batch, staging;
     struct kvp_gpu_piece *pieces; /* memory for these copies that no thread uses; under list_lock */
-    atomic_uint *refused;         /* says whether rows of `batch` were refused */
+    /* say whether rows were refused: rows of `batch`, while the lock is held, and rows of
+     * hand-overs, which end while other contexts may use `batch` */
+    atomic_uint *refused, *refused_later;
     /* says whether rows of exact pages could not be encoded, because a codec stores their length as
      * fp16 */
     atomic_uint *unsealed;

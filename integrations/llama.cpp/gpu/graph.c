@@ -153,7 +153,11 @@ bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
             hold(cache, found ? &step : NULL);
             continue;
         }
-        if (!found)
+        if (!found && b->gpu->lost_input)
+            kvp_error("%s: out of memory for the ids of the cells, so the tokens are refused; free "
+                      "memory and try again",
+                      cells->name);
+        else if (!found)
             kvp_error("%s: llama.cpp did not copy the ids of the cells through the GPU device; "
                       "set KVANT_GPU=0, and report the model",
                       cells->name);
@@ -164,6 +168,7 @@ bool kvp_gpu_prepare(kvp_gpu_backend *b, bool *waits)
                                    b->gpu->stream);
         *waits = *waits && (!cache->keeps || cache->all_pending);
     }
+    b->gpu->lost_input = false;
     kvp_gpu_forget_masks(b);
     return ok;
 }

@@ -76,7 +76,7 @@ static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first
                                                                               : KVANT_CUDA_F16,
                                              .n_tokens = (uint32_t)n,
                                              .n_kv_heads = cells->n_kv_heads,
-                                             .refused = kvp_gpu_word(cells->gpu->refused),
+                                             .refused = kvp_gpu_word(cells->gpu->refused_later),
                                              .marks = cells->cache->marks.memory.at,
                                              .mark_ids = at->slots[0] + first };
 }
@@ -431,13 +431,10 @@ bool kvp_gpu_hand_over(kvp_gpu_cache *cache)
 void kvp_gpu_hand_over_end(kvp_gpu_cache *cache)
 {
     struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
-    kvant_status refused;
 
     if (in_place_state == NULL || in_place_state->beside.at == NULL)
         return;
     if (!in_place_state->planned)
         kvp_gpu_release(&in_place_state->beside);
-    refused = kvp_gpu_read_word(cache->gpu->refused);
-    if (refused != KVANT_OK)
-        kvp_gpu_marks_notice(cache, refused);
+    kvp_gpu_marks_notice_all(cache->gpu, kvp_gpu_read_word(cache->gpu->refused_later));
 }

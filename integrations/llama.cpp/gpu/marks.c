@@ -104,6 +104,12 @@ bool kvp_gpu_marks_notice(kvp_gpu_cache *cache, kvant_status why)
     return true;
 }
 
+void kvp_gpu_marks_notice_all(kvp_gpu *gpu, kvant_status why)
+{
+    for (kvp_gpu_cache *cache = gpu->caches; why != KVANT_OK && cache != NULL; cache = cache->next)
+        kvp_gpu_marks_notice(cache, why);
+}
+
 bool kvp_gpu_marks_any(const kvp_gpu_cache *cache)
 {
     return cache->marks.host[0] != 0;

@@ -147,8 +147,8 @@ kvant_status kvp_gpu_write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t 
         status = append_all(kv, cell_numbers, n, room, slots);
     if (!kvp_cu_finish(gpu->stream, "storing rows"))
         status = KVANT_ERR_CUDA;
-    if (status == KVANT_OK)
-        status = kvp_gpu_read_word(gpu->refused);
+    const kvant_status refused = kvp_gpu_read_word(gpu->refused);
+    status = status == KVANT_OK ? refused : status;
     cells->n_outside += n;
     kvp_gpu_batch_done(gpu);
     pthread_mutex_unlock(&gpu->lock);

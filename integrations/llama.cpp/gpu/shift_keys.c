@@ -206,8 +206,8 @@ static bool store(const passing *p)
                             page_of(p, i) >= 0 ? &p->cells->open_pages : NULL, p->room, run,
                             p->slots, p->cells->gpu->refused) == KVANT_OK;
     }
-    return kvp_cu_finish(p->cells->gpu->stream, "storing rows") && ok &&
-           kvp_gpu_read_word(p->cells->gpu->refused) == KVANT_OK;
+    ok = kvp_cu_finish(p->cells->gpu->stream, "storing rows") && ok;
+    return kvp_gpu_read_word(p->cells->gpu->refused) == KVANT_OK && ok;
 }
 
 /* Decodes the keys with the transform that their block has now, so they have moved by the block's

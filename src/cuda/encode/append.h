@@ -96,6 +96,13 @@ KVANT_INLINE float centered(float x, const AppendRole &role, int at)
     return x;
 }
 
+/* Whether a full matrix is a triangle, whose row i has numbers up to channel i: only a W without R
+ * is followed by a rotation. W of longer rows has several triangles. */
+template <int D> KVANT_INLINE bool is_triangle(const AppendRole &role)
+{
+    return D <= 128 && role.after.block != 0;
+}
+
 KVANT_INLINE bool is_finite(float x)
 {
     return fabsf(x) <= 3.4028234e38f;
