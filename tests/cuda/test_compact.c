@@ -511,19 +511,18 @@ CASE(matrix_that_is_there)
     problem p;
     problem_open(&p, "int-4:rotate=hadamard", 64);
     enum { N = 65 };
-    const size_t room_bytes = (size_t)KV_HEADS * 64 * 64 * sizeof(float);
-    float *x = random_numbers((size_t)N * KV_HEADS * 64), *read = malloc(room_bytes),
-          *untouched = malloc(room_bytes);
+    float *x = random_numbers((size_t)N * KV_HEADS * 64), read[KV_HEADS * 64],
+          untouched[KV_HEADS * 64];
     int64_t slots[N];
     for (int i = 0; i < N; i++)
         slots[i] = i;
     const rows r = { .gpu = device_copy(x, (size_t)N * KV_HEADS * 64 * sizeof *x),
                      .slots = device_copy(slots, sizeof slots) };
     void *pages = device_new(2 * KV_HEADS * 64 * 64 * sizeof(float), 0),
-         *room = device_new(room_bytes, 0x3c);
+         *room = device_new((size_t)KV_HEADS * 64 * 64 * sizeof(float), 0x3c);
     kvant_cuda_kernel_append_args args = append_of(&p, &r, false, 1, pages);
     const void *made_from = NULL;
-    memset(untouched, 0x3c, room_bytes);
+    memset(untouched, 0x3c, sizeof untouched);
     args.k_compact = p.compact;
     args.k_matrix = p.room;
     args.k_matrix_of = &made_from;
@@ -534,20 +533,18 @@ CASE(matrix_that_is_there)
     assert_ptr_equal(made_from, p.compact);
     args.k_matrix = room;
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
-    device_read(read, room, room_bytes);
-    assert_memory_equal(read, untouched, room_bytes);
+    device_read(read, room, sizeof read);
+    assert_memory_equal(read, untouched, sizeof read);
     made_from = p.room; /* another layer's */
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     assert_ptr_equal(made_from, p.compact);
-    device_read(read, room, room_bytes);
-    assert_memory_not_equal(read, untouched, room_bytes);
+    device_read(read, room, sizeof read);
+    assert_memory_not_equal(read, untouched, sizeof read);
     device_free(pages);
     device_free(room);
     device_free(r.gpu);
     device_free(r.slots);
     free(x);
-    free(read);
-    free(untouched);
     problem_close(&p);
 }
 

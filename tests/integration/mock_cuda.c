@@ -209,8 +209,8 @@ static bool row_is_finite(const struct ggml_tensor *rows, int64_t cell)
     return finite;
 }
 
-/* ggml-cuda multiplies the values of hidden cells by 0, which is NaN if they are not finite. The CPU
- * back end leaves hidden cells out. With KVANT_TEST_HIDDEN the mock refuses such cells. */
+/* ggml-cuda multiplies the values of hidden cells by 0, which is NaN if they are not finite. The
+ * CPU back end leaves hidden cells out. With KVANT_TEST_HIDDEN the mock refuses such cells. */
 static void check_hidden_rows(const struct ggml_tensor *node)
 {
     const struct ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];

@@ -308,9 +308,9 @@ static inline char *kvp_gpu_block_memory(const kvant_cuda_pages *pages, size_t n
 bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 
 /* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_use_matrices` adds to an
- * append the compact form of the keys' matrices, if they have one. The appends of a graph to a layer
- * follow each other, and share the W that the first of them makes. `kvp_gpu_forget_expanded` makes
- * the next append make W: before and after a graph, since other graphs and replays write there. */
+ * append the compact form of the keys' matrices, if they have one. Appends of a graph to a layer
+ * follow each other and share W, which the first of them makes. `kvp_gpu_forget_expanded` has the
+ * next append make it: before and after a graph, because other graphs and replays write there. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
 void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
