@@ -105,11 +105,9 @@ static bool open_beside(safetensors *s, const char *path)
         return complain("the path %.64s... is too long", path);
     if (kvant_os_is_special(path))
         return complain("cannot write %s: it is a device or a pipe; name a file", path);
-    snprintf(s->beside, sizeof s->beside, "%s.%" PRIu64, path, kvant_os_process());
-    kvant_os_remove(s->beside); /* of a process that had this number and was killed */
-    if (kvant_os_create(s->beside, &s->fd))
+    if (kvant_os_begin(path, s->beside, sizeof s->beside, &s->fd))
         return true;
-    s->beside[0] = 0;
+    s->fd = -1;
     return complain("cannot write to the folder of %s: %s", path, strerror(errno));
 }
 
@@ -145,10 +143,7 @@ bool safetensors_finish(safetensors *s)
     const bool flushed = kvant_os_flush(s->fd);
     const int fd = s->fd;
     s->fd = -1;
-    if (!kvant_os_close(fd) || !flushed || !kvant_os_replace(s->beside, s->path))
-        return cannot_write(s);
-    s->beside[0] = 0;
-    return true;
+    return kvant_os_finish(fd, s->path, s->beside, flushed) || cannot_write(s);
 }
 
 void safetensors_close(safetensors *s)
@@ -156,8 +151,6 @@ void safetensors_close(safetensors *s)
     free(os_stream_text(&s->notes, NULL));
     free(os_stream_text(&s->entries, NULL));
     if (s->fd > 0)
-        kvant_os_close(s->fd);
-    if (s->beside[0] != 0)
-        kvant_os_remove(s->beside);
+        kvant_os_finish(s->fd, s->path, s->beside, false);
     *s = (safetensors){ .fd = -1 };
 }

@@ -24,7 +24,7 @@ typedef struct safetensors {
     uint64_t data_at, data_bytes;
     int fd; /* -1: none */
     char path[4096];
-    char beside[4120]; /* the temporary file, empty when there is none */
+    char beside[4120]; /* the part that is written (kvant_os_begin) */
 } safetensors;
 
 /* safetensors_close is needed in any case. */

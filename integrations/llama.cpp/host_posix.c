@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -182,47 +181,25 @@ uint64_t kvp_host_file_bytes(FILE *file)
     return fstat(fileno(file), &state) == 0 && state.st_size > 0 ? (uint64_t)state.st_size : 0;
 }
 
-/* Whether the open file is the one of this name. Another process may have given its file the place
- * in between. */
-static bool is_named(int file, const char *name)
-{
-    struct stat here, there;
-
-    return fstat(file, &here) == 0 && stat(name, &there) == 0 && here.st_dev == there.st_dev &&
-           here.st_ino == there.st_ino;
-}
-
 bool kvp_host_create(const char *path, char *name, size_t n, int *file)
 {
     struct stat state;
-    const bool in_place = lstat(path, &state) == 0 && !S_ISREG(state.st_mode);
-    const int length = snprintf(name, n, "%s%s", path, in_place ? "" : ".kvant-part");
 
+    if (lstat(path, &state) != 0 || S_ISREG(state.st_mode))
+        return kvant_os_begin(path, name, n, file);
     errno = ENAMETOOLONG;
-    if (length < 0 || (size_t)length >= n)
+    if ((size_t)snprintf(name, n, "%s", path) >= n)
         return false;
-    *file = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | (in_place ? O_TRUNC : 0), 0666);
-    if (*file < 0 || in_place)
-        return *file >= 0;
-    /* it is emptied once it is locked, because another process may be writing it */
-    if (flock(*file, LOCK_EX | LOCK_NB) == 0 && is_named(*file, name) && ftruncate(*file, 0) == 0)
-        return true;
-    close(*file);
-    errno = EBUSY;
-    return false;
+    *file = open(name, O_WRONLY | O_CREAT | O_CLOEXEC | O_TRUNC, 0666);
+    return *file >= 0;
 }
 
 bool kvp_host_finish(int file, const char *path, const char *name, bool keep)
 {
-    const bool in_place = strcmp(path, name) == 0,
-               done = keep && (in_place || rename(name, path) == 0);
-    const int error = errno;
-
-    if (!done && !in_place)
-        unlink(name);
-    close(file); /* gives the lock back, so it comes last */
-    errno = error;
-    return done;
+    if (strcmp(path, name) != 0)
+        return kvant_os_finish(file, path, name, keep);
+    close(file);
+    return keep;
 }
 
 void kvp_host_file_state(const char *path, char *text, size_t n)

@@ -158,16 +158,15 @@ static uint32_t pages_of_specs(const kvp_kv_shape *shape, const kvp_settings *se
     return of_streams > n ? of_streams : n;
 }
 
-/* Each sequence has a run of newest tokens. The rows of a step begin in its last page. */
 uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
     const kvant_exact_part part = kvp_kv_exact(shape, settings, shape->n_streams);
     const uint32_t n_blocks = kvp_kv_blocks(shape);
-    const uint32_t n_sequences = part.total > 0 ? part.total / (part.first + part.newest) : 0;
-    uint32_t n = (uint32_t)kvant_plan_pages(part.total, n_sequences, part.step);
+    uint32_t n;
 
-    if (n == 0)
+    if (part.step == 0)
         return pages_of_specs(shape, settings);
+    n = (uint32_t)kvant_plan_pages(part.total, part.first + part.newest, part.step);
     n = n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
     return n > n_blocks ? n_blocks : n;
 }

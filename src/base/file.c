@@ -2,8 +2,6 @@
 #include "file.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "alloc.h"
@@ -101,46 +99,31 @@ bool kvant_mapped_file_is_whole(const kvant_mapped_file *mapped)
     return !mapped->bytes || (kvant_os_size(mapped->file, &bytes) && bytes >= mapped->n);
 }
 
-/* Writes a new file and flushes it before the caller renames it. Otherwise a crash soon after the
- * rename could leave the new name without content. */
-static bool write_new(const char *path, const kvant_file_part *parts, size_t n_parts)
+/* The file is flushed before it gets its place. Otherwise a crash soon after could leave the new name
+ * without content. */
+static bool write_all(int fd, const kvant_file_part *parts, size_t n_parts)
 {
-    int fd = -1;
-    if (!kvant_os_create(path, &fd))
-        return false;
     bool ok = true;
     for (size_t i = 0; ok && i < n_parts; i++)
         ok = kvant_os_write(fd, parts[i].bytes, parts[i].n);
-    ok = ok && kvant_os_flush(fd);
-    int reason = errno;
-    if (!kvant_os_close(fd) && ok) {
-        ok = false;
-        reason = errno;
-    }
-    errno = reason;
-    return ok;
+    return ok && kvant_os_flush(fd);
 }
 
 kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
                                const kvant_error *error)
 {
-    char temporary[KVANT_OS_MAX_PATH];
-    int length =
-        snprintf(temporary, sizeof temporary, "%s.%" PRIu64 ".tmp", path, kvant_os_process());
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %u bytes",
-                          KVANT_OS_MAX_PATH);
+    char part[KVANT_OS_MAX_PATH];
+    int fd = -1;
     if (kvant_os_is_special(path))
         return kvant_fail(error, KVANT_ERR_ARGUMENT,
                           "cannot write %s: it is a device or a pipe; name a file", path);
-    if (write_new(temporary, parts, n_parts) && kvant_os_replace(temporary, path))
+    if (kvant_os_begin(path, part, sizeof part, &fd) &&
+        kvant_os_finish(fd, path, part, write_all(fd, parts, n_parts)))
         return KVANT_OK;
-    /* A process with the same id that was killed may have left the temporary file. */
-    bool someone_elses = errno == EEXIST;
-    kvant_status status = system_error(error, "write", someone_elses ? temporary : path);
-    if (!someone_elses)
-        kvant_os_remove(temporary);
-    return status;
+    if (errno == EBUSY)
+        return kvant_fail(error, KVANT_ERR_IO,
+                          "cannot write %s: another process or thread is writing it", path);
+    return system_error(error, "write", path);
 }
 
 kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n,

@@ -38,6 +38,15 @@ bool kvant_os_flush(int file); /* to the disk */
  * needed while a process maps that file: between them no file has the new name. */
 bool kvant_os_replace(const char *from, const char *to);
 
+#define KVANT_OS_PART ".kvant-part"
+
+/* Files that replace others. `kvant_os_begin` begins a file that shall take the place of `path`, and
+ * writes its name to `name`: `path` with KVANT_OS_PART behind. What a killed process left under this
+ * name is overwritten. EBUSY: another process or thread writes it. `kvant_os_finish` closes the file
+ * and gives it its place, or removes it if `keep` is false. False unless the file is in its place. */
+bool kvant_os_begin(const char *path, char *name, size_t n, int *file);
+bool kvant_os_finish(int file, const char *path, const char *name, bool keep);
+
 /* The name at the end of a path, and whether a path begins at a root. */
 const char *kvant_os_file_name(const char *path);
 bool kvant_os_is_absolute(const char *path);

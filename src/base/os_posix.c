@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -132,6 +133,43 @@ bool kvant_os_flush(int file)
 bool kvant_os_replace(const char *from, const char *to)
 {
     return rename(from, to) == 0;
+}
+
+/* Whether the open file is the one of this name. Another process may have given its file the place
+ * in between. */
+static bool is_named(int file, const char *name)
+{
+    struct stat here, there;
+    return fstat(file, &here) == 0 && stat(name, &there) == 0 && here.st_dev == there.st_dev &&
+           here.st_ino == there.st_ino;
+}
+
+bool kvant_os_begin(const char *path, char *name, size_t n, int *file)
+{
+    const int length = snprintf(name, n, "%s" KVANT_OS_PART, path);
+    errno = ENAMETOOLONG;
+    if (length < 0 || (size_t)length >= n)
+        return false;
+    *file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (*file < 0)
+        return false;
+    /* it is emptied once it is locked, because another process may be writing it */
+    if (flock(*file, LOCK_EX | LOCK_NB) == 0 && is_named(*file, name) && ftruncate(*file, 0) == 0)
+        return true;
+    close(*file);
+    errno = EBUSY;
+    return false;
+}
+
+bool kvant_os_finish(int file, const char *path, const char *name, bool keep)
+{
+    const bool done = keep && rename(name, path) == 0;
+    const int error = errno;
+    if (!done)
+        unlink(name);
+    close(file); /* gives the lock back, so it comes last */
+    errno = error;
+    return done;
 }
 
 const char *kvant_os_file_name(const char *path)

@@ -269,6 +269,37 @@ bool kvant_os_replace(const char *from, const char *to)
     return kvant_windows_failed();
 }
 
+/* No other process opens the file while it is open. */
+bool kvant_os_begin(const char *path, char *name, size_t n, int *file)
+{
+    wchar_t wide[KVANT_OS_MAX_PATH];
+    const int length = snprintf(name, n, "%s" KVANT_OS_PART, path);
+    *file = -1;
+    errno = ENAMETOOLONG;
+    if (length < 0 || (size_t)length >= n || !kvant_windows_path(name, wide))
+        return false;
+    const HANDLE handle = CreateFileW(wide, GENERIC_READ | GENERIC_WRITE, 0, NULL, CREATE_ALWAYS,
+                                      FILE_ATTRIBUTE_NORMAL, NULL);
+    *file = (int)(intptr_t)handle; /* -1 is INVALID_HANDLE_VALUE */
+    if (handle != INVALID_HANDLE_VALUE)
+        return true;
+    const bool busy = GetLastError() == ERROR_SHARING_VIOLATION;
+    kvant_windows_failed();
+    errno = busy ? EBUSY : errno;
+    return false;
+}
+
+/* An open file cannot be renamed. */
+bool kvant_os_finish(int file, const char *path, const char *name, bool keep)
+{
+    const bool done = kvant_os_close(file) && keep && kvant_os_replace(name, path);
+    const int error = errno;
+    if (!done)
+        kvant_os_remove(name);
+    errno = error;
+    return done;
+}
+
 const char *kvant_os_file_name(const char *path)
 {
     for (const char *at = path; *at; at++)

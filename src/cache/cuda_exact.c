@@ -74,7 +74,9 @@ static kvant_plan_params plan_params(const kvant_cache *cache, const kvant_exact
 {
     const uint32_t n = any_searches ? cache->params.max_sequences + 1 : 0,
                    step = (uint32_t)kvant_plan_blocks(part->step),
-                   all = step ? (uint32_t)kvant_plan_pages(part->total, 1, part->step) : 0,
+                   all = step ? (uint32_t)kvant_plan_pages(part->total, part->first + part->newest,
+                                                           part->step)
+                              : 0,
                    pages = all > n ? all : n;
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
                                 .n_pages = pages < cache->n_blocks ? pages : cache->n_blocks,

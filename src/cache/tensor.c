@@ -110,25 +110,24 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
     return true;
 }
 
-/* The rows of the exact part. A tensor that shares the pages of a step has room for more sequences
- * instead, at most for the rows that a step would take. Each sequence's rows begin anywhere in a
- * block. */
-static size_t exact_rows(const kvant_tensor_params *p, const kvant_exact_part *exact)
+/* The pages of the exact part without those of a step. A tensor that shares the pages of a step has
+ * room for more sequences instead, at most for the rows that a step would take. */
+static size_t exact_pages(const kvant_tensor_params *p, const kvant_exact_part *exact)
 {
-    const uint64_t each = (uint64_t)exact->first + exact->newest + KVANT_PAGE_TOKENS,
-                   all = p->n_sequences * each - KVANT_PAGE_TOKENS,
+    const uint64_t own = (uint64_t)exact->first + exact->newest,
+                   all = p->n_sequences * (own + KVANT_PAGE_TOKENS) - KVANT_PAGE_TOKENS,
                    most = (uint64_t)exact->total + exact->step, some = all < most ? all : most;
-    return p->steps && some > exact->total ? (size_t)some : exact->total;
+    return p->steps && some > exact->total ? kvant_plan_blocks((size_t)some) + 1
+                                           : kvant_plan_pages(exact->total, (size_t)own, 0);
 }
 
-/* Sizes one pool for the exact part of all sequences. It has one block more than the rows fill,
- * because they begin anywhere in a block, and pages for the rows of a step, unless these are
- * shared. The windows and sinks that a codec asks for are added per sequence. */
+/* Sizes one pool for the exact part of all sequences, with pages for the rows of a step, unless
+ * these are shared. The windows and sinks that a codec asks for are added per sequence. */
 static kvant_status size_exact_pool(const kvant_tensor_params *p, const kvant_exact_part *exact,
                                     sizes *s)
 {
     const kvant_codec_info *info = &p->codecs[0]->info;
-    size_t pool = kvant_plan_pages(exact_rows(p, exact), 1, 0), windows, sinks = 0;
+    size_t pool = exact_pages(p, exact), windows, sinks = 0;
     if (!windows_pool(p, info, &windows))
         return too_large();
     if (exact->first && info->sink_tokens > exact->first &&

@@ -34,11 +34,15 @@ static inline size_t kvant_plan_blocks(size_t n_rows)
     return n_rows / KVANT_PAGE_TOKENS + (n_rows % KVANT_PAGE_TOKENS != 0);
 }
 
-/* The pages for first and newest tokens (n_ends) and for the rows of a step. The tokens are in
- * n_runs runs, which begin anywhere in a block, so each may take a page more. */
-static inline size_t kvant_plan_pages(size_t n_ends, size_t n_runs, size_t n_step)
+/* The pages for the first and newest tokens of all sequences (n_ends), of which each sequence has
+ * up to n_own, and for the rows of a step. The newest tokens begin anywhere in a block, so each
+ * sequence may take a page more. With fewer pages, the sequence that no query saw for longest has
+ * half of its newest tokens sealed. */
+static inline size_t kvant_plan_pages(size_t n_ends, size_t n_own, size_t n_step)
 {
-    return kvant_plan_blocks(n_ends) + n_runs + kvant_plan_blocks(n_step);
+    const size_t n_sequences = n_own > 0 && n_ends > n_own ? n_ends / n_own : 1;
+
+    return kvant_plan_blocks(n_ends) + n_sequences + kvant_plan_blocks(n_step);
 }
 
 typedef struct kvant_plan_params {

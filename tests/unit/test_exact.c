@@ -164,7 +164,8 @@ static void check_rows(const fixture *f, uint32_t first, uint32_t n)
     }
 }
 
-/* The exact part of all sequences together is bounded. The sequence that is written keeps its own
+/* The exact part of all sequences together is bounded: here, by the tokens of two sequences. The
+ * sequence that is written keeps its own
  * part. The newest tokens of other sequences are sealed before their first tokens, and the first
  * tokens of the sequence that was written last are sealed last. */
 CASE(the_bound_of_all_sequences_holds)
@@ -172,7 +173,7 @@ CASE(the_bound_of_all_sequences_holds)
     const kvant_exact_part part = {
         .size = sizeof part, .first = 64, .newest = 64, .total = 256, .step = 64
     };
-    enum { SEQUENCES = 6, BLOCKS = 8, PAGES = 4 + 1 + 1 };
+    enum { SEQUENCES = 6, BLOCKS = 8, PAGES = 4 + 2 + 1 };
     uint64_t rng = 9;
     fixture f = make_exact("int-4", SEQUENCES, BLOCKS, &part);
     const size_t sealed = SEQUENCES * BLOCKS * N_KV_HEADS * info_of(f.codecs[0]).page_bytes;

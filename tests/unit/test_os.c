@@ -32,6 +32,19 @@ static void write_file(const char *path, const char *text)
     assert_true(kvant_os_close(file));
 }
 
+static void assert_text(const char *path, const char *text)
+{
+    char bytes[16] = "";
+    uint64_t size = 0;
+    int file;
+    assert_true(kvant_os_open(path, &file));
+    assert_true(kvant_os_size(file, &size));
+    assert_int_equal(size, strlen(text));
+    assert_true(kvant_os_read(file, bytes, strlen(text)));
+    assert_string_equal(bytes, text);
+    assert_true(kvant_os_close(file));
+}
+
 CASE(reads_and_writes_at_places)
 {
     const char *path = path_of("places");
@@ -102,6 +115,32 @@ CASE(devices_and_pipes_stay)
     assert_true(S_ISFIFO(now.st_mode));
     assert_true(kvant_os_remove(pipe));
 #endif
+}
+
+/* A file that a killed process began is in no one's way, and a file that another thread writes is
+ * not touched. */
+CASE(a_part_is_written_by_one_at_a_time)
+{
+    const char *path = path_of("whole");
+    char part[512], message[1024] = "";
+    const kvant_error error = { message, sizeof message };
+    int file;
+    snprintf(part, sizeof part, "%s" KVANT_OS_PART, path);
+    write_file(part, "of a process that was killed");
+    assert_int_equal(kvant_write_file(path, (const uint8_t *)"text", 4, &error), KVANT_OK);
+    assert_text(path, "text");
+    assert_false(kvant_os_exists(part));
+    assert_true(kvant_os_begin(path, part, sizeof part, &file));
+    assert_true(kvant_os_write(file, "longer", 6));
+    assert_int_equal(kvant_write_file(path, (const uint8_t *)"other", 5, &error), KVANT_ERR_IO);
+    assert_non_null(strstr(message, "another process or thread is writing it"));
+    assert_true(kvant_os_finish(file, path, part, true));
+    assert_text(path, "longer");
+    assert_true(kvant_os_begin(path, part, sizeof part, &file));
+    assert_false(kvant_os_finish(file, path, part, false));
+    assert_text(path, "longer");
+    assert_false(kvant_os_exists(part));
+    assert_true(kvant_os_remove(path));
 }
 
 CASE(names_end_paths)

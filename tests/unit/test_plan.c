@@ -96,6 +96,26 @@ CASE(old_blocks_are_sealed_in_runs)
     end(&m);
 }
 
+/* Sequences that decode in turn, after prompts of different lengths. */
+CASE(each_sequence_has_its_ends)
+{
+    enum { N = 4, FIRST = 64, NEWEST = 128, STEP = 64 };
+    const uint32_t which[N] = { 0, 1, 2, 3 },
+                   pages = (uint32_t)kvant_plan_pages(N * (FIRST + NEWEST), FIRST + NEWEST, STEP);
+    model m;
+    begin(&m, (kvant_plan_params){ N_BLOCKS, pages, STEP / SLOTS, FIRST, NEWEST, 0 }, 1);
+    for (uint32_t s = 0; s < N; s++)
+        for (uint32_t i = 0; i < 4; i++)
+            assert_true(append(&m, &s, 1, 61 - 17 * s));
+    for (uint32_t i = 0; i < 600; i++) {
+        assert_true(append(&m, which, N, 1));
+        for (uint32_t s = 0; s < N; s++)
+            check_ends(&m, s, 1);
+    }
+    assert_true(m.n_sealed > 0);
+    end(&m);
+}
+
 /* With too few pages, idle sequences lose their newest part before a busy one does. */
 CASE(idle_sequences_give_way)
 {
@@ -536,11 +556,11 @@ CASE(pages_suffice_for_runs_that_begin_anywhere)
     for (uint32_t n = 0; n <= 4 * SLOTS; n++)
         for (uint32_t first = 0; first < SLOTS; first++) {
             const uint32_t touched = n > 0 ? (first + n - 1) / SLOTS + 1 : 0;
-            assert_true(touched <= kvant_plan_pages(n, 1, 0));
+            assert_true(touched <= kvant_plan_pages(n, n, 0));
             if (first == 0)
                 assert_int_equal(touched, kvant_plan_blocks(n));
         }
-    assert_int_equal(kvant_plan_pages(2 * SLOTS, 3, SLOTS + 1), 2 + 3 + 2);
+    assert_int_equal(kvant_plan_pages(10 * SLOTS, 3 * SLOTS, SLOTS + 1), 10 + 3 + 2);
 }
 
 RUN_CASES(NULL, NULL)

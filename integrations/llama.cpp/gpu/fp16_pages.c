@@ -69,7 +69,7 @@ static kvant_plan_params plan_params(const kvp_gpu_cache *cache)
 {
     const kvant_exact_part *part = &cache->exact;
     const uint32_t ends = (uint32_t)(kvant_plan_blocks(part->first) +
-                                     kvant_plan_pages(part->newest, part->newest != 0, 0));
+                                     kvant_plan_blocks(part->newest) + (part->newest != 0));
     const uint32_t rest = cache->n_pages > ends ? cache->n_pages - ends : 1;
 
     return (kvant_plan_params){ .n_blocks = cache->n_blocks,
