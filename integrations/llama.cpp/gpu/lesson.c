@@ -96,8 +96,7 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 
 /* Tokens that are too much alike */
 
-/* NULL: another cache has them, and nobody looks. */
-static const kvp_kv *first_values(const kvp_gpu_cache *cache)
+const kvp_kv *kvp_gpu_first_values(const kvp_gpu_cache *cache)
 {
     for (size_t i = 0; i < cache->n_tensors; i++)
         if (cache->tensors[i]->shape.role == KVANT_ROLE_V && kvp_kv_is_first(cache->tensors[i]))
@@ -108,7 +107,7 @@ static const kvp_kv *first_values(const kvp_gpu_cache *cache)
 static bool pages_are_alike(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known,
                             size_t n)
 {
-    const kvp_kv *values = first_values(cache);
+    const kvp_kv *values = kvp_gpu_first_values(cache);
     float *rows = values != NULL ? kvp_gpu_fetch_learned(values->cells, list, known) : NULL;
     const bool alike =
         rows != NULL && kvant_learn_values_are_alike(rows, values->shape.row, n, values->shape.row);
@@ -137,7 +136,7 @@ static bool read_channels(const kvp_kv *values, size_t n, size_t channels, uint1
 
 bool kvp_gpu_in_place_rows_are_alike(const kvp_gpu_cache *cache, size_t n)
 {
-    const kvp_kv *values = first_values(cache);
+    const kvp_kv *values = kvp_gpu_first_values(cache);
     const size_t width = values != NULL ? values->shape.row : 0,
                  channels = width < KVANT_LEARN_SIGNS ? width : KVANT_LEARN_SIGNS;
     uint16_t *halves = malloc((n * channels + 1) * sizeof(*halves));
