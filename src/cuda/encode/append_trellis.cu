@@ -431,12 +431,13 @@ template <int D> struct TrellisItem {
 /* Tokens per item. Rows are spread over a GPU's multiprocessors, about 132, with up to two thread
  * blocks each. A warp takes as long for ROWS rows as for one, and warps that share a scheduler wait
  * for each other. So more than FEW tokens are ROWS a warp. Their number is a power of two, because
- * words of pages then have few writers. */
+ * words of pages then have few writers. A list may have no rows, and 0 tokens an item would be an
+ * endless loop. */
 template <int D> __host__ __device__ inline uint32_t chunk_of(uint32_t n_rows)
 {
     using R = TrellisRows<D>;
     constexpr uint32_t MULTIPROCESSORS = 132;
-    const uint32_t each = (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
+    const uint32_t each = n_rows == 0 ? 1 : (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
     if (each <= R::FEW)
         return each;
     for (uint32_t chunk = 2 * R::FEW; chunk <= R::AT_ONCE; chunk *= 2)
