@@ -1,11 +1,13 @@
 /* first_prompts.c - how a context's first prompt affects later answers on a GPU.
  *
- *     first_prompts LIBRARIES PLUGIN MODEL TEXT PIECES LOGITS
+ *     first_prompts LIBRARIES PLUGIN MODEL TEXT PIECES LOGITS [stays]
  *
- * A context answers two prompts of each piece of the text, after it had another first prompt, which
- * is removed. PLUGIN "none": writes the logits of a context of llama.cpp's own without a first
- * prompt to the file LOGITS. Otherwise: prints the mean divergence from these logits for each kind
- * of first prompt. Settings of the cache come from kvant's variables. */
+ * A context answers two prompts of each piece of the text, after it had another first prompt. This
+ * prompt is removed; with `stays` it remains in the cache, and the answers are another sequence.
+ * PLUGIN "none": writes the logits of a context of llama.cpp's own without a first prompt to the
+ * file LOGITS. Otherwise: prints for each kind of first prompt the mean divergence from these
+ * logits, its ratio to the divergence after another text, and the ratio's standard error over the
+ * pieces. Settings of the cache come from kvant's variables. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -19,26 +21,32 @@ enum {
     N_ANSWERS = 2,
     N_ROWS = N_ANSWERS * (N_LAST + N_STEPS),
     MOST_FIRST = 1200,
+    MOST_PIECES = 64,
     MOST_BYTES = 1 << 20
 };
 
 typedef struct kind {
-    const char *name, *word; /* word NULL: tokens of the text, or in no order */
+    const char *name, *word; /* word NULL: tokens of the text; "": in no order */
     int n;
-    double sum;
+    bool other; /* tokens of the text far from the piece */
+    double kld[MOST_PIECES];
 } kind;
 
-static kind kinds[] = { { "none", NULL, 0, 0 },
-                        { "ordinary text", NULL, 200, 0 },
-                        { "1200 tokens of ordinary text", NULL, 1200, 0 },
-                        { "200 tokens of \" the\"", " the", 200, 0 },
-                        { "80 tokens of \"\\n\"", "\n", 80, 0 },
-                        { "40 tokens of \"Hello\"", "Hello", 40, 0 },
-                        { "200 tokens of \"0, \"", "0, ", 200, 0 },
-                        { "70 tokens of \"ping\\n\"", "ping\n", 70, 0 },
-                        { "1200 tokens of \" the\"", " the", 1200, 0 },
-                        { "200 tokens in no order", "", 200, 0 } };
+enum { OTHER_TEXT };
+static kind kinds[] = { { .name = "1200 tokens of another text", .n = 1200, .other = true },
+                        { .name = "none" },
+                        { .name = "ordinary text", .n = 200 },
+                        { .name = "1200 tokens of ordinary text", .n = 1200 },
+                        { .name = "200 tokens of \" the\"", .word = " the", .n = 200 },
+                        { .name = "80 tokens of \"\\n\"", .word = "\n", .n = 80 },
+                        { .name = "40 tokens of \"Hello\"", .word = "Hello", .n = 40 },
+                        { .name = "200 tokens of \"0, \"", .word = "0, ", .n = 200 },
+                        { .name = "70 tokens of \"ping\\n\"", .word = "ping\n", .n = 70 },
+                        { .name = "1200 tokens of \" the\"", .word = " the", .n = 1200 },
+                        { .name = "200 tokens in no order", .word = "", .n = 200 } };
 enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+static bool stays; /* the first prompt stays in the cache */
 
 static const struct llama_vocab *vocab;
 static int n_vocab, n_tokens;
@@ -50,9 +58,9 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* Decodes n tokens from a position on. all: with the logits of each token. */
+/* Decodes n tokens of a sequence from a position on. all: with the logits of the last tokens. */
 static void decode(struct llama_context *context, const llama_token *from, int n, int position,
-                   bool all)
+                   llama_seq_id sequence, bool all)
 {
     for (int first = 0, some; first < n; first += some) {
         struct llama_batch batch;
@@ -62,7 +70,7 @@ static void decode(struct llama_context *context, const llama_token *from, int n
             batch.token[i] = from[first + i];
             batch.pos[i] = position + first + i;
             batch.n_seq_id[i] = 1;
-            batch.seq_id[i][0] = 0;
+            batch.seq_id[i][0] = sequence;
             batch.logits[i] = all && first + i >= n - N_LAST;
         }
         batch.logits[some - 1] = 1;
@@ -89,19 +97,21 @@ static void answers(struct llama_model *model, const llama_token *piece, const l
     params.n_ctx = 2048;
     params.n_batch = params.n_ubatch = 512;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.n_seq_max = stays ? 2 : 1;
+    params.kv_unified = stays;
     context = llama_init_from_model(model, params);
     if (context == NULL)
         fail("a context");
     if (n_first > 0)
-        decode(context, first, n_first, 0, false);
+        decode(context, first, n_first, 0, 0, false);
     for (int a = 0; a < N_ANSWERS; a++) {
         const llama_token *prompt = piece + a * (N_TEXT / 2);
-        llama_memory_seq_rm(llama_get_memory(context), 0, -1, -1);
-        decode(context, prompt, N_PROMPT, 0, true);
+        llama_memory_seq_rm(llama_get_memory(context), stays, -1, -1);
+        decode(context, prompt, N_PROMPT, 0, stays, true);
         for (int i = 0; i < N_LAST; i++)
             keep(context, (N_PROMPT - 1) % 512 - N_LAST + 1 + i, &logits);
         for (int i = 0; i < N_STEPS; i++) {
-            decode(context, prompt + N_PROMPT + i, 1, N_PROMPT + i, false);
+            decode(context, prompt + N_PROMPT + i, 1, N_PROMPT + i, stays, false);
             keep(context, 0, &logits);
         }
     }
@@ -132,6 +142,7 @@ static void fill(const kind *k, const llama_token *piece, llama_token *first)
     for (int i = 0; i < k->n; i++)
         first[i] = n > 0             ? word[i % n]
                    : k->word != NULL ? (i * 7919 + 13) % (n_vocab - 200) + 100
+                   : k->other        ? tokens[(piece - tokens + n_tokens / 2 + i) % n_tokens]
                                      : piece[(i + 100) % N_TEXT];
 }
 
@@ -156,6 +167,36 @@ static double divergence(const float *stock, const float *ours)
     return all / N_ROWS;
 }
 
+static double mean(const double *x, int n)
+{
+    double sum = 0;
+
+    for (int i = 0; i < n; i++)
+        sum += x[i] / n;
+    return sum;
+}
+
+/* The standard error of the ratio of two means over the same pieces. */
+static double error_of_ratio(const double *above, const double *below, int n)
+{
+    const double ratio = mean(above, n) / mean(below, n);
+    double sum = 0;
+
+    for (int i = 0; i < n; i++)
+        sum += pow(above[i] - ratio * below[i], 2);
+    return sqrt(sum / n / (n - 1)) / mean(below, n);
+}
+
+static void print_kinds(int n_pieces)
+{
+    const double *other = kinds[OTHER_TEXT].kld;
+
+    for (int k = 0; k < N_KINDS; k++)
+        printf("%-30s %.5f %.3f +- %.3f\n", kinds[k].name, mean(kinds[k].kld, n_pieces),
+               mean(kinds[k].kld, n_pieces) / mean(other, n_pieces),
+               error_of_ratio(kinds[k].kld, other, n_pieces));
+}
+
 static void compare(struct llama_model *model, FILE *file, int n_pieces, float *stock, float *ours)
 {
     llama_token first[MOST_FIRST];
@@ -167,22 +208,22 @@ static void compare(struct llama_model *model, FILE *file, int n_pieces, float *
         for (int k = 0; k < N_KINDS; k++) {
             fill(&kinds[k], piece, first);
             answers(model, piece, first, kinds[k].n, ours);
-            kinds[k].sum += divergence(stock, ours) / n_pieces;
+            kinds[k].kld[p] = divergence(stock, ours);
         }
     }
-    for (int k = 0; k < N_KINDS; k++)
-        printf("%-30s %.5f %.3f\n", kinds[k].name, kinds[k].sum, kinds[k].sum / kinds[1].sum);
+    print_kinds(n_pieces);
 }
 
 int main(int argc, char **argv)
 {
-    const bool writes = argc == 7 && strcmp(argv[2], "none") == 0;
+    const bool writes = argc > 2 && strcmp(argv[2], "none") == 0;
     struct llama_model *model;
     float *stock, *ours;
     FILE *file;
     int n_pieces;
 
-    if (argc != 7 || (n_pieces = atoi(argv[5])) < 1)
+    stays = argc == 8 && strcmp(argv[7], "stays") == 0;
+    if ((argc != 7 && !stays) || (n_pieces = atoi(argv[5])) < 2 || n_pieces > MOST_PIECES)
         return 2;
     model = load_model(argv[1], argv[2], argv[3]);
     vocab = llama_model_get_vocab(model);

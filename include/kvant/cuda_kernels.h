@@ -74,14 +74,34 @@ typedef struct kvant_cuda_expand_args {
     const void *compact; /* device */
     /* device, or NULL: R W, and R W^-T, n_kv_heads x head_dim^2 each */
     float *key_transform, *inverse_key_transform;
-    /* device: R W c of the kv heads' centres c, n_kv_heads x head_dim each. NULL: not wanted */
-    const float *center;
-    float *key_center;
 } kvant_cuda_expand_args;
 
 /* Makes matrices from triangles. R W has the bits of the matrix that the computer makes. */
 KVANT_API kvant_status kvant_cuda_expand(const kvant_cuda_expand_args *args,
                                          kvant_cuda_stream stream);
+
+/* A layer's learned centre c and its centre at position 0 (start), and where they go. All members
+ * are in GPU memory. Centres have n_kv_heads x head_dim numbers. */
+typedef struct kvant_cuda_center_layer {
+    const float *center, *start;
+    float *centers[2], *starts; /* copies of c, and of start; NULL: not wanted */
+    const void *compact;
+    float *key_center; /* R W c, from the compact form of W; NULL: not wanted */
+} kvant_cuda_center_layer;
+
+typedef struct kvant_cuda_place_centers_args {
+    size_t size;                   /* set by the caller to sizeof(kvant_cuda_place_centers_args) */
+    const kvant_cuda_codec *codec; /* its head_dim and rotation count */
+    uint32_t n_kv_heads;
+    uint32_t n_layers; /* 0: `one` is the only layer */
+    kvant_cuda_center_layer one;
+    const kvant_cuda_center_layer *layers; /* device: n_layers layers of this shape */
+} kvant_cuda_place_centers_args;
+
+/* Brings the centres of layers to where kernels read them, in one launch. It may come right after
+ * kvant_cuda_compact in a stream. */
+KVANT_API kvant_status kvant_cuda_place_centers(const kvant_cuda_place_centers_args *args,
+                                                kvant_cuda_stream stream);
 
 /* ---- queries ---- */
 
@@ -149,6 +169,13 @@ typedef struct kvant_cuda_kernel_append_args {
      * for n_kv_heads x head_dim^2 floats, which calls in one stream can share */
     const void *k_compact;
     float *k_matrix;
+    /* host, or NULL: the compact form whose W calls in this stream left in k_matrix. If that is
+     * k_compact, the call uses W as it is. A call that makes W stores k_compact here. The caller
+     * stores NULL here when others write to k_matrix or to that compact form */
+    const void **k_matrix_of;
+    /* not 0: an append to exact pages lets the next call begin while the calls before this one
+     * still run. A call with sealed_ready must not follow it if those calls write sealed pages */
+    uint32_t next_early;
 } kvant_cuda_kernel_append_args;
 
 /* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the
@@ -233,7 +260,8 @@ typedef struct kvant_cuda_kernel_attention_args {
     uint32_t clear_counters;
     /* not 0: no call of this library that may still run in the stream writes sealed pages, or reads
      * the workspace. If table_ready is set, too, sealed pages are read while those calls run. An
-     * append to exact pages lets the next call begin only when the calls before it have ended */
+     * append to exact pages without next_early lets the next call begin only when the calls before
+     * it have ended */
     uint32_t sealed_ready;
 } kvant_cuda_kernel_attention_args;
 

@@ -282,7 +282,7 @@ bool valid_compact(const kvant_cuda_kernel_append_args &args)
             args.k.codec->params.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL);
 }
 
-/* Lets the launch of the keys read the compact form of their W, or makes W. */
+/* Lets the launch of the keys read the compact form of their W, or makes W unless it is there. */
 kvant_status place_matrix(const kvant_cuda_kernel_append_args &args, Roles &roles,
                           const AppendArgs &common, kvant_cuda_stream stream)
 {
@@ -294,8 +294,13 @@ kvant_status place_matrix(const kvant_cuda_kernel_append_args &args, Roles &role
         keys.compact = args.k_compact;
         return KVANT_OK;
     }
-    return from_cuda(launch_expand(keys.codec.head_dim, args.n_kv_heads, args.k_compact,
-                                   args.k_matrix, static_cast<cudaStream_t>(stream)));
+    if (args.k_matrix_of && *args.k_matrix_of == args.k_compact)
+        return KVANT_OK;
+    const cudaError_t error = launch_expand(keys.codec.head_dim, args.n_kv_heads, args.k_compact,
+                                            args.k_matrix, static_cast<cudaStream_t>(stream));
+    if (args.k_matrix_of)
+        *args.k_matrix_of = error == cudaSuccess ? args.k_compact : nullptr;
+    return from_cuda(error);
 }
 
 kvant_status center_keys(const kvant_cuda_kernel_append_args &args, AppendRole &keys,
@@ -390,6 +395,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *given,
     common.marks = args->marks;
     common.mark_ids = args->mark_ids;
     common.slots_ready = args->slots_ready != 0;
+    common.next_early = args->next_early != 0;
     common.clear_refused = args->clear_refused != 0;
     const bool more = accepts_more(roles, common), apart = args->queries.q && !more;
     if (args->queries.q && !apart)

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 20u /* raise it with the table */
+#define KVANT_CUDA_TABLE_VERSION 21u /* raise it with the table */
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters). Each is called by kvant_cuda_<name> of kvant/cuda.h or
@@ -57,6 +57,8 @@ extern "C" {
     X(kvant_status, seal_rows, (const kvant_cuda_seal_rows_args *args, kvant_cuda_stream stream))  \
     X(kvant_status, learn, (const kvant_cuda_learn_args *args, kvant_cuda_stream stream))          \
     X(kvant_status, expand, (const kvant_cuda_expand_args *args, kvant_cuda_stream stream))        \
+    X(kvant_status, place_centers,                                                                 \
+      (const kvant_cuda_place_centers_args *args, kvant_cuda_stream stream))                       \
     X(kvant_status, device_current, (int *device))                                                 \
     X(kvant_status, memory_new, (void **memory, size_t bytes))                                     \
     X(void, memory_free, (void *memory))                                                           \
@@ -86,11 +88,11 @@ extern "C" {
                sizeof(kvant_cuda_block_args) + sizeof(kvant_cuda_kernel_query_args) +              \
                sizeof(kvant_cuda_center_rows_args) + sizeof(kvant_cuda_page_offsets_args) +        \
                sizeof(kvant_cuda_compact_args) + sizeof(kvant_cuda_expand_args) +                  \
-               sizeof(kvant_cuda_decode_args) + sizeof(kvant_cuda_exact_args) +                    \
-               sizeof(kvant_cuda_seal_rows_args) + sizeof(kvant_cuda_learn_args) +                 \
-               sizeof(kvant_cuda_values) + sizeof(kvant_cuda_note_args) +                          \
-               sizeof(kvant_cuda_rotate_rows_args) + sizeof(kvant_cuda_index_args) +               \
-               sizeof(kvant_cuda_find_args))
+               sizeof(kvant_cuda_place_centers_args) + sizeof(kvant_cuda_decode_args) +            \
+               sizeof(kvant_cuda_exact_args) + sizeof(kvant_cuda_seal_rows_args) +                 \
+               sizeof(kvant_cuda_learn_args) + sizeof(kvant_cuda_values) +                         \
+               sizeof(kvant_cuda_note_args) + sizeof(kvant_cuda_rotate_rows_args) +                \
+               sizeof(kvant_cuda_index_args) + sizeof(kvant_cuda_find_args))
 
 typedef struct kvant_cuda_table {
     uint32_t version; /* KVANT_CUDA_TABLE_VERSION */

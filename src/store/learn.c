@@ -11,7 +11,6 @@
 /* The squared lengths of rows, sorted, have a median gap. In ordinary text it is more than this
  * part of the median length; in a text that repeats a few tokens it is less. */
 #define FEWEST_GAP 5e-4
-#define SIGNS 128u           /* of a value, which tell tokens apart */
 #define LEAST_DIFFERENT 192u /* tokens of 1024. Text has at least twice as many */
 
 static int compare_lengths(const void *a, const void *b)
@@ -41,7 +40,7 @@ static int compare_hashes(const void *a, const void *b)
 static uint64_t hash_of_signs(const float *value, size_t width)
 {
     uint64_t hash = KVANT_FNV_START;
-    for (size_t j = 0; j < width && j < SIGNS; j++)
+    for (size_t j = 0; j < width && j < KVANT_LEARN_SIGNS; j++)
         hash = kvant_fnv1a(hash, &(uint8_t){ value[j] < 0 }, 1);
     return hash;
 }
@@ -310,6 +309,11 @@ bool kvant_lesson_in_place_begins(size_t room, size_t n)
     const size_t half = room / 2,
                  enough = KVANT_LEARN_LESSON_ROWS < half ? KVANT_LEARN_LESSON_ROWS : half;
     return n >= (room / 3 > enough ? room / 3 : enough);
+}
+
+bool kvant_lesson_in_place_looks(const kvant_lesson_in_place *lesson, size_t n)
+{
+    return lesson->n_ready == 0 && n >= 2 * lesson->n_alike;
 }
 
 /* Rows between two of these stages, in which transforms are learned. 1024 tokens take seconds when

@@ -36,6 +36,9 @@
 bool kvant_learn_lengths_are_alike(double *lengths, uint32_t n);
 bool kvant_learn_values_are_alike(const float *values, size_t stride, size_t n, size_t width);
 
+/* How many channels of a value the call above looks at. Their signs tell tokens apart. */
+#define KVANT_LEARN_SIGNS 128u
+
 /* Fills x with random signs. They serve as queries where none came, as if all directions of queries
  * counted alike. */
 void kvant_learn_assume_queries(float *x, size_t n);
@@ -209,7 +212,13 @@ typedef struct kvant_lesson_in_place {
     size_t n_ready;       /* tensors whose transforms are in force */
     /* rows when a further bucket's transform was asked for; 0: never */
     size_t requested_at;
+    size_t n_alike; /* rows that were found too much alike; 0: none */
 } kvant_lesson_in_place;
+
+/* Whether n rows are looked at, of a lesson's rows. Rows that were too much alike are looked at
+ * again when there are twice as many, because more text may follow them. When the transforms of
+ * some tensors are in force, no further one is learned. */
+bool kvant_lesson_in_place_looks(const kvant_lesson_in_place *lesson, size_t n);
 
 /* Whether the lesson begins when n of `room` rows are there. */
 bool kvant_lesson_in_place_begins(size_t room, size_t n);

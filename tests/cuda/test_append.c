@@ -322,17 +322,25 @@ CASE(test_same_bytes)
         }
 }
 
-/* Many rows: a warp searches four rows at once. A thread block has 32 rows or, with all heads,
- * several pages. */
+/* Many rows of a trellis: a warp searches one row or four rows at once. A thread block has 4, 8, 16
+ * or 32 rows, or several pages. */
 CASE(test_many_rows)
 {
     static const char *const specs[] = { "trellis-4:rotate=hadamard", "trellis-3:rotate=none",
                                          "trellis-2:rotate=hadamard,scale=norm" };
     static const uint32_t dims[] = { 128, 64, 96 };
+    static const struct {
+        uint32_t n_tokens, heads;
+    } shapes[] = { { 70, 3 },
+                   { 150, 3 },
+                   { BLOCKS * 64 - 37, 1 },
+                   { BLOCKS * 64 - 37, 4 },
+                   { BLOCKS * 64 - 37, MOST_HEADS } };
     for (size_t s = 0; s < (small_tests() ? 1 : 3); s++)
-        for (int order = 0; order < 4; order++)
-            run_append(&(append_case){ specs[s], dims[s], BLOCKS * 64 - 37, KVANT_CUDA_BF16,
-                                       order % 2, s == 1, order < 2 ? MOST_HEADS : 8 });
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            for (int order = 0; order < 2; order++)
+                run_append(&(append_case){ specs[s], dims[s], shapes[i].n_tokens, KVANT_CUDA_BF16,
+                                           order, s == 1, shapes[i].heads });
 }
 
 /* Kernels of any head_dim and of any groups (src/cuda/any). */

@@ -10,7 +10,7 @@
 #include "../../src/math/triangle.h"
 #include "cuda_support.h"
 
-enum { KV_HEADS = 3, GROUP = 5, HEADS = KV_HEADS * GROUP, TOKENS = 203, MOST_DIM = 256 };
+enum { KV_HEADS = 3, GROUP = 5, HEADS = KV_HEADS * GROUP, TOKENS = 360, MOST_DIM = 256 };
 
 typedef struct problem {
     uint32_t d, n; /* n: channels of a part */
@@ -178,24 +178,10 @@ static float *random_numbers(size_t n)
     return numbers;
 }
 
-static void compare_matrices(const problem *p)
+/* Compares R W c with a sum in double precision. */
+static void check_key_center(const problem *p, const float *center, const float *got)
 {
-    const size_t numbers = (size_t)KV_HEADS * p->d * p->d;
-    const size_t width = KV_HEADS * p->d;
-    float *got = malloc(2 * numbers * sizeof *got), *center = random_numbers(width),
-          *gpu_center = device_copy(center, width * sizeof *center),
-          *key_center = device_new(width * sizeof *key_center, 0xff);
-    const kvant_cuda_expand_args args = { .size = sizeof args,
-                                          .codec = p->gpu,
-                                          .n_kv_heads = KV_HEADS,
-                                          .compact = p->compact,
-                                          .key_transform = p->room,
-                                          .inverse_key_transform = p->room + numbers,
-                                          .center = gpu_center,
-                                          .key_center = key_center };
-    assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
-    device_read(got, key_center, width * sizeof *got);
-    for (size_t i = 0; i < width; i++) {
+    for (size_t i = 0; i < KV_HEADS * p->d; i++) {
         const float *matrix = p->matrices + i / p->d * p->d * p->d + i % p->d;
         double sum = 0, size = 0;
         for (size_t j = 0; j < p->d; j++) {
@@ -207,9 +193,73 @@ static void compare_matrices(const problem *p)
         if (!(fabs((double)got[i] - sum) <= 1e-5 * size * sqrt(p->d)))
             fail_msg("head_dim %u, centre %zu: %g, not %g", p->d, i, (double)got[i], sum);
     }
-    free(center);
-    device_free(gpu_center);
-    device_free(key_center);
+}
+
+/* The places of a layer's centres are in a row: two copies of its centre, one of the start, and
+ * R W c. */
+static void check_places(const problem *p, const float *centers, const float *places)
+{
+    const size_t width = KV_HEADS * p->d;
+    float *got = malloc(4 * width * sizeof *got);
+    device_read(got, places, 4 * width * sizeof *got);
+    assert_memory_equal(got, centers, width * sizeof *got);
+    assert_memory_equal(got + width, centers, width * sizeof *got);
+    assert_memory_equal(got + 2 * width, centers + width, width * sizeof *got);
+    check_key_center(p, centers, got + 3 * width);
+    free(got);
+}
+
+/* The second of three layers wants R W c alone. */
+static void compare_centers(const problem *p)
+{
+    enum { LAYERS = 3 };
+    const size_t width = KV_HEADS * p->d;
+    float *centers = random_numbers((LAYERS + 1) * width), *got = malloc(width * sizeof *got),
+          *from = device_copy(centers, (LAYERS + 1) * width * sizeof *centers);
+    kvant_cuda_center_layer layers[LAYERS];
+    for (int i = 0; i < LAYERS; i++) {
+        float *to = device_new(4 * width * sizeof *to, 0xff), *center = from + (size_t)i * width;
+        layers[i] = (kvant_cuda_center_layer){ .center = center,
+                                               .start = center + width,
+                                               .centers = { to, to + width },
+                                               .starts = to + 2 * width,
+                                               .compact = p->compact,
+                                               .key_center = to + 3 * width };
+    }
+    layers[1].centers[0] = layers[1].centers[1] = layers[1].starts = NULL;
+    kvant_cuda_place_centers_args args = {
+        .size = sizeof args, .codec = p->gpu, .n_kv_heads = KV_HEADS, .one = layers[0]
+    };
+    assert_int_equal(kvant_cuda_place_centers(&args, NULL), KVANT_OK);
+    check_places(p, centers, layers[0].centers[0]);
+    layers[0].key_center = NULL;
+    args.n_layers = LAYERS;
+    args.layers = device_copy(layers, sizeof layers);
+    args.one = (kvant_cuda_center_layer){ 0 };
+    assert_int_equal(kvant_cuda_place_centers(&args, NULL), KVANT_OK);
+    device_read(got, layers[1].key_center, width * sizeof *got);
+    check_key_center(p, centers + width, got);
+    check_places(p, centers + 2 * width, layers[2].centers[0]);
+    for (int i = 0; i < LAYERS; i++)
+        device_free(i == 1 ? layers[i].key_center - 3 * width : layers[i].centers[0]);
+    device_free(args.layers);
+    device_free(from);
+    free(centers);
+    free(got);
+}
+
+static void compare_matrices(const problem *p)
+{
+    const size_t numbers = (size_t)KV_HEADS * p->d * p->d;
+    float *got = malloc(2 * numbers * sizeof *got);
+    const kvant_cuda_expand_args args = { .size = sizeof args,
+                                          .codec = p->gpu,
+                                          .n_kv_heads = KV_HEADS,
+                                          .compact = p->compact,
+                                          .key_transform = p->room,
+                                          .inverse_key_transform = p->room + numbers };
+    assert_int_equal(kvant_cuda_expand(&args, NULL), KVANT_OK);
+    compare_centers(p);
     device_read(got, p->room, 2 * numbers * sizeof *got);
     assert_memory_equal(got, p->matrices, numbers * sizeof *got);
     /* Both inverses were rounded to binary32 and rotated, in at most 10 steps of a rounding each.
@@ -386,13 +436,18 @@ static uint8_t *append(const problem *p, const rows *r, bool open, uint32_t n, b
     uint8_t *host = malloc(*bytes);
     kvant_cuda_kernel_append_args args = append_of(p, r, open, n, pages);
     args.transformed = !compact;
+    const void *made_from = NULL;
     if (compact) {
         args.k_compact = p->compact;
         args.k_matrix = p->room;
+        args.k_matrix_of = &made_from;
         args.queries = queries_of(p, n, r->queries, r->out);
+        args.slots_ready = args.next_early = 1;
     } else
         args.k.rows = r->transformed;
     assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    if (made_from) /* W is there, and gives the same bytes */
+        assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
     device_read(host, pages, *bytes);
     device_free(pages);
     return host;
@@ -406,7 +461,7 @@ static void check_rows(const problem *p, uint32_t n)
     float *q = random_numbers(queries);
     size_t bytes;
     for (uint32_t i = 0; i < n; i++)
-        slots[i] = i;
+        slots[i] = i / 16 % 3 == 1 ? -1 : (int64_t)i; /* some thread blocks have no row */
     for (size_t i = 3 * width; i < 4 * width && i < numbers; i++)
         r.host[i] = -0.0f; /* sums begin at 0 */
     r.gpu = device_copy(r.host, numbers * sizeof(float));
@@ -446,8 +501,51 @@ static void check(const char *spec, uint32_t d)
     check_rows(&p, 1);
     check_rows(&p, 7);
     check_rows(&p, 40);
-    if (!small_tests())
-        check_rows(&p, TOKENS);
+    for (uint32_t n = 90; n <= TOKENS && !small_tests(); n *= 2)
+        check_rows(&p, n);
+    problem_close(&p);
+}
+
+/* The second call would have to make W in its own room, but is told that W is there. */
+CASE(matrix_that_is_there)
+{
+    problem p;
+    problem_open(&p, "int-4:rotate=hadamard", 64);
+    enum { N = 65 };
+    float *x = random_numbers((size_t)N * KV_HEADS * 64), read[KV_HEADS * 64],
+          untouched[KV_HEADS * 64];
+    int64_t slots[N];
+    for (int i = 0; i < N; i++)
+        slots[i] = i;
+    const rows r = { .gpu = device_copy(x, (size_t)N * KV_HEADS * 64 * sizeof *x),
+                     .slots = device_copy(slots, sizeof slots) };
+    void *pages = device_new(2 * KV_HEADS * 64 * 64 * sizeof(float), 0),
+         *room = device_new((size_t)KV_HEADS * 64 * 64 * sizeof(float), 0x3c);
+    kvant_cuda_kernel_append_args args = append_of(&p, &r, false, 1, pages);
+    const void *made_from = NULL;
+    memset(untouched, 0x3c, sizeof untouched);
+    args.k_compact = p.compact;
+    args.k_matrix = p.room;
+    args.k_matrix_of = &made_from;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    assert_null(made_from); /* a single row needs no W */
+    args.n_tokens = N;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    assert_ptr_equal(made_from, p.compact);
+    args.k_matrix = room;
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    device_read(read, room, sizeof read);
+    assert_memory_equal(read, untouched, sizeof read);
+    made_from = p.room; /* another layer's */
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    assert_ptr_equal(made_from, p.compact);
+    device_read(read, room, sizeof read);
+    assert_memory_not_equal(read, untouched, sizeof read);
+    device_free(pages);
+    device_free(room);
+    device_free(r.gpu);
+    device_free(r.slots);
+    free(x);
     problem_close(&p);
 }
 
@@ -488,6 +586,14 @@ CASE(refused_arguments)
         .size = sizeof expand, .codec = p.gpu, .n_kv_heads = 0, .compact = p.compact
     };
     assert_int_equal(kvant_cuda_expand(&expand, NULL), KVANT_ERR_ARGUMENT);
+    kvant_cuda_place_centers_args centers = { .size = sizeof centers,
+                                              .codec = p.gpu,
+                                              .n_kv_heads = 0,
+                                              .one = { .center = p.room, .start = p.room } };
+    assert_int_equal(kvant_cuda_place_centers(&centers, NULL), KVANT_ERR_ARGUMENT);
+    centers.n_kv_heads = 1;
+    centers.n_layers = 1; /* which lie nowhere */
+    assert_int_equal(kvant_cuda_place_centers(&centers, NULL), KVANT_ERR_ARGUMENT);
     problem_close(&p);
 }
 

@@ -306,10 +306,17 @@ CASE(test_many_sequences)
     for (int i = 0; i < MANY; i++)
         lengths[0][i] = 321, lengths[1][i] = odd_lengths[i % 10];
     for (int i = 0; i < 8; i++) {
-        attention_case c = {
-            specs[i / 4], specs[i / 4], 128,           8, 16, MANY, KVANT_CUDA_F16, lengths[i % 2],
-            false,        0.5f,         i / 2 % 2 * 3u
-        };
+        attention_case c = { specs[i / 4],
+                             specs[i / 4],
+                             128,
+                             8,
+                             16,
+                             MANY,
+                             KVANT_CUDA_F16,
+                             lengths[i % 2],
+                             false,
+                             0.5f,
+                             i / 2 % 2 ? 3u : 0u };
         run_attention(&c);
     }
 }

@@ -184,11 +184,56 @@ static void backend_synchronize(ggml_backend_t backend)
     count(&n_synchronized);
 }
 
+/* Whether the mask hides a cell from all query tokens of a node with one stream. */
+static bool is_hidden(const struct ggml_tensor *mask, int64_t cell, int64_t n_tokens)
+{
+    const uint16_t minus_infinity = 0xfc00;
+    bool hidden = true;
+
+    for (int64_t i = 0; i < n_tokens && hidden; i++)
+        hidden = ((const uint16_t *)((const char *)mask->data + (size_t)i * mask->nb[1]))[cell] ==
+                 minus_infinity;
+    return hidden;
+}
+
+static bool row_is_finite(const struct ggml_tensor *rows, int64_t cell)
+{
+    bool finite = true;
+
+    for (int64_t head = 0; head < rows->ne[2]; head++) {
+        const uint16_t *row = (const void *)((const char *)rows->data + (size_t)cell * rows->nb[1] +
+                                             (size_t)head * rows->nb[2]);
+        for (int64_t i = 0; i < rows->ne[0]; i++)
+            finite = finite && (row[i] & 0x7c00) != 0x7c00;
+    }
+    return finite;
+}
+
+/* ggml-cuda multiplies the values of hidden cells by 0, which is NaN if they are not finite. The
+ * CPU back end leaves hidden cells out. With KVANT_TEST_HIDDEN the mock refuses such cells. */
+static void check_hidden_rows(const struct ggml_tensor *node)
+{
+    const struct ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
+
+    if (node->op != GGML_OP_FLASH_ATTN_EXT || k->type != GGML_TYPE_F16 ||
+        v->type != GGML_TYPE_F16 || mask == NULL || node->src[0]->ne[3] > 1)
+        return;
+    for (int64_t cell = 0; cell < k->ne[1]; cell++)
+        if (is_hidden(mask, cell, node->src[0]->ne[1]) &&
+            !(row_is_finite(k, cell) && row_is_finite(v, cell))) {
+            fprintf(stderr, "mock of CUDA: %s: hidden cell %lld is not finite\n", node->name,
+                    (long long)cell);
+            abort();
+        }
+}
+
 static void replay(void *data)
 {
     recorded *r = data;
 
     r->graph.nodes = r->nodes;
+    for (int i = 0; i < r->graph.n_nodes && getenv("KVANT_TEST_HIDDEN") != NULL; i++)
+        check_hidden_rows(r->nodes[i]);
     if (ggml_backend_graph_compute(r->cpu, &r->graph) != GGML_STATUS_SUCCESS)
         abort();
 }

@@ -33,7 +33,8 @@ static kvant_status reached(kvant_status status)
     X(kernel_attention, kvant_cuda_kernel_attention_args, plain_queries)                           \
     X(kernel_transform_queries, kvant_cuda_kernel_query_args, further)                             \
     X(compact, kvant_cuda_compact_args, compact)                                                   \
-    X(expand, kvant_cuda_expand_args, key_center)                                                  \
+    X(expand, kvant_cuda_expand_args, inverse_key_transform)                                       \
+    X(place_centers, kvant_cuda_place_centers_args, layers)                                        \
     X(learn, kvant_cuda_learn_args, workspace_bytes)                                               \
     X(fill_marked, kvant_cuda_marked_args, out_head_stride)                                        \
     X(block_attention, kvant_cuda_block_args, workspace_bytes)                                     \

@@ -231,4 +231,17 @@ CASE(stages_in_place_follow_the_rows)
     assert_true(kvant_lesson_in_place_goes_on(&l, 8192, 7048, false));
 }
 
+CASE(rows_that_are_alike_are_looked_at_again)
+{
+    kvant_lesson_in_place l = { 0 };
+    assert_true(kvant_lesson_in_place_looks(&l, 382));
+    l.n_alike = 382;
+    assert_false(kvant_lesson_in_place_looks(&l, 763));
+    assert_true(kvant_lesson_in_place_looks(&l, 764));
+    l.n_alike = KVANT_LEARN_LESSON_ROWS;
+    assert_false(kvant_lesson_in_place_looks(&l, KVANT_LEARN_LESSON_ROWS));
+    l = (kvant_lesson_in_place){ .n_ready = 1 };
+    assert_false(kvant_lesson_in_place_looks(&l, 764));
+}
+
 RUN_CASES(NULL, NULL)

@@ -355,6 +355,7 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
  * for CUDA's stream before kvant frees memory that the work reads. */
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
+    kvp_gpu_forget_expanded(b->gpu);
     const int32_t status = compute_graph(b, graph);
     bool ok = status != ABI_STATUS_SUCCESS || !kvp_gpu_in_place_any(b->gpu) ||
               kvp_gpu_in_place_end_graph(b, graph);
@@ -367,6 +368,7 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
         if (kvp_gpu_queries_unneeded(cache))
             atomic_store(&b->gpu->hands_over, true);
     }
+    kvp_gpu_forget_expanded(b->gpu);
     to_cuda(b);
     return ok ? status : ABI_STATUS_FAILED;
 }

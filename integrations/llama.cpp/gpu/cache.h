@@ -96,6 +96,8 @@ typedef struct kvp_gpu_cache {
     int32_t *positions;
     kvp_gpu_kept_queries kept_queries;
     kvp_gpu_memory expanded; /* of a layer, for one call: W or R W, and R W^-T */
+    /* The compact form whose W the appends of a graph left in `expanded`; NULL: none. */
+    const void *expanded_from;
     uint32_t n_streams;
     kvp_gpu_buckets buckets;
     struct kvp_gpu_shift {     /* the last context shift (shift.c) */
@@ -306,11 +308,14 @@ static inline char *kvp_gpu_block_memory(const kvant_cuda_pages *pages, size_t n
 bool kvp_gpu_ensure_pages(const kvp_kv *kv, uint32_t n);
 
 /* A run's rows on the GPU, in the form that an append takes. `kvp_gpu_use_matrices` adds to an
- * append the compact form of the keys' matrices, if they have one. */
+ * append the compact form of the keys' matrices, if they have one. Appends of a graph to a layer
+ * follow each other and share W, which the first of them makes. `kvp_gpu_forget_expanded` has the
+ * next append make it: before and after a graph, because other graphs and replays write there. */
 kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride,
                              kvp_gpu_run run);
 void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
                           kvant_cuda_kernel_append_args *args);
+void kvp_gpu_forget_expanded(kvp_gpu *gpu);
 
 /* saved.c. Keep a transform of a tensor for saved states: the bytes, which are the cells' from now
  * on; a centre and a scale (NULL: none); or none of all ids. Without memory, states hold fp16

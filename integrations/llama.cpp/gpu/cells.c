@@ -208,6 +208,8 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
              kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) &&
          kvp_gpu_upload_transform(cells, cells->sources, NULL, NULL, cells->gpu->stream) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) && kvp_gpu_cache_join(kv, &info);
+    if (ok)
+        cells->cache->expanded_from = NULL; /* a layer with more heads moves the room */
     if (ok && cells->learns_key_transform)
         ok = kvp_gpu_grow(cells->gpu, &cells->cache->expanded,
                           kvp_gpu_expanded_bytes(cells->n_kv_heads, cells->head_dim), false);

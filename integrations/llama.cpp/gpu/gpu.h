@@ -231,7 +231,7 @@ struct kvp_gpu_backend {
     struct kvp_gpu_fetched fetched[KVP_N_FETCHED];
     bool looked,
         /* looked: the batch's tokens were examined; monotonous: they are too much alike to learn a
-         * key transform from */
+         * transform from */
         monotonous;
     const abi_graph *graph; /* the current graph */
     /* the keys whose rows were stored last, together with their values, if all of these rows went

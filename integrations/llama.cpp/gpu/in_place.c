@@ -206,15 +206,21 @@ static uint16_t *decode(const kvp_kv *kv, size_t first, size_t n)
     return ok ? halves : NULL;
 }
 
-/* Makes a tensor's memory rows of fp16: zeros, and n rows from the first-th cell on. */
-static bool become_rows(const kvp_kv *kv, size_t first, size_t n, const uint16_t *halves)
+/* Fills the memory of all tensors with zeros. Tensors that follow each other in their buffer take
+ * one operation, because each operation delays the first token by about 4 us. */
+static bool clear_memory(const kvp_gpu_cache *cache)
 {
-    const kvp_gpu_cells *cells = kv->cells;
+    bool ok = true;
 
-    return kvp_cu_clear(kv->memory, kv->reserved, cells->gpu->stream) &&
-           (n == 0 ||
-            (halves != NULL && kvp_cu_write(row_at(kv, first), halves, n * kvp_kv_row_bytes(kv),
-                                            cells->gpu->stream)));
+    for (size_t i = 0, next; i < cache->n_tensors && ok; i = next) {
+        char *memory = cache->tensors[i]->memory;
+        size_t bytes = 0;
+        for (next = i; next < cache->n_tensors && cache->tensors[next]->memory == memory + bytes;
+             next++)
+            bytes += cache->tensors[next]->reserved;
+        ok = kvp_cu_clear(memory, bytes, cache->gpu->stream);
+    }
+    return ok;
 }
 
 static bool has_row(const kvp_gpu_cache *cache, size_t cell)
@@ -236,8 +242,10 @@ static bool come_back(kvp_gpu_cache *cache, size_t first, size_t end)
         ok = (halves[i] = decode(cache->tensors[i], first, end - first)) != NULL;
     for (size_t i = 0; i < cache->n_tensors && ok; i++)
         cache->tensors[i]->remote->clear(cache->tensors[i]);
-    for (size_t i = 0; i < cache->n_tensors && ok; i++)
-        ok = become_rows(cache->tensors[i], first, end - first, halves[i]);
+    ok = ok && clear_memory(cache);
+    for (size_t i = 0; i < cache->n_tensors && ok && end > first; i++)
+        ok = kvp_cu_write(row_at(cache->tensors[i], first), halves[i],
+                          (end - first) * kvp_kv_row_bytes(cache->tensors[i]), cache->gpu->stream);
     ok = kvp_cu_finish(cache->gpu->stream, "clearing") && ok;
     for (size_t i = first; i < end && ok; i++)
         if (held[i - first])

@@ -258,6 +258,33 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
     return ok;
 }
 
+/* Whether the tokens of the noted first rows are too much alike. */
+static bool first_are_alike(const kvp_gpu_cache *cache)
+{
+    const kvp_kv *values = kvp_gpu_first_values(cache);
+    float *rows = values != NULL ? fetch_first(values->cells) : NULL;
+    const bool alike =
+        rows != NULL &&
+        kvant_learn_values_are_alike(rows, values->shape.row, cache->n_first, values->shape.row);
+
+    free(rows);
+    return alike;
+}
+
+/* Learns from the noted first rows. Values learn once, so they learn nothing from tokens that are
+ * too much alike. */
+static bool learn_noted(const kvp_kv *kv, bool alike)
+{
+    kvp_gpu_cells *cells = kv->cells;
+
+    if (!kvp_gpu_learns_alone(cells))
+        return true;
+    if (!alike || kv->shape.role != KVANT_ROLE_V)
+        return learn_now(kv, NULL, 0);
+    cells->learned = true;
+    return true;
+}
+
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
 {
     /* with -sm tensor a batch is several graphs, and later layers do not have its rows yet */
@@ -265,11 +292,12 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
         cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
     const bool enough = cache->n_first >= KVANT_LEARN_ROWS && !again;
     bool ok = !enough || kvp_cu_finish(stream, "storing rows");
+    const bool alike = enough && ok && first_are_alike(cache);
 
     cache->learning = false;
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = !enough || !kvp_gpu_learns_alone(cells) || learn_now(cache->tensors[i], NULL, 0);
+        ok = !enough || learn_noted(cache->tensors[i], alike);
         cache->learning = cache->learning || kvp_gpu_learns_alone(cells);
     }
     if (!cache->learning)

@@ -88,13 +88,14 @@ size_t kvp_gpu_learned_bytes(uint32_t head_dim, uint32_t n_kv_heads, uint32_t n_
            (n_buckets + 1) * (size_t)n_kv_heads * head_dim * sizeof(float);
 }
 
-/* Layers that learn at the same time. Their lists take 6 KB. */
+/* Layers that learn at the same time. Their lists take 10 KB. */
 #define MOST_TOGETHER 64u
 
 /* The layers of a call, in GPU memory behind the working memory. */
 typedef struct layer_lists {
     kvant_cuda_learn_layer learned[MOST_TOGETHER];
     kvant_cuda_compact_layer compact[MOST_TOGETHER];
+    kvant_cuda_center_layer centers[MOST_TOGETHER];
 } layer_lists;
 
 /* How many layers with the largest lesson learn at the same time: as many as fill a large GPU with
@@ -242,31 +243,21 @@ static bool plan(const kvp_gpu_cells *cells, const kvp_gpu_learner_input *lesson
 
 /* Matrices and centres */
 
-static bool copy_numbers(float *to, const float *from, size_t n, cu_stream stream)
+static kvant_cuda_center_layer places_of(const kvp_gpu_cells *cells, uint32_t bucket)
 {
-    return kvp_cu_move(to, from, n * sizeof(*to), stream);
+    return kvp_gpu_places_of(cells, bucket, center_of(cells, bucket),
+                             center_of(cells, cells->n_learned));
 }
 
-/* Brings centres. Work between the compact form and kernels that read it lets them begin early. */
-static bool bring_centers(kvp_gpu_cells *cells, uint32_t bucket)
-{
-    const size_t width = kvp_gpu_width(cells);
-    const float *start = center_of(cells, cells->n_learned), *center = center_of(cells, bucket);
-    float *starts = cells->starts.at;
-    cu_stream stream = cells->gpu->stream;
-
-    return (bucket > 0 ||
-            (kvp_gpu_bring_key_center(cells, center, stream) &&
-             copy_numbers(kvp_gpu_affine(cells, &cells->numbers), center, width, stream))) &&
-           copy_numbers(starts + bucket * width, start, width, stream) &&
-           copy_numbers(starts + (KVP_MOST_BUCKETS + bucket) * width, center, width, stream);
-}
-
+/* Centres come after matrices. Work between the compact form and kernels that read it lets these
+ * begin early. */
 static bool bring(kvp_gpu_cells *cells, uint32_t bucket)
 {
+    const kvant_cuda_center_layer places = places_of(cells, bucket);
+
     return kvp_gpu_bring_triangles(cells, bucket, triangles_of(cells, bucket),
                                    cells->gpu->stream) &&
-           bring_centers(cells, bucket);
+           kvp_gpu_place_centers(cells, &places, 1, NULL);
 }
 
 /* Learning */
@@ -381,10 +372,12 @@ static bool bring_first(learning_group *group, layer_lists *at)
         group->lists.compact[n].triangles = triangles_of(cells, 0);
         of[n++] = cells;
     }
-    ok = n == 0 || kvp_gpu_bring_all_triangles(of, n, group->lists.compact, at->compact);
-    for (uint32_t i = 0; i < n && ok; i++)
-        ok = bring_centers(of[i], 0);
-    return ok;
+    if (n == 0)
+        return true;
+    ok = kvp_gpu_bring_all_triangles(of, n, group->lists.compact, at->compact);
+    for (uint32_t i = 0; i < n; i++)
+        group->lists.centers[i] = places_of(of[i], 0); /* the matrices have memory from here on */
+    return ok && kvp_gpu_place_centers(of[0], group->lists.centers, n, at->centers);
 }
 
 /* Enqueues the lessons of a group. The first layer's lists serve all of its layers. */

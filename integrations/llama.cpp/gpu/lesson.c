@@ -3,10 +3,13 @@
  * Finds these rows and tells whether their tokens differ enough. Copies the rows of a layer,
  * because steps can change the pages before the lesson, which comes after the graph. first_matrix.c
  * decides when, and learner.c makes the matrices. */
+#include "in_place.h"
 #include "learner.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "../ggml_api.h"
 
 /* Exact pages, in the order of their blocks */
 
@@ -93,23 +96,59 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 
 /* Tokens that are too much alike */
 
-/* NULL: another cache has them, and nobody looks. */
-static const kvp_gpu_cells *first_values(const kvp_gpu_cache *cache)
+const kvp_kv *kvp_gpu_first_values(const kvp_gpu_cache *cache)
 {
     for (size_t i = 0; i < cache->n_tensors; i++)
         if (cache->tensors[i]->shape.role == KVANT_ROLE_V && kvp_kv_is_first(cache->tensors[i]))
-            return cache->tensors[i]->cells;
+            return cache->tensors[i];
     return NULL;
 }
 
 static bool pages_are_alike(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known,
                             size_t n)
 {
-    const kvp_gpu_cells *values = first_values(cache);
-    float *rows = values != NULL ? kvp_gpu_fetch_learned(values, list, known) : NULL;
-    const bool alike = rows != NULL && kvant_learn_values_are_alike(rows, kvp_gpu_width(values), n,
-                                                                    kvp_gpu_width(values));
+    const kvp_kv *values = kvp_gpu_first_values(cache);
+    float *rows = values != NULL ? kvp_gpu_fetch_learned(values->cells, list, known) : NULL;
+    const bool alike =
+        rows != NULL && kvant_learn_values_are_alike(rows, values->shape.row, n, values->shape.row);
 
+    free(rows);
+    return alike;
+}
+
+/* Reads the first channels of the first n rows, which lie in place. False with a message. */
+static bool read_channels(const kvp_kv *values, size_t n, size_t channels, uint16_t *halves)
+{
+    const size_t bytes = channels * sizeof(*halves);
+    const kvp_gpu_cells *cells = values->cells;
+    const cu_copy_2d copy = { .from_type = CU_MEMORY_DEVICE,
+                              .from_device = (cu_address)(uintptr_t)values->memory,
+                              .from_pitch = kvp_kv_row_bytes(values),
+                              .to_type = CU_MEMORY_HOST,
+                              .to_host = halves,
+                              .to_pitch = bytes,
+                              .width = bytes,
+                              .height = n };
+
+    return kvp_cu_ok(kvp_cu.copy_2d(&copy, cells->gpu->stream), "copying") &&
+           kvp_cu_finish(cells->gpu->stream, "copying");
+}
+
+bool kvp_gpu_in_place_rows_are_alike(const kvp_gpu_cache *cache, size_t n)
+{
+    const kvp_kv *values = kvp_gpu_first_values(cache);
+    const size_t width = values != NULL ? values->shape.row : 0,
+                 channels = width < KVANT_LEARN_SIGNS ? width : KVANT_LEARN_SIGNS;
+    uint16_t *halves = malloc((n * channels + 1) * sizeof(*halves));
+    float *rows = malloc((n * channels + 1) * sizeof(*rows));
+    bool alike = values != NULL && halves != NULL && rows != NULL &&
+                 read_channels(values, n, channels, halves);
+
+    if (alike) {
+        kvp_api.fp16_to_fp32_row(halves, rows, (int64_t)(n * channels));
+        alike = kvant_learn_values_are_alike(rows, channels, n, channels);
+    }
+    free(halves);
     free(rows);
     return alike;
 }

@@ -303,19 +303,19 @@ static void learn(const layer *l)
                                               .n_kv_heads = l->k->n_kv_heads,
                                               .triangles = l->any,
                                               .compact = (char *)l->any + 16 };
-    const kvant_cuda_expand_args expand = { .size = sizeof(expand),
-                                            .codec = l->k->codecs[0],
-                                            .n_kv_heads = l->k->n_kv_heads,
-                                            .compact = l->any,
-                                            .center = l->any,
-                                            .key_center = l->any };
+    const kvant_cuda_place_centers_args centers = {
+        .size = sizeof(centers),
+        .codec = l->k->codecs[0],
+        .n_kv_heads = l->k->n_kv_heads,
+        .one = { .center = l->any, .start = l->any, .compact = l->any, .key_center = l->any }
+    };
     uint32_t knows_rope;
 
     if (kvant_cuda_learn_plan(NULL, &args, &knows_rope) == KVANT_OK) {
         args.workspace_bytes = kvant_cuda_learn_bytes(&args);
         kvant_cuda_learn(&args, l->stream);
         kvant_cuda_compact(&compact, l->stream);
-        kvant_cuda_expand(&expand, l->stream);
+        kvant_cuda_place_centers(&centers, l->stream);
     }
 }
 

@@ -81,9 +81,11 @@ static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
     return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
 }
 
-/* The memory that gets the compact form of a bucket's matrices; NULL without memory. */
+/* The memory that gets the compact form of a bucket's matrices; NULL without memory. W of what was
+ * there is no longer of use. */
 static void *compact_of(kvp_gpu_cells *cells, uint32_t bucket)
 {
+    cells->cache->expanded_from = NULL;
     return have_matrices(cells, bucket) ? memory_of(cells, bucket)->at : NULL;
 }
 
@@ -116,16 +118,37 @@ bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
            kvant_cuda_compact(&args, stream) == KVANT_OK;
 }
 
-bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream)
+kvant_cuda_center_layer kvp_gpu_places_of(const kvp_gpu_cells *cells, uint32_t bucket,
+                                          const float *center, const float *start)
 {
-    const kvant_cuda_expand_args args = { .size = sizeof(args),
-                                          .codec = cells->codecs[0],
-                                          .n_kv_heads = cells->n_kv_heads,
-                                          .compact = cells->numbers.at,
-                                          .center = center,
-                                          .key_center = cells->key_center.at };
+    const size_t width = kvp_gpu_width(cells);
+    float *starts = (float *)cells->starts.at + bucket * width;
 
-    return kvant_cuda_expand(&args, stream) == KVANT_OK;
+    return (kvant_cuda_center_layer){
+        .center = center,
+        .start = start,
+        .centers = { starts + KVP_MOST_BUCKETS * width,
+                     bucket == 0 ? kvp_gpu_affine(cells, &cells->numbers) : NULL },
+        .starts = starts,
+        .compact = cells->numbers.at,
+        .key_center = bucket == 0 ? cells->key_center.at : NULL
+    };
+}
+
+bool kvp_gpu_place_centers(const kvp_gpu_cells *cells, const kvant_cuda_center_layer *layers,
+                           uint32_t n, kvant_cuda_center_layer *at)
+{
+    kvant_cuda_place_centers_args args = { .size = sizeof(args),
+                                           .codec = cells->codecs[0],
+                                           .n_kv_heads = cells->n_kv_heads,
+                                           .one = layers[0] };
+
+    if (n > 1) {
+        args.layers = at;
+        args.n_layers = n;
+    }
+    return (n == 1 || kvp_cu_write(at, layers, n * sizeof(*at), cells->gpu->stream)) &&
+           kvant_cuda_place_centers(&args, cells->gpu->stream) == KVANT_OK;
 }
 
 /* Brings the triangles of a transform as records hold it, where they follow centre and scale. Their
@@ -139,6 +162,7 @@ static bool bring_kept(kvp_gpu_cells *cells, uint32_t bucket, const void *kept, 
                      : NULL;
     void *room = cells->cache->expanded.at;
 
+    cells->cache->expanded_from = NULL;
     return triangles != NULL && copy_in(room, triangles, (halves + 1) / 2, stream) &&
            kvp_gpu_bring_triangles(cells, bucket, room, stream);
 }
@@ -293,6 +317,7 @@ kvant_status kvp_gpu_expand(const kvp_gpu_cells *cells, bool rows, kvp_gpu_matri
 
     if (matrix->compact == NULL)
         return KVANT_OK;
+    cells->cache->expanded_from = NULL;
     *matrix = (kvp_gpu_matrix){ NULL, rows ? room : NULL, inverse };
     return kvant_cuda_expand(&args, cells->gpu->stream);
 }
@@ -302,4 +327,11 @@ void kvp_gpu_use_matrices(const kvp_gpu_cells *keys, kvp_gpu_run run,
 {
     args->k_compact = kvp_gpu_matrix_of(keys, run.transform).compact;
     args->k_matrix = keys->cache->expanded.at;
+    args->k_matrix_of = &keys->cache->expanded_from;
+}
+
+void kvp_gpu_forget_expanded(kvp_gpu *gpu)
+{
+    for (kvp_gpu_cache *cache = gpu->caches; cache != NULL; cache = cache->next)
+        cache->expanded_from = NULL;
 }

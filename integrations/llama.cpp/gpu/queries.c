@@ -34,7 +34,9 @@ static void note_batch(kvp_gpu_backend *b, kvp_gpu_kept_queries *kept, size_t n)
             positions != NULL ? positions[i * (n / KVP_KEPT_TOKENS)] : -1;
 }
 
-/* Makes room for a batch. Memory that grows loses its contents. With -sm tensor layers join the
+/* Makes room for a batch. New memory holds anything: a lesson reads a layer's queries only if the
+ * layer kept all batches. Clearing it would let the computer wait for the GPU in the midst of a
+ * prompt. Memory that grows loses its contents. With -sm tensor layers join the
  * cache in the midst of a batch, and then the layers before them learn from keys only. */
 static bool have_batch(kvp_gpu_cache *cache, uint32_t batch)
 {
@@ -47,7 +49,7 @@ static bool have_batch(kvp_gpu_cache *cache, uint32_t batch)
     if (memory->at != NULL)
         kvp_gpu_queries_forget(cache);
     return kvp_gpu_fits_free_memory(cache->gpu, bytes) &&
-           kvp_gpu_grow(cache->gpu, memory, bytes, true);
+           kvp_gpu_grow(cache->gpu, memory, bytes, false);
 }
 
 bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node)

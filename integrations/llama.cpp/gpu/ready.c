@@ -47,6 +47,19 @@ static bool learn(kvp_kv *kv, const abi_tensor *rows, size_t n)
     return kvp_gpu_learner_start(kv->cells, &lesson);
 }
 
+/* Whether to learn from the first n rows. A transform serves all later rows, so tokens that are too
+ * much alike make none. Rows of pages may make one later (first_matrix.c). The stream follows the
+ * work that writes the rows. */
+static bool rows_will_do(kvp_gpu_cache *cache, size_t n)
+{
+    kvant_lesson_in_place *lesson = &cache->in_place_state->lesson;
+
+    if (!kvant_lesson_in_place_looks(lesson, n))
+        return false;
+    lesson->n_alike = kvp_gpu_in_place_rows_are_alike(cache, n) ? n : 0;
+    return lesson->n_alike == 0;
+}
+
 static void report_failure(const kvp_gpu_cache *cache)
 {
     kvp_error("%s: no matrix could be learned from the first rows", cache->gpu->name);
@@ -60,9 +73,11 @@ void kvp_gpu_in_place_learn(kvp_gpu_backend *b, kvp_gpu_cache *cache, const abi_
 
     if (in_place_state->learns || !cache->lacks_key_transform || n == 0)
         return;
-    in_place_state->learns = true;
     n = n < KVANT_LEARN_LESSON_ROWS ? n : KVANT_LEARN_LESSON_ROWS;
     kvp_gpu_follow(b);
+    in_place_state->learns = rows_will_do(cache, n);
+    if (!in_place_state->learns)
+        return;
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const abi_tensor *rows =
             learns(cache->tensors[i]->cells) ? rows_for(cache->tensors[i], graph) : NULL;
@@ -84,7 +99,18 @@ bool kvp_gpu_in_place_waits(const kvp_gpu_cache *cache)
     return any;
 }
 
-/* Learns centre and scale of a tensor from its first rows. If there are none, rows of later batches
+/* Whether the tokens of the first n rows are too much alike. Key transforms have looked already, if
+ * they learn. */
+static bool rows_are_alike(const kvp_gpu_cache *cache, size_t n)
+{
+    const struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
+
+    return in_place_state->lesson.n_alike > 0 ||
+           (!in_place_state->learns && kvp_gpu_in_place_rows_are_alike(cache, n));
+}
+
+/* Learns centre and scale of a tensor from its first rows. Values learn once, so they learn nothing
+ * from tokens that are too much alike. If there are none, rows of later batches
  * must not change them, because the rows stored here would then be decoded with the new centre. */
 static bool learn_affine(kvp_kv *kv)
 {
@@ -98,6 +124,10 @@ static bool learn_affine(kvp_kv *kv)
 
     if (!kvp_gpu_is_learning(cells) || n == 0)
         return true;
+    if (kv->shape.role == KVANT_ROLE_V && rows_are_alike(cells->cache, n)) {
+        cells->learned = true;
+        return true;
+    }
     for (size_t i = 0; i < n; i++)
         numbers[i] = (int64_t)i;
     rows = malloc(n * kv->shape.row * sizeof(*rows));
@@ -203,7 +233,10 @@ void kvp_gpu_in_place_teach(kvp_gpu_backend *b, const abi_tensor *node)
 
     if (!in_place_state->teaches || !learns(cells) || cells->learner->begun)
         return;
-    in_place_state->learns = true;
+    in_place_state->learns = in_place_state->learns || rows_will_do(cells->cache, n);
+    in_place_state->teaches = in_place_state->learns;
+    if (!in_place_state->learns)
+        return;
     in_place_state->lesson.begun = in_place_state->n;
     rows = rows_for(kv, b->graph);
     if (rows != NULL && !learn(kv, rows, n))

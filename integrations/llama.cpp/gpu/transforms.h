@@ -95,6 +95,10 @@ typedef struct kvp_gpu_kept_queries {
     kvp_gpu_memory workspace; /* of the layers' lessons, in parts (learner.c) */
 } kvp_gpu_kept_queries;
 
+/* lesson.c. The values of the model's first layer, which tell whether tokens are too much alike to
+ * learn from. NULL: another cache has them, and nobody looks. */
+const kvp_kv *kvp_gpu_first_values(const kvp_gpu_cache *cache);
+
 /* learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVANT_LEARN_ROWS. It waits
  * for the stream. */
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
@@ -161,6 +165,10 @@ bool kvp_gpu_first_matrix_join(kvp_kv *kv);
 void kvp_gpu_first_matrix_end(kvp_gpu_cache *cache);
 bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
+
+/* first_matrix.c. Whether tokens of a batch differ enough to learn from. The first layer that asks
+ * examines them for all layers. values: the node that stores its values, or NULL. */
+bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
  * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries and
@@ -300,7 +308,9 @@ kvp_gpu_run kvp_gpu_run_of_cells(const kvp_gpu_cache *cache, const int64_t *numb
  * `kvp_gpu_bring_triangles` makes the matrices of a bucket from triangles in GPU memory, by work in
  * the stream. `kvp_gpu_bring_all_triangles` does so for the first bucket of n tensors of one shape,
  * in the GPU's stream: layers have the triangles, and `at` is room for the layers in GPU memory.
- * `kvp_gpu_bring_key_center` makes key_center from these matrices and a centre in GPU memory. */
+ * `kvp_gpu_place_centers` brings the centres of n such tensors in the same way; cells is one of
+ * them, and one tensor needs no room. `kvp_gpu_places_of` says where a bucket's centre and its
+ * centre at position 0 (start) go to. */
 bool kvp_gpu_upload_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs,
                               const void *kept, const float *start, cu_stream stream);
 bool kvp_gpu_upload_bucket(kvp_gpu_cells *cells, uint32_t bucket,
@@ -310,7 +320,10 @@ bool kvp_gpu_bring_triangles(kvp_gpu_cells *cells, uint32_t bucket, const uint16
                              cu_stream stream);
 bool kvp_gpu_bring_all_triangles(kvp_gpu_cells *const *cells, uint32_t n,
                                  kvant_cuda_compact_layer *layers, kvant_cuda_compact_layer *at);
-bool kvp_gpu_bring_key_center(const kvp_gpu_cells *cells, const float *center, cu_stream stream);
+kvant_cuda_center_layer kvp_gpu_places_of(const kvp_gpu_cells *cells, uint32_t bucket,
+                                          const float *center, const float *start);
+bool kvp_gpu_place_centers(const kvp_gpu_cells *cells, const kvant_cuda_center_layer *layers,
+                           uint32_t n, kvant_cuda_center_layer *at);
 void kvp_gpu_use_transform(kvp_gpu_cells *cells, const kvant_codec *const *codecs);
 
 /* cells.c. Removes everything that was learned from the rows of a tensor: centre, scale and key

@@ -38,6 +38,7 @@ struct AppendArgs {
     uint32_t *marks;         /* as in cuda.h */
     const int64_t *mark_ids; /* as in cuda.h */
     bool slots_ready;        /* as in cuda.h */
+    bool next_early;         /* as in cuda_kernels.h */
     /* the centres of keys, which are the first role if there are any; start NULL: none */
     kvant_cuda_block_centers block_centers;
     const int64_t *center_slots; /* as in cuda.h */
@@ -94,6 +95,13 @@ KVANT_INLINE float centered(float x, const AppendRole &role, int at)
     if (role.scale)
         x = __fdiv_rn(x, role.scale[at]);
     return x;
+}
+
+/* Whether a full matrix is a triangle, whose row i has numbers up to channel i: only a W without R
+ * is followed by a rotation. W of longer rows has several triangles. */
+template <int D> KVANT_INLINE bool is_triangle(const AppendRole &role)
+{
+    return D <= 128 && role.after.block != 0;
 }
 
 KVANT_INLINE bool is_finite(float x)

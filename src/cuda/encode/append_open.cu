@@ -66,12 +66,30 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
     put_row<D>(args, role, token, slot, kv_head, lane, row, finite);
 }
 
+/* Waits for the preceding kernel, and lets the next one begin. False: none of the block's ROWS rows
+ * is stored. If slots are there before that kernel has ended, such blocks do not wait, so that they
+ * leave their multiprocessors. One block waits always, because the next kernel relies on this one
+ * to end later than those before it. */
+template <int ROWS> KVANT_INLINE bool begin(const AppendArgs &args, uint32_t first)
+{
+    bool any = false;
+    if (args.next_early)
+        begin_next();
+    if (args.slots_ready && threadIdx.x < ROWS)
+        any = slot_of(args, first + threadIdx.x) >= 0;
+    any = __syncthreads_or(any) || !args.slots_ready;
+    if (any || blockIdx.x + blockIdx.y + blockIdx.z == 0)
+        wait_for_prior();
+    begin_next();
+    return any;
+}
+
 template <int D>
 __global__ void __launch_bounds__(WARPS * 32)
     append_open_kernel(const __grid_constant__ AppendArgs args)
 {
-    wait_for_prior();
-    begin_next();
+    if (!begin<WARPS>(args, blockIdx.x * WARPS))
+        return;
     append_row<D>(args, args.roles[blockIdx.z], blockIdx.x * WARPS + (threadIdx.x >> 5), blockIdx.y,
                   threadIdx.x & 31);
 }
@@ -105,57 +123,112 @@ KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &r
     __syncthreads();
 }
 
+/* Loads the thread's channel of rows first .. first + ROWS - 1; also without branches. */
+template <int ROWS>
+KVANT_INLINE void load_channel(const AppendArgs &args, const AppendRole &role, uint32_t first,
+                               size_t at, float (&own)[ROWS])
+{
+    size_t from[ROWS];
+    unrolled_for (int r = 0; r < ROWS; r++)
+        from[r] = min(first + r, args.n_tokens - 1) * role.token_stride + at;
+    if (args.type == KVANT_CUDA_F32)
+        unrolled_for (int r = 0; r < ROWS; r++)
+            own[r] = static_cast<const float *>(role.rows)[from[r]];
+    else
+        unrolled_for (int r = 0; r < ROWS; r++)
+            own[r] = load_number(role.rows, from[r], args.type);
+}
+
+/* The rows of a thread block, which it multiplies with a matrix. */
+template <int D, int ROWS> struct MatrixSpace {
+    alignas(16) float x[ROWS][D];
+    int64_t slots[ROWS];
+    uint32_t not_finite; /* bit r: of row r */
+};
+
+/* Loads rows, less their centres; zeros where no row is stored. */
+template <int D, int ROWS>
+KVANT_INLINE void load_rows(const AppendArgs &args, const AppendRole &role, uint32_t first,
+                            int kv_head, MatrixSpace<D, ROWS> &space)
+{
+    const int channel = threadIdx.x;
+    const bool about_centers = blockIdx.z == 0 && args.block_centers.start;
+    float own[ROWS];
+    uint32_t not_finite = 0;
+    if (about_centers) {
+        load_about_centers(args, role, first, kv_head, space.x);
+        unrolled_for (int r = 0; r < ROWS; r++)
+            own[r] = space.x[r][channel];
+    } else
+        load_channel(args, role, first, kv_head * role.row_head_stride + channel, own);
+    unrolled_for (int r = 0; r < ROWS; r++) {
+        own[r] = space.slots[r] < 0 ? 0 : centered(own[r], role, kv_head * D + channel);
+        not_finite |= (uint32_t)!is_finite(own[r]) << r;
+    }
+    unrolled_for (int r = 0; r < ROWS; r++)
+        space.x[r][channel] = own[r];
+    not_finite = __reduce_or_sync(FULL, not_finite);
+    if (not_finite != 0 && threadIdx.x % 32 == 0)
+        atomicOr(&space.not_finite, not_finite);
+    __syncthreads();
+}
+
+/* Numbers of the matrix that a thread loads at once. */
+constexpr int AHEAD = 16;
+
+/* Adds the products of AHEAD numbers of each row, from the first-th on. */
+template <int D, int ROWS>
+KVANT_INLINE void add_products(float (&y)[ROWS], const MatrixSpace<D, ROWS> &space,
+                               const float *column, int first)
+{
+    float weights[AHEAD];
+    unrolled_for (int k = 0; k < AHEAD; k++)
+        weights[k] = load_here(column + (size_t)(first + k) * D);
+    unrolled_for (int k = 0; k < AHEAD; k += 4)
+        unrolled_for (int r = 0; r < ROWS; r++) {
+            const float4 x = *reinterpret_cast<const float4 *>(space.x[r] + first + k);
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.x, weights[k]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.y, weights[k + 1]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.z, weights[k + 2]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.w, weights[k + 3]));
+        }
+}
+
 /* Multiplies rows first .. first + ROWS - 1 with the matrix of the kv head, in the order of
  * combine_rows, a channel a thread. Then a warp has a row. */
 template <int D, int ROWS>
 KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role,
                                         uint32_t first, int kv_head)
 {
-    __shared__ float x[ROWS][D];
-    __shared__ int64_t slots[ROWS];
+    __shared__ MatrixSpace<D, ROWS> space;
     const int channel = threadIdx.x, lane = threadIdx.x & 31;
-    const bool about_centers = blockIdx.z == 0 && args.block_centers.start;
-    bool finite[ROWS], any = false;
+    bool any = false;
     float y[ROWS] = {};
     if (channel < ROWS) {
-        slots[channel] = slot_of(args, first + channel);
-        any = slots[channel] >= 0;
+        space.slots[channel] = slot_of(args, first + channel);
+        any = space.slots[channel] >= 0;
     }
+    if (channel == 0)
+        space.not_finite = 0;
     if (!__syncthreads_or(any)) /* of a prompt, most rows have no open page */
         return;
-    if (about_centers)
-        load_about_centers(args, role, first, kv_head, x);
-    unrolled_for (int r = 0; r < ROWS; r++) {
-        float number = 0;
-        if (slots[r] >= 0)
-            number =
-                centered(about_centers ? x[r][channel]
-                                       : load_number(role.rows,
-                                                     (first + r) * role.token_stride +
-                                                         kv_head * role.row_head_stride + channel,
-                                                     args.type),
-                         role, kv_head * D + channel);
-        x[r][channel] = number;
-        finite[r] = __syncthreads_and(is_finite(number));
-    }
+    load_rows(args, role, first, kv_head, space);
     const float *column = key_transform_of(role.codec, role.key_transform, kv_head) + channel;
-#pragma unroll 32
-    for (int i = 0; i < D; i++) {
-        const float weight = column[(size_t)i * D];
-        unrolled_for (int r = 0; r < ROWS; r++)
-            y[r] = __fadd_rn(y[r], __fmul_rn(x[r][i], weight));
-    }
+#pragma unroll 1
+    for (int i = is_triangle<D>(role) ? channel / AHEAD * AHEAD : 0; i < D; i += AHEAD)
+        add_products(y, space, column, i);
     __syncthreads();
     unrolled_for (int r = 0; r < ROWS; r++)
-        x[r][channel] = y[r];
+        space.x[r][channel] = y[r];
     __syncthreads();
-    unrolled_for (int r = 0; r < ROWS; r++) {
-        if (r % (D / 32) != threadIdx.x / 32 || slots[r] < 0)
+    for (int r = threadIdx.x / 32; r < ROWS; r += D / 32) {
+        if (space.slots[r] < 0)
             continue;
         Row<D> row;
-        row.each(lane, [&](float &number, int of) { number = x[r][of]; });
+        row.each(lane, [&](float &number, int of) { number = space.x[r][of]; });
         rotate(row, role.after, lane);
-        put_row<D>(args, role, first + r, slots[r], kv_head, lane, row, finite[r]);
+        put_row<D>(args, role, first + r, space.slots[r], kv_head, lane, row,
+                   !(space.not_finite >> r & 1));
     }
 }
 
@@ -166,8 +239,8 @@ __global__ void __launch_bounds__(D)
 {
     const AppendRole &role = args.roles[blockIdx.z];
     const uint32_t first = blockIdx.x * ROWS;
-    wait_for_prior();
-    begin_next();
+    if (!begin<ROWS>(args, first))
+        return;
     if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         append_through_matrix<D, ROWS>(args, role, first, blockIdx.y);
         return;

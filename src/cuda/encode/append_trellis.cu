@@ -32,6 +32,9 @@ template <int D> struct TrellisRows {
     /* SEARCHERS: warps that search. With long rows there is no memory for more. */
     static constexpr int ROWS = 4, SEARCHERS = D <= 128 ? WARPS : WARPS / 2,
                          AT_ONCE = ROWS * SEARCHERS;
+    /* The most tokens of an item of which each has a warp: a warp for each scheduler. */
+    static constexpr int FEW = 4;
+    static_assert(FEW <= SEARCHERS, "memory for all of them");
     using Space = PathSpace<D, ROWS>;
     Space space[SEARCHERS];
     CellTable table;
@@ -127,33 +130,64 @@ template <int D> struct TrellisItem {
         return scale.norm <= 65504.0f && stored <= 65504.0f;
     }
 
+    /* The two channels of a thread, and the first rows of the matrix that can have numbers in these
+     * channels. A triangle has zeros in the rows before. The warps of a team share such work
+     * equally, because a warp's second channels are as far from the end as its first channels are
+     * from the beginning. */
+    struct TwoChannels {
+        int channel[2], first[2];
+
+        KVANT_INLINE TwoChannels(int i, bool triangle)
+        {
+            constexpr bool WARPS_DIVIDE = D % 64 == 0;
+            channel[0] = i;
+            channel[1] = WARPS_DIVIDE ? D - 32 - i / 32 * 32 + i % 32 : D / 2 + i;
+            first[0] = triangle && WARPS_DIVIDE ? channel[0] / 32 * 32 : 0;
+            first[1] = !triangle ? 0 : WARPS_DIVIDE ? channel[1] / 32 * 32 : D / 2;
+        }
+    };
+
+    /* Adds the products of numbers begin .. end - 1 of A_THREAD rows with the first N channels of
+     * the thread. */
+    template <int N, int A_THREAD>
+    KVANT_INLINE void add_products(float (&y)[A_THREAD][2], const TwoChannels &own, int begin,
+                                   int end, int team, int n) const
+    {
+        constexpr int TEAMS = THREADS / (D / 2);
+#pragma unroll 4
+        for (int i = begin; i < end; i += 4) {
+            float w[4][N];
+            unrolled_for (int k = 0; k < 4; k++)
+                unrolled_for (int c = 0; c < N; c++)
+                    w[k][c] = key_transform[(i + k) * D + own.channel[c]];
+            unrolled_for (int q = 0; q < A_THREAD; q++) {
+                const float4 four =
+                    *reinterpret_cast<const float4 *>(rows.y[min(team + TEAMS * q, n - 1)] + i);
+                const float x[4] = { four.x, four.y, four.z, four.w };
+                unrolled_for (int k = 0; k < 4; k++)
+                    unrolled_for (int c = 0; c < N; c++)
+                        y[q][c] = __fadd_rn(y[q][c], __fmul_rn(x[k], w[k][c]));
+            }
+        }
+    }
+
     /* Multiplies n rows with a matrix, like combine_rows. A thread has two channels of A_THREAD
      * rows, which are TEAMS rows apart. */
     template <int A_THREAD> KVANT_INLINE void multiply_rows(int n) const
     {
         constexpr int TEAMS = THREADS / (D / 2);
-        const int team = threadIdx.x / (D / 2), channel = 2 * (threadIdx.x % (D / 2));
-        float2 y[A_THREAD] = {};
-        if (team < TEAMS && team < n)
-#pragma unroll 4
-            for (int i = 0; i < D; i += 4) {
-                float2 w[4];
-                unrolled_for (int k = 0; k < 4; k++)
-                    w[k] = *reinterpret_cast<const float2 *>(key_transform + (i + k) * D + channel);
-                unrolled_for (int q = 0; q < A_THREAD; q++) {
-                    const float4 four =
-                        *reinterpret_cast<const float4 *>(rows.y[min(team + TEAMS * q, n - 1)] + i);
-                    const float x[4] = { four.x, four.y, four.z, four.w };
-                    unrolled_for (int k = 0; k < 4; k++) {
-                        y[q].x = __fadd_rn(y[q].x, __fmul_rn(x[k], w[k].x));
-                        y[q].y = __fadd_rn(y[q].y, __fmul_rn(x[k], w[k].y));
-                    }
-                }
-            }
+        const int team = threadIdx.x / (D / 2);
+        const TwoChannels own(threadIdx.x % (D / 2), is_triangle<D>(role));
+        float y[A_THREAD][2] = {};
+        if (team < TEAMS && team < n) {
+            add_products<1>(y, own, own.first[0], own.first[1], team, n);
+            add_products<2>(y, own, own.first[1], D, team, n);
+        }
         __syncthreads();
         unrolled_for (int q = 0; q < A_THREAD; q++)
-            if (team < TEAMS && team + TEAMS * q < n)
-                *reinterpret_cast<float2 *>(rows.y[team + TEAMS * q] + channel) = y[q];
+            unrolled_for (int c = 0; c < 2; c++)
+                if (team < TEAMS && team + TEAMS * q < n)
+                    rows.y[team + TEAMS * q][own.channel[c]] = y[q][c];
     }
 
     /* Rotates n rows, a row a warp. */
@@ -170,16 +204,22 @@ template <int D> struct TrellisItem {
         __syncthreads();
     }
 
-    KVANT_INLINE void multiply(int n) const
+    /* Multiplies n rows, of which each team has at most A_THREAD or, if need be, twice as many. */
+    template <int A_THREAD = 1> KVANT_INLINE void multiply_all(int n) const
     {
         constexpr int TEAMS = THREADS / (D / 2), MOST = (R::AT_ONCE + TEAMS - 1) / TEAMS;
-        __syncthreads();
-        if (n <= TEAMS)
-            multiply_rows<1>(n);
-        else if (n <= 2 * TEAMS)
-            multiply_rows<2>(n);
-        else
+        if constexpr (A_THREAD >= MOST)
             multiply_rows<MOST>(n);
+        else if (n <= A_THREAD * TEAMS)
+            multiply_rows<A_THREAD>(n);
+        else
+            multiply_all<2 * A_THREAD>(n);
+    }
+
+    KVANT_INLINE void multiply(int n) const
+    {
+        __syncthreads();
+        multiply_all(n);
         __syncthreads();
         rotate_rows(n);
     }
@@ -219,21 +259,21 @@ template <int D> struct TrellisItem {
             TokenWords<D, false>(at, lane).put(words, codes, role.codec.bits);
     }
 
-    /* Finds the codes of the warp's row, which is `row` of a search's memory. */
-    KVANT_INLINE void encode_row(int space, int row, bool finite) const
+    /* Finds the codes of the warp's row. */
+    KVANT_INLINE void encode_row(bool finite) const
     {
         Row<D> y, decoded;
         y.each(lane, [&](float &x, int channel) { x = rows.y[warp][channel]; });
         const float squares = dot_rows<D>(y, y, lane);
         const Scale scale = scale_of(squares);
         y.each(lane, [&](float &x, int channel) {
-            put_cell(space, row, channel, __fmul_rn(x, scale.inverse));
+            put_cell(warp, 0, channel, __fmul_rn(x, scale.inverse));
         });
         __syncwarp();
-        PathSearch<typename R::Space>(rows.space[space], rows.table, lane, row, row + 1).find();
+        PathSearch<typename R::Space>(rows.space[warp], rows.table, lane, 0, 1).find();
         uint32_t codes[N];
         unrolled_for (int j = 0; j < N; j++)
-            codes[j] = code_of(space, row, lane + 32 * j, decoded.x[j]);
+            codes[j] = code_of(warp, 0, lane + 32 * j, decoded.x[j]);
         const float stored = stored_scale(scale, squares, dot_rows<D>(y, decoded, lane));
         if (in_range(scale, stored))
             put_token(warp, codes, stored);
@@ -241,7 +281,7 @@ template <int D> struct TrellisItem {
             note_refusal(args, first + warp, rows.tokens.slot[warp], finite);
     }
 
-    /* Encodes the item's tokens, at most one for each warp. */
+    /* Encodes the item's tokens, at most R::FEW. */
     KVANT_INLINE void encode_few() const
     {
         const int n = (int)chunk;
@@ -256,8 +296,8 @@ template <int D> struct TrellisItem {
         }
         if (through_matrix())
             multiply(n);
-        if (there) /* with long rows, two warps have rows of the same memory */
-            encode_row(warp % R::SEARCHERS, warp / R::SEARCHERS, finite);
+        if (there)
+            encode_row(finite);
     }
 
     /* ---- many rows: lanes share a row as in encode.cuh, and a warp has R::ROWS rows ---- */
@@ -388,14 +428,21 @@ template <int D> struct TrellisItem {
     }
 };
 
-/* Tokens per item. Few rows are spread over a GPU's multiprocessors, about 132 with two blocks
- * each, so that no row waits for another. */
+/* Tokens per item. Rows are spread over a GPU's multiprocessors, about 132, with up to two thread
+ * blocks each. A warp takes as long for ROWS rows as for one, and warps that share a scheduler wait
+ * for each other. So more than FEW tokens are ROWS a warp. Their number is a power of two, because
+ * words of pages then have few writers. */
 template <int D> __host__ __device__ inline uint32_t chunk_of(uint32_t n_rows)
 {
-    constexpr uint32_t MULTIPROCESSORS = 132, AT_ONCE = TrellisRows<D>::AT_ONCE;
-    if (n_rows <= MULTIPROCESSORS * WARPS)
-        return n_rows <= MULTIPROCESSORS ? 1 : (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
-    return n_rows <= 2 * MULTIPROCESSORS * AT_ONCE ? AT_ONCE : PAGE_TOKENS;
+    using R = TrellisRows<D>;
+    constexpr uint32_t MULTIPROCESSORS = 132;
+    const uint32_t each = (n_rows + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
+    if (each <= R::FEW)
+        return each;
+    for (uint32_t chunk = 2 * R::FEW; chunk <= R::AT_ONCE; chunk *= 2)
+        if (each <= (chunk < R::AT_ONCE ? chunk : 2 * chunk))
+            return chunk;
+    return PAGE_TOKENS;
 }
 
 template <int D>
@@ -434,7 +481,7 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
         if (threadIdx.x < PAGE_TOKENS)
             rows.tokens.slot[threadIdx.x] = slot_of(args, own.first, cut.chunk);
         __syncthreads();
-        if (cut.chunk <= WARPS) {
+        if (cut.chunk <= TrellisRows<D>::FEW) {
             own.encode_few();
             continue;
         }

@@ -8,7 +8,10 @@
 #include "../checks.h"
 #include "../compact.cuh"
 #include "../launch.h"
+#include "../ptx.cuh"
 #include "../table.h"
+
+#include <algorithm>
 
 namespace kvant
 {
@@ -32,6 +35,34 @@ struct Inverse {
         return numbers[row * (row + 1) / 2 + column];
     }
 
+    /* Adds N products, from number k on, to the sums. Loads all factors first, because a load takes
+     * longer than a product. */
+    template <int N>
+    KVANT_INLINE static void add(double (&sums)[4], const double *row, const double *z, uint32_t k)
+    {
+        double a[N], b[N];
+        unrolled_for (int m = 0; m < N; m++)
+            a[m] = row[k + m], b[m] = z[m * k + m * (m + 1) / 2];
+        unrolled_for (int m = 0; m < N; m++)
+            sums[m % 4] = fma(a[m], b[m], sums[m % 4]);
+    }
+
+    /* The sum of row[k] times number k of the column, over all k below i. */
+    KVANT_INLINE double product(const double *row, uint32_t i, uint32_t column) const
+    {
+        double sums[4] = {};
+        uint32_t k = column;
+#pragma unroll 1
+        for (; k + 16 <= i; k += 16)
+            add<16>(sums, row, &at(k, column), k);
+#pragma unroll 1
+        for (; k + 4 <= i; k += 4)
+            add<4>(sums, row, &at(k, column), k);
+        for (; k < i; k++)
+            sums[0] = fma(row[k], at(k, column), sums[0]);
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+
     /* Thread j solves column j: L z = e_j. By all threads of the block. */
     KVANT_INLINE void solve(const TrianglePart &triangle) const
     {
@@ -44,20 +75,7 @@ struct Inverse {
             __syncthreads();
             if (column > i)
                 continue;
-            double sums[4] = {};
-            uint32_t k = column;
-            const double *z = &at(k, column); /* number k + 1 is k + 1 numbers further */
-            for (; k + 4 <= i; k += 4) {
-                sums[0] = fma(row[k], z[0], sums[0]);
-                sums[1] = fma(row[k + 1], z[k + 1], sums[1]);
-                sums[2] = fma(row[k + 2], z[2 * k + 3], sums[2]);
-                sums[3] = fma(row[k + 3], z[3 * k + 6], sums[3]);
-                z += 4 * k + 10;
-            }
-            for (; k < i; z += ++k)
-                sums[0] = fma(row[k], *z, sums[0]);
-            const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-            at(i, column) = ((column == i ? 1.0 : 0.0) - sum) / row[i];
+            at(i, column) = ((column == i ? 1.0 : 0.0) - product(row, i, column)) / row[i];
         }
         __syncthreads();
     }
@@ -86,9 +104,12 @@ struct Inverse {
     }
 };
 
-/* Makes the compact form of a part of a kv head. */
-__global__ void compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
-                               const kvant_cuda_compact_layer *layers)
+/* Makes the compact form of a part of a kv head; parts have at most 128 channels. A block runs next
+ * to few others, so its threads may have many registers. Without this bound the compiler would load
+ * the factors of one product at a time. */
+__global__ void __launch_bounds__(128, 1)
+    compact_kernel(const uint16_t *triangles, uint32_t d, uint8_t *compact,
+                   const kvant_cuda_compact_layer *layers)
 {
     extern __shared__ double inverse_space[];
     const uint32_t n = kvant_key_transform_part(d), part = blockIdx.x, kv_head = blockIdx.y,
@@ -125,7 +146,8 @@ __global__ void invert_kernel(const void *compact, uint32_t d, float *matrix)
 }
 
 /* Rows of R W from a compact form, or of R W^-T from W^-T, in place (compact NULL). Without a
- * rotation, rows of W. A warp makes a row. */
+ * rotation, rows of W. A warp makes a row. A launch that begins early reads the compact form before
+ * the preceding kernel in the stream has ended; that kernel may still read `matrix`. */
 template <int P>
 __global__ void __launch_bounds__(256)
     expand_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
@@ -134,6 +156,7 @@ __global__ void __launch_bounds__(256)
     const uint32_t lane = threadIdx.x & 31, kv_head = blockIdx.y, n = kvant_key_transform_part(d),
                    position = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32,
                    part = position / n, own = position % n;
+    begin_next();
     if (position >= d)
         return;
     float *to = matrix + ((size_t)kv_head * d + kvant_part_channel(d, n, part, own)) * d;
@@ -148,24 +171,34 @@ __global__ void __launch_bounds__(256)
     } else
         each_of(row, (int)d, (int)lane, [&](float &x, int channel) { x = to[channel]; });
     rotate(row, rotation, (int)lane);
+    wait_for_prior();
     each_of(row, (int)d, (int)lane, [&](float x, int channel) { to[channel] = x; });
 }
 
-/* R W c of a kv head, a channel a thread. */
+/* Places the centres of a kv head of a layer, a channel a thread. */
 __global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM)
-    center_kernel(const void *compact, const __grid_constant__ kvant_cuda_wide_rotation rotation,
-                  const float *center, float *key_center)
+    center_kernel(const __grid_constant__ kvant_cuda_center_layer one,
+                  const kvant_cuda_center_layer *layers,
+                  const __grid_constant__ kvant_cuda_wide_rotation rotation)
 {
     __shared__ float row[KVANT_CUDA_MOST_DIM];
-    const uint32_t d = blockDim.x, channel = threadIdx.x, kv_head = blockIdx.x,
-                   n = kvant_key_transform_part(d);
-    const PartChannel at(d, n, channel);
-    const TrianglePart triangle(compact, d, kv_head, at.part, n);
+    const kvant_cuda_center_layer layer = layers ? layers[blockIdx.y] : one;
+    const uint32_t d = blockDim.x, kv_head = blockIdx.x, n = kvant_key_transform_part(d),
+                   own = kv_head * d + threadIdx.x;
+    for (float *to : layer.centers)
+        if (to)
+            to[own] = layer.center[own];
+    if (layer.starts)
+        layer.starts[own] = layer.start[own];
+    if (!layer.key_center)
+        return;
+    const PartChannel at(d, n, threadIdx.x);
+    const TrianglePart triangle(layer.compact, d, kv_head, at.part, n);
     float sum = 0;
     for (uint32_t i = at.own; i < n; i++)
         sum = fmaf(triangle.number(i, at.own),
-                   center[kv_head * d + kvant_part_channel(d, n, at.part, i)], sum);
-    key_center[kv_head * d + channel] = rotate_any(sum, row, rotation);
+                   layer.center[kv_head * d + kvant_part_channel(d, n, at.part, i)], sum);
+    layer.key_center[own] = rotate_any(sum, row, rotation);
 }
 
 /* Launches a kernel with a thread block for each part, and memory for its inverse. */
@@ -197,7 +230,12 @@ static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_wide_rota
 cudaError_t launch_expand(uint32_t d, uint32_t n_kv_heads, const void *compact, float *matrix,
                           cudaStream_t stream)
 {
-    return rotate_matrix(compact, kvant_cuda_wide_rotation{}, d, n_kv_heads, matrix, stream);
+    kvant_cuda_wide_rotation none{};
+    void *parameters[] = { &compact, &none, &d, &matrix };
+    return with_room(d, [&](auto p) {
+        return launch_early((const void *)expand_kernel<decltype(p)::value>,
+                            dim3((d + 7) / 8, n_kv_heads), 256, parameters, 0, stream);
+    });
 }
 
 } // namespace kvant
@@ -228,7 +266,7 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
 {
     if (!args || args->size != sizeof *args || !args->codec || !args->compact ||
         args->n_kv_heads == 0 || args->n_kv_heads > 65535 || args->codec->has_dense_rotation ||
-        (args->center && !args->key_center) || !has_triangles(args->codec->params.head_dim))
+        !has_triangles(args->codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_codec &codec = *args->codec;
     const uint32_t d = codec.params.head_dim;
@@ -244,10 +282,21 @@ kvant_status kvant_cuda_table_expand(const kvant_cuda_expand_args *args, kvant_c
             error = rotate_matrix(nullptr, codec.rotation, d, args->n_kv_heads,
                                   args->inverse_key_transform, on);
     }
-    if (error == cudaSuccess && args->center) {
-        center_kernel<<<args->n_kv_heads, d, 0, on>>>(args->compact, codec.rotation, args->center,
-                                                      args->key_center);
-        error = cudaGetLastError();
-    }
     return from_cuda(error);
+}
+
+kvant_status kvant_cuda_table_place_centers(const kvant_cuda_place_centers_args *args,
+                                            kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->codec || args->n_kv_heads == 0 ||
+        args->n_kv_heads > 65535 || args->n_layers > 65535 || args->codec->has_dense_rotation ||
+        !has_triangles(args->codec->params.head_dim) ||
+        (args->n_layers > 0 ? !args->layers
+                            : !args->one.center || !args->one.start ||
+                                  (args->one.key_center && !args->one.compact)))
+        return KVANT_ERR_ARGUMENT;
+    const dim3 grid(args->n_kv_heads, std::max(args->n_layers, 1u));
+    center_kernel<<<grid, args->codec->params.head_dim, 0, static_cast<cudaStream_t>(stream)>>>(
+        args->one, args->n_layers > 0 ? args->layers : nullptr, args->codec->rotation);
+    return from_cuda(cudaGetLastError());
 }

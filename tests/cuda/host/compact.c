@@ -21,6 +21,14 @@ kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void
     return t;
 }
 
+void host_copy_compact(void *to, const void *compact, const kvant_cuda_codec *codec,
+                       uint32_t n_kv_heads)
+{
+    memcpy(to, compact,
+           n_kv_heads * triangle_halves(host_transform(codec, NULL, 0).head_dim) *
+               sizeof(uint16_t));
+}
+
 kvant_status host_compact(const kvant_cuda_compact_args *args, kvant_cuda_stream stream)
 {
     const kvant_cuda_compact_layer one = { args->triangles, args->compact },
@@ -67,10 +75,36 @@ kvant_status host_expand(const kvant_cuda_expand_args *args, kvant_cuda_stream s
     if (args->inverse_key_transform)
         expand_matrix(args->codec, args->n_kv_heads, args->compact, true,
                       args->inverse_key_transform);
-    for (uint32_t head = 0; args->center && head < args->n_kv_heads; head++) {
-        const kvant_transform t = host_compact_transform(args->codec, args->compact, head);
-        kvant_transform_apply_rows(&t, host_kernels(), 1, args->center + head * t.head_dim,
-                                   args->key_center + head * t.head_dim);
+    return KVANT_OK;
+}
+
+static void place_centers(const kvant_cuda_center_layer *layer, const kvant_cuda_codec *codec,
+                          uint32_t n_kv_heads, kvant_cuda_stream stream)
+{
+    const size_t d = host_transform(codec, NULL, 0).head_dim,
+                 bytes = n_kv_heads * d * sizeof(float);
+    for (int i = 0; i < 2; i++)
+        if (layer->centers[i])
+            memcpy(layer->centers[i], layer->center, bytes);
+    if (layer->starts)
+        memcpy(layer->starts, layer->start, bytes);
+    if (!layer->key_center)
+        return;
+    host_reads(stream, layer->compact);
+    for (uint32_t head = 0; head < n_kv_heads; head++) {
+        const kvant_transform t = host_compact_transform(codec, layer->compact, head);
+        kvant_transform_apply_rows(&t, host_kernels(), 1, layer->center + head * d,
+                                   layer->key_center + head * d);
     }
+}
+
+kvant_status host_place_centers(const kvant_cuda_place_centers_args *args, kvant_cuda_stream stream)
+{
+    const kvant_cuda_center_layer *layers = args->n_layers > 0 ? args->layers : &args->one;
+    ANSWER(place_centers, args, stream);
+    if (!args->codec || !args->n_kv_heads || !layers)
+        return KVANT_ERR_ARGUMENT;
+    for (uint32_t i = 0; i == 0 || i < args->n_layers; i++)
+        place_centers(&layers[i], args->codec, args->n_kv_heads, stream);
     return KVANT_OK;
 }

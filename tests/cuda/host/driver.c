@@ -155,16 +155,18 @@ static bool fails_now(void)
     return left == 1;
 }
 
-/* With KVANT_TEST_NO_MEMORY, no memory is left. */
+/* New memory holds NaN. With KVANT_TEST_NO_MEMORY, no memory is left. */
 EXPORT(int, cuMemAlloc_v2, (address * memory, size_t bytes))
 {
     if (getenv("KVANT_TEST_NO_MEMORY") != NULL || fails_now())
         return 2;
     void *span = aligned_alloc(256, (bytes + 255) / 256 * 256);
     *memory = (address)(uintptr_t)span;
-    if (span)
-        note(span, bytes);
-    return span ? 0 : 2;
+    if (!span)
+        return 2;
+    memset(span, 0xff, bytes);
+    note(span, bytes);
+    return 0;
 }
 
 EXPORT(int, cuMemFree_v2, (address memory))
@@ -309,14 +311,18 @@ typedef struct copy_2d {
     size_t to_pitch, width, height;
 } copy_2d;
 
-/* Copies within the GPU. */
+/* Copies within the GPU, or to the computer's memory. */
 EXPORT(int, cuMemcpy2DAsync_v2, (const copy_2d *c, void *stream))
 {
-    if (c->from_type != 2 || c->to_type != 2 || c->from_x || c->from_y || c->to_x || c->to_y)
+    if (c->from_type != 2 || c->from_x || c->from_y || c->to_x || c->to_y)
         return 1;
     for (size_t i = 0; i < c->height; i++) {
-        const int result = cuMemcpyDtoDAsync_v2(
-            c->to_device + i * c->to_pitch, c->from_device + i * c->from_pitch, c->width, stream);
+        const address from = c->from_device + i * c->from_pitch;
+        const int result =
+            c->to_type == 2
+                ? cuMemcpyDtoDAsync_v2(c->to_device + i * c->to_pitch, from, c->width, stream)
+                : cuMemcpyDtoHAsync_v2((char *)c->to_host + i * c->to_pitch, from, c->width,
+                                       stream);
         if (result)
             return result;
     }

@@ -37,6 +37,7 @@ bool host_answers(const char *function, const void *arguments, size_t size,
     X(page_offsets, kvant_cuda_page_offsets_args)                                                  \
     X(compact, kvant_cuda_compact_args)                                                            \
     X(expand, kvant_cuda_expand_args)                                                              \
+    X(place_centers, kvant_cuda_place_centers_args)                                                \
     X(fill_marked, kvant_cuda_marked_args)                                                         \
     X(decode, kvant_cuda_decode_args)                                                              \
     X(exact_step, kvant_cuda_exact_args)                                                           \
@@ -100,6 +101,8 @@ kvant_transform host_transform(const kvant_cuda_codec *codec, const float *key_t
 /* The transform of a kv head in the compact form. */
 kvant_transform host_compact_transform(const kvant_cuda_codec *codec, const void *compact,
                                        uint32_t head);
+void host_copy_compact(void *to, const void *compact, const kvant_cuda_codec *codec,
+                       uint32_t n_kv_heads);
 
 /* Subtracts block centres from rows; false if arguments are missing. */
 bool host_center(const kvant_cuda_center_rows_args *args);

@@ -147,6 +147,24 @@ static bool center_keys(kvant_cuda_kernel_append_args *args)
     return host_center(&of);
 }
 
+/* Makes W for many rows, unless k_matrix has it, and has their keys transformed by what is there.
+ * The mock's W is a copy of the compact form. */
+static void place_matrix(kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
+{
+    const bool there = args->k_matrix_of && *args->k_matrix_of == args->k_compact;
+    if (args->n_tokens <= 64)
+        return;
+    if (there)
+        host_reads(stream, args->k_matrix);
+    else
+        host_writes(stream, args->k_matrix);
+    if (!there)
+        host_copy_compact(args->k_matrix, args->k_compact, args->k.codec, args->n_kv_heads);
+    if (args->k_matrix_of)
+        *args->k_matrix_of = args->k_compact;
+    args->k_compact = args->k_matrix;
+}
+
 kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
 {
     ANSWER(append, args, stream);
@@ -166,7 +184,7 @@ kvant_status host_append(const kvant_cuda_kernel_append_args *args, kvant_cuda_s
         if (!args->k.codec || !args->k_matrix)
             return KVANT_ERR_ARGUMENT;
         host_reads(stream, args->k_compact);
-        host_writes(stream, args->k_matrix);
+        place_matrix(&about, stream);
     }
     if (!center_keys(&about))
         return KVANT_ERR_ARGUMENT;
