@@ -99,8 +99,8 @@ bool kvant_mapped_file_is_whole(const kvant_mapped_file *mapped)
     return !mapped->bytes || (kvant_os_size(mapped->file, &bytes) && bytes >= mapped->n);
 }
 
-/* The file is flushed before it gets its place. Otherwise a crash soon after could leave the new name
- * without content. */
+/* The file is flushed before it gets its place. Otherwise a crash soon after could leave the new
+ * name without content. */
 static bool write_all(int fd, const kvant_file_part *parts, size_t n_parts)
 {
     bool ok = true;

@@ -57,7 +57,7 @@ wait "$newest" || status=1
 # is forked while other threads run.
 slow="([a-z]*_)?allocation|([a-z]*_)?attention|calibration_file|canonical|centers|codec$|encode"
 slow="$slow|exact|export|failed_writes|hqmq$|index$|learning_memory|levels|octopus|page|polar"
-slow="$slow|position_buckets|problem|shift|spec|stack|transfer|turboquant"
+slow="$slow|position_buckets|problem|random_(sequences|slots)|shift|spec|stack|transfer|turboquant"
 if [ -n "$packages" ]; then
     ctest --test-dir "$build" -j 2 --output-on-failure -R '^unit\.test_' \
         -E "^unit\.test_($slow|openmp|host_threads|parallel)" || status=1

@@ -171,8 +171,9 @@ static const char *exact(void)
     return given != NULL ? given : "0";
 }
 
-/* Fails a sample of the allocations of a life, or all of them on the mock of a GPU. Rows of a repeated step may be encoded twice, which
- * at most doubles the divergence; 1e-5 is as small as rounding. */
+/* Fails a sample of the allocations of a life, or all of them on the mock of a GPU. Rows of a
+ * repeated step may be encoded twice, which at most doubles the divergence; 1e-5 is as small as
+ * rounding. */
 CASE(each_allocation_may_fail)
 {
     enum { MOST = 1000000, N_TRIES = 60 };
