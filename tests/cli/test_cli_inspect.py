@@ -35,7 +35,7 @@ def learning_room():
         heads * 2 * 8,  # the balance of keys and queries
         heads * (keys + queries) * d * 4,  # the vectors, more than the matrices of float64
     ]
-    lists = 64 * (8 * 8 + 2 * 8)  # pointers of 64 layers
+    lists = 64 * (8 * 8 + 2 * 8 + 7 * 8)  # pointers of 64 layers
     return lists + sum((part + 255) // 256 * 256 for part in parts)
 
 
