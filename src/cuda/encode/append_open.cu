@@ -105,7 +105,7 @@ KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &r
     __syncthreads();
 }
 
-/* Loads the thread's channel of rows first .. first + ROWS - 1; also without branches. */
+/* Loads the thread's channel of rows first .. first + ROWS - 1, also without branches. */
 template <int ROWS>
 KVANT_INLINE void load_channel(const AppendArgs &args, const AppendRole &role, uint32_t first,
                                size_t at, float (&own)[ROWS])
