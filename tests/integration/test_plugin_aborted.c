@@ -1,5 +1,5 @@
-/* test_plugin_aborted.c - graphs that a program aborts (llama_set_abort_callback), as a server does
- * whose client went away. llama.cpp then removes the tokens of the graph, and the same tokens get
+/* test_plugin_aborted.c - graphs that a program aborts (llama_set_abort_callback). A server does so
+ * when a client goes away. llama.cpp then removes the tokens of the graph, and the same tokens get
  * the same answers afterwards. Rows move on two threads, which belong to one of two pools or which
  * ggml starts for each graph. */
 #define _POSIX_C_SOURCE 200809L /* setenv */

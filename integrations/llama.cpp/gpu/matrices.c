@@ -81,8 +81,8 @@ static const void *matrices_at(const kvp_gpu_cells *cells, uint32_t bucket)
     return bucket == 0 ? cells->numbers.at : cells->further[bucket - 1].at;
 }
 
-/* The memory that gets the compact form of a bucket's matrices; NULL without memory. W of what was
- * there is no longer of use. */
+/* The memory that gets the compact form of a bucket's matrices; NULL without memory. The W of
+ * the former compact form is no longer of use. */
 static void *compact_of(kvp_gpu_cells *cells, uint32_t bucket)
 {
     cells->cache->expanded_from = NULL;
