@@ -42,9 +42,9 @@ bool kvant_os_replace(const char *from, const char *to);
 
 /* Files that replace others. `kvant_os_begin` begins a file that shall take the place of `path`,
  * and writes its name to `name`: `path` with KVANT_OS_PART behind. A file that a killed process
- * left under this name is overwritten. EBUSY: another process or thread writes it. `kvant_os_finish` closes
- * the file and gives it its place, or removes it if `keep` is false. False unless the file is in
- * its place. */
+ * left under this name is overwritten. EBUSY: another process or thread writes it.
+ * `kvant_os_finish` closes the file and gives it its place, or removes it if `keep` is false. False
+ * unless the file is in its place. */
 bool kvant_os_begin(const char *path, char *name, size_t n, int *file);
 bool kvant_os_finish(int file, const char *path, const char *name, bool keep);
 
