@@ -39,7 +39,7 @@ typedef struct kvant_attention_plan {
     /* A row of k and v that the same loop encodes, or NULL; and its block. */
     const kvant_write *write;
     uint32_t written_block;
-    /* What the same loop does first, in addition to the work items; or NULL. */
+    /* The same loop calls this first, before the work items; or NULL. */
     void (*beside)(void *user);
     void *user;
     kvant_used_views k_views;

@@ -1,5 +1,5 @@
 /* file.h - reads and writes whole files. A reader checks the head of a file first. A writer writes
- * a part beside the file and renames it (kvant_os_begin). */
+ * a new file in the same folder and renames it (kvant_os_begin). */
 #pragma once
 
 #include <stdbool.h>
@@ -38,9 +38,9 @@ typedef struct kvant_file_part {
     size_t n;
 } kvant_file_part;
 
-/* Writes a part beside path, flushes it to disk and renames it to path. So path never holds half a
- * file, and the next call overwrites what a killed process left. KVANT_ERR_ARGUMENT: path names a
- * device or a pipe, which would be replaced. */
+/* Writes a new file in the folder of path, flushes it to disk and renames it to path. So path never
+ * holds half a file, and the next call overwrites what a killed process left. KVANT_ERR_ARGUMENT:
+ * path names a device or a pipe, which would be replaced. */
 kvant_status kvant_write_parts(const char *path, const kvant_file_part *parts, size_t n_parts,
                                const kvant_error *error);
 kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n,

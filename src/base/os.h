@@ -41,7 +41,7 @@ bool kvant_os_replace(const char *from, const char *to);
 #define KVANT_OS_PART ".kvant-part"
 
 /* Files that replace others. `kvant_os_begin` begins a file that shall take the place of `path`,
- * and writes its name to `name`: `path` with KVANT_OS_PART behind. A file that a killed process
+ * and writes its name to `name`: `path`, followed by KVANT_OS_PART. A file that a killed process
  * left under this name is overwritten. EBUSY: another process or thread writes it.
  * `kvant_os_finish` closes the file and gives it its place, or removes it if `keep` is false. False
  * unless the file is in its place. */

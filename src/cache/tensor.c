@@ -110,8 +110,9 @@ static bool windows_pool(const kvant_tensor_params *p, const kvant_codec_info *i
     return true;
 }
 
-/* The pages of the exact part without those of a step. A tensor that shares the pages of a step has
- * room for more sequences instead, at most for the rows that a step would take. */
+/* The pages of the exact part, without the pages that hold the rows of a step. A tensor that shares
+ * the pages of a step has room for more sequences instead, at most for the rows that a step would
+ * take. */
 static size_t exact_pages(const kvant_tensor_params *p, const kvant_exact_part *exact)
 {
     const uint64_t own = (uint64_t)exact->first + exact->newest,

@@ -222,7 +222,8 @@ static int n_threads(void)
     return n != NULL ? atoi(n) : 1;
 }
 
-/* Gives the context a pool of its own, as programs do. Pools live longer than their contexts. */
+/* Makes a thread pool for this context alone, as programs do. Pools live longer than their
+ * contexts. */
 static void attach_pool(struct llama_context *context)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

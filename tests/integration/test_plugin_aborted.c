@@ -84,8 +84,8 @@ static float *read_text(const char *spec, const char *exact, int n_tries, bool n
 }
 
 /* Codecs give the same codes again, but a row whose block was sealed during a graph is encoded
- * twice, and matrices are learned from the queries of all graphs. So the other context has the same
- * graphs, and then removes their tokens. */
+ * twice, and matrices are learned from the queries of all graphs. So the context that is compared
+ * computes the same graphs to their ends, and then removes their tokens. */
 static void assert_aborts_cost_nothing(const char *spec, const char *exact)
 {
     int n;

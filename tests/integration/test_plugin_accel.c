@@ -146,7 +146,7 @@ static reference_row query_row(const struct ggml_tensor *node, int64_t head, int
                             .sink = sinks != NULL ? (const float *)sinks->data + head : NULL };
 }
 
-/* What a node adds to the scores of a query. */
+/* The bias that an attention node adds to the scores of a query. */
 static double *bias_of(const struct ggml_tensor *node, int64_t head, int64_t token, int64_t stream)
 {
     const struct ggml_tensor *mask = node->src[3];

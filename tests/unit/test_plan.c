@@ -96,7 +96,7 @@ CASE(old_blocks_are_sealed_in_runs)
     end(&m);
 }
 
-/* Sequences that decode in turn, after prompts of different lengths. */
+/* After prompts of different lengths, sequences decode a token each in every step. */
 CASE(each_sequence_has_its_ends)
 {
     enum { N = 4, FIRST = 64, NEWEST = 128, STEP = 64 };

@@ -36,8 +36,8 @@ static void note_batch(kvp_gpu_backend *b, kvp_gpu_kept_queries *kept, size_t n)
 
 /* Makes room for a batch. New memory holds anything: a lesson reads a layer's queries only if the
  * layer kept all batches. Clearing it would let the computer wait for the GPU in the midst of a
- * prompt. Memory that grows loses its contents. With -sm tensor layers join the
- * cache in the midst of a batch, and then the layers before them learn from keys only. */
+ * prompt. Memory that grows loses its contents. With -sm tensor layers join the cache in the midst
+ * of a batch, and then the layers before them learn from keys only. */
 static bool have_batch(kvp_gpu_cache *cache, uint32_t batch)
 {
     const size_t bytes =

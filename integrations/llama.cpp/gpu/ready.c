@@ -110,8 +110,8 @@ static bool rows_are_alike(const kvp_gpu_cache *cache, size_t n)
 }
 
 /* Learns centre and scale of a tensor from its first rows. Values learn once, so they learn nothing
- * from tokens that are too much alike. If there are none, rows of later batches
- * must not change them, because the rows stored here would then be decoded with the new centre. */
+ * from tokens that are too much alike. Rows of later batches must not change what was learned here,
+ * or that nothing was: the rows stored here would then be decoded with the new centre. */
 static bool learn_affine(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;

@@ -105,7 +105,8 @@ KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &r
     __syncthreads();
 }
 
-/* Loads the thread's channel of rows first .. first + ROWS - 1, also without branches. */
+/* Loads one channel of ROWS rows, which begin with row `first`: the channel of this thread. The
+ * loads are not in branches, so they wait for memory at the same time. */
 template <int ROWS>
 KVANT_INLINE void load_channel(const AppendArgs &args, const AppendRole &role, uint32_t first,
                                size_t at, float (&own)[ROWS])

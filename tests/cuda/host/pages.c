@@ -147,8 +147,8 @@ static bool center_keys(kvant_cuda_kernel_append_args *args)
     return host_center(&of);
 }
 
-/* Makes W for many rows, unless k_matrix has it, and has their keys transformed by what is there.
- * The mock's W is a copy of the compact form. */
+/* Makes W for many rows, unless k_matrix has it. Then the keys are transformed by k_matrix. The
+ * mock's W is a copy of the compact form. */
 static void place_matrix(kvant_cuda_kernel_append_args *args, kvant_cuda_stream stream)
 {
     const bool there = args->k_matrix_of && *args->k_matrix_of == args->k_compact;
