@@ -259,12 +259,11 @@ static kvant_status launch_unpacked(const kvant_cuda_kernel_attention_args &args
         const int64_t blocks = cut(p, std::min(at_once, all - p.first_pair), multiprocessors);
         if (blocks == 0)
             return KVANT_ERR_UNSUPPORTED;
-        /* a tile without parts needs no counter */
         p.sealed_ready = args.table_ready && args.sealed_ready && p.first_pair == 0;
-        cudaError_t error = p.splits > 1 ? clear_counters(args, stream) : cudaSuccess;
-        if (error == cudaSuccess)
-            error =
-                launch_after(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
+        /* a tile without parts needs no counter */
+        p.cleared = args.clear_counters && p.splits > 1 ? (int)(blocks / p.splits) : 0;
+        cudaError_t error =
+            launch_after(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
         if (error == cudaSuccess)
             error = launch_after(k.attend, blocks, k.attend_threads, attend_bytes,
                                  static_cast<TileShape *>(&p), stream);

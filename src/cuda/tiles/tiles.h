@@ -45,6 +45,7 @@ struct TileShape : AttentionArgs {
 struct TileArgs : TileShape {
     TileCodec keys, values;
     bool sealed_ready; /* as in cuda_kernels.h */
+    int cleared;       /* counters that unpacking clears for the kernel behind it */
     /* pages of codes that shared memory holds: 4, 3, or 0 when codes are read from device memory */
     int ring;
     int k_table_at, v_table_at, ring_at, k_page,

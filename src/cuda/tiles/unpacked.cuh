@@ -216,6 +216,9 @@ __global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1)
         PageUnpacker<D, true>{ p, memory, codes[group], group, warp % GROUP_WARPS, lane }.run();
     else
         PageUnpacker<D, false>{ p, memory, codes[group], group, warp % GROUP_WARPS, lane }.run();
+    /* the thread has waited for earlier kernels */
+    for (int i = (int)threadIdx.x; blockIdx.x == 0 && i < p.cleared; i += (int)blockDim.x)
+        p.counters[i] = 0;
 }
 
 /* ---- multiplying ---- */
