@@ -173,6 +173,9 @@ typedef struct kvant_cuda_kernel_append_args {
      * k_compact, the call uses W as it is. A call that makes W stores k_compact here. The caller
      * stores NULL here when others write to k_matrix or to that compact form */
     const void **k_matrix_of;
+    /* not 0: an append to exact pages lets the next call begin while the calls before this one
+     * still run. A call with sealed_ready must not follow it if those calls write sealed pages */
+    uint32_t next_early;
 } kvant_cuda_kernel_append_args;
 
 /* As kvant_cuda_append. KVANT_ERR_ARGUMENT, too, for queries or centres of keys that do not fit the
@@ -257,7 +260,8 @@ typedef struct kvant_cuda_kernel_attention_args {
     uint32_t clear_counters;
     /* not 0: no call of this library that may still run in the stream writes sealed pages, or reads
      * the workspace. If table_ready is set, too, sealed pages are read while those calls run. An
-     * append to exact pages lets the next call begin only when the calls before it have ended */
+     * append to exact pages without next_early lets the next call begin only when the calls before
+     * it have ended */
     uint32_t sealed_ready;
 } kvant_cuda_kernel_attention_args;
 

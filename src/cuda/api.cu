@@ -395,6 +395,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_kernel_append_args *given,
     common.marks = args->marks;
     common.mark_ids = args->mark_ids;
     common.slots_ready = args->slots_ready != 0;
+    common.next_early = args->next_early != 0;
     common.clear_refused = args->clear_refused != 0;
     const bool more = accepts_more(roles, common), apart = args->queries.q && !more;
     if (args->queries.q && !apart)

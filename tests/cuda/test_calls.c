@@ -208,6 +208,7 @@ static void new_rows(const attention_case *c)
         args.new_first = FIRST_CELL;
         args.new_stride = (int64_t)f.blocks_per_row * 64;
         args.table_ready = rows.slots_ready = (uint32_t)i % 2;
+        rows.next_early = (uint32_t)i / 2 % 2;
         check_cuda(cudaMemcpy(pool, before, bytes, cudaMemcpyHostToDevice));
         check_cuda(cudaMemset(f.gpu_out, 0xff, f.out_bytes));
         assert_int_equal(kvant_cuda_kernel_append(&rows, NULL), KVANT_OK);

@@ -77,6 +77,7 @@ static void fill_args(const kvp_gpu_cells *cells, const beside *at, size_t first
                                              .n_tokens = (uint32_t)n,
                                              .n_kv_heads = cells->n_kv_heads,
                                              .refused = kvp_gpu_word(cells->gpu->refused_later),
+                                             .slots_ready = 1, /* upload_slots() */
                                              .marks = cells->cache->marks.memory.at,
                                              .mark_ids = at->slots[0] + first };
 }

@@ -189,6 +189,8 @@ static kvant_status append_run(kvp_gpu_backend *b, abi_tensor *const *nodes, int
                                            .slots = to.slots + run.first,
                                            .refused = kvp_gpu_word(b->refused),
                                            .slots_ready = 1,
+                                           /* no call reads sealed pages early (kept_exact) */
+                                           .next_early = to.open && !first->cache->all_pending,
                                            .marks = first->cache->marks.memory.at,
                                            .mark_ids = (const int64_t *)nodes[0]->src[1]->data +
                                                        run.first };

@@ -38,6 +38,7 @@ struct AppendArgs {
     uint32_t *marks;         /* as in cuda.h */
     const int64_t *mark_ids; /* as in cuda.h */
     bool slots_ready;        /* as in cuda.h */
+    bool next_early;         /* as in cuda_kernels.h */
     /* the centres of keys, which are the first role if there are any; start NULL: none */
     kvant_cuda_block_centers block_centers;
     const int64_t *center_slots; /* as in cuda.h */

@@ -66,12 +66,30 @@ KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uin
     put_row<D>(args, role, token, slot, kv_head, lane, row, finite);
 }
 
+/* Waits for the preceding kernel, and lets the next one begin. False: none of the block's ROWS rows
+ * is stored. If slots are there before that kernel has ended, such blocks do not wait, so that they
+ * leave their multiprocessors. One block waits always, because the next kernel relies on this one
+ * to end later than those before it. */
+template <int ROWS> KVANT_INLINE bool begin(const AppendArgs &args, uint32_t first)
+{
+    bool any = false;
+    if (args.next_early)
+        begin_next();
+    if (args.slots_ready && threadIdx.x < ROWS)
+        any = slot_of(args, first + threadIdx.x) >= 0;
+    any = __syncthreads_or(any) || !args.slots_ready;
+    if (any || blockIdx.x + blockIdx.y + blockIdx.z == 0)
+        wait_for_prior();
+    begin_next();
+    return any;
+}
+
 template <int D>
 __global__ void __launch_bounds__(WARPS * 32)
     append_open_kernel(const __grid_constant__ AppendArgs args)
 {
-    wait_for_prior();
-    begin_next();
+    if (!begin<WARPS>(args, blockIdx.x * WARPS))
+        return;
     append_row<D>(args, args.roles[blockIdx.z], blockIdx.x * WARPS + (threadIdx.x >> 5), blockIdx.y,
                   threadIdx.x & 31);
 }
@@ -215,16 +233,15 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     }
 }
 
-/* For launches in which at least one role has a matrix. Few registers, because many blocks have no
- * row and should not be a wave of their own. */
+/* For launches in which at least one role has a matrix. */
 template <int D, int ROWS>
-__global__ void __launch_bounds__(D, 1024 / D)
+__global__ void __launch_bounds__(D)
     append_open_matrix_kernel(const __grid_constant__ AppendArgs args)
 {
     const AppendRole &role = args.roles[blockIdx.z];
     const uint32_t first = blockIdx.x * ROWS;
-    wait_for_prior();
-    begin_next();
+    if (!begin<ROWS>(args, first))
+        return;
     if (role.codec.key_transform_kind == KVANT_CUDA_TRANSFORM_FULL) {
         append_through_matrix<D, ROWS>(args, role, first, blockIdx.y);
         return;
