@@ -18,6 +18,11 @@ KVANT_INLINE float half_bits(uint16_t bits)
     return __half2float(raw);
 }
 
+/* Numbers of a row in four columns. */
+struct Columns {
+    float number[4];
+};
+
 /* The inverse of a part. */
 struct InversePart {
     const float *units;
@@ -46,6 +51,19 @@ struct InversePart {
         const uint32_t group = column / KVANT_COMPACT_COLUMNS;
         return half_bits(
             reinterpret_cast<const uint16_t *>(row(r, group))[column % KVANT_COMPACT_COLUMNS]);
+    }
+
+    /* Numbers first .. first + 3 of a row, without their unit; first is a multiple of 4. In a row
+     * before the group's first row they are those of another row. */
+    KVANT_INLINE Columns columns(uint32_t r, uint32_t first) const
+    {
+        const uint32_t group = first / KVANT_COMPACT_COLUMNS;
+        const uint4 *from = row(max(r, KVANT_COMPACT_COLUMNS * group), group);
+        const uint2 halves =
+            reinterpret_cast<const uint2 *>(from)[first % KVANT_COMPACT_COLUMNS / 4];
+        const float2 low = __half22float2(reinterpret_cast<const __half2 &>(halves.x)),
+                     high = __half22float2(reinterpret_cast<const __half2 &>(halves.y));
+        return Columns{ { low.x, low.y, high.x, high.y } };
     }
 };
 

@@ -184,6 +184,7 @@ KVANT_INLINE void load_compact(RowSpace<D> &space, float (&key_transform)[D / 2]
     uint4 *copy = reinterpret_cast<uint4 *>(space.q);
     const int lane = threadIdx.x & 31;
     InversePart of(args.matrices[matrix], D, gridDim.y, kv_head, 0, D);
+    static_assert(AT_ONCE == sizeof(Columns) / sizeof(float), "columns that are read at once");
     Row<D> units;
     for (int i = threadIdx.x; i < NUMBERS; i += 2 * D)
         copy[i] = of.groups[i];
@@ -193,12 +194,12 @@ KVANT_INLINE void load_compact(RowSpace<D> &space, float (&key_transform)[D / 2]
 #pragma unroll 1
     for (int first = (int)(threadIdx.x >> 5) * AT_ONCE; first < D; first += WARPS * AT_ONCE) {
         Row<D> some[AT_ONCE];
-        unrolled_for (int n = 0; n < AT_ONCE; n++)
-            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
-                const int channel = lane + 32 * j;
-                some[n].x[j] =
-                    channel < first + n ? 0.0f : of.number(channel, first + n) * units.x[j];
-            }
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            const int channel = lane + 32 * j;
+            const Columns four = of.columns(channel, first);
+            unrolled_for (int n = 0; n < AT_ONCE; n++)
+                some[n].x[j] = channel < first + n ? 0.0f : four.number[n] * units.x[j];
+        }
         rotate_rows(some, args.rotation, lane);
         unrolled_for (int n = 0; n < AT_ONCE; n++)
             some[n].each(lane, [&](float x, int channel) { rows[(first + n) * D + channel] = x; });
