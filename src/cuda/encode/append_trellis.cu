@@ -506,10 +506,10 @@ static cudaError_t find_multiprocessors(int &multiprocessors, int &lone)
     return error;
 }
 
-/* Launches a thread block for each item. Where blocks begin early, kernels before this one still
- * have parts of multiprocessors, so the blocks would be spread unequally: two would share a
- * multiprocessor while another one has none. So up to one block a multiprocessor gets memory with
- * which no second one fits. More blocks than that begin when all multiprocessors are free. */
+/* Launches a thread block for each item. Blocks that begin early find other kernels on some
+ * multiprocessors. Then two blocks share a multiprocessor while another one has none. So up to one
+ * block a multiprocessor gets memory with which no second one fits. More blocks than that begin
+ * when all multiprocessors are free. */
 static cudaError_t launch_items(const void *kernel, int blocks, int bytes, void **parameters,
                                 cudaStream_t stream)
 {
