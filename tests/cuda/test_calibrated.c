@@ -189,6 +189,53 @@ CASE(any_bytes_are_those_of_the_cpu)
     check_cases(cases, N_CASES, dims + 4, 2);
 }
 
+/* Appends keys and values of n tokens, from `first` on, in one call. */
+static void append_both(const role_cache *c, float *const *rows, uint32_t first, uint32_t n)
+{
+    void *gpu_rows[2];
+    int64_t slots[TOKENS];
+    const size_t width = HEADS * c[0].d;
+    for (int r = 0; r < 2; r++)
+        gpu_rows[r] = device_copy(rows[r] + first * width, n * width * sizeof(float));
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = first + i;
+    void *gpu_slots = device_copy(slots, n * sizeof *slots);
+    const kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                                 .n_tokens = n,
+                                                 .n_kv_heads = HEADS,
+                                                 .slots = gpu_slots,
+                                                 .k = gpu_rows_of(&c[0], gpu_rows[0], false),
+                                                 .v = gpu_rows_of(&c[1], gpu_rows[1], false) };
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    cudaFree(gpu_slots);
+    cudaFree(gpu_rows[0]);
+    cudaFree(gpu_rows[1]);
+}
+
+/* One kernel then appends rows with a matrix and rows without one. */
+CASE(values_next_to_a_matrix)
+{
+    static const char *const specs[] = { "turboquant-6:transform=file",
+                                         "turboquant-6:rotate=hadamard" };
+    static const uint32_t ends[] = { 1, 41, TOKENS };
+    kvant_calibration *calibration = calibrate_fixed(128);
+    role_cache c[2];
+    float *rows[2];
+    for (int r = 0; r < 2; r++) {
+        role_open(&c[r], specs[r], 128, (kvant_role)r, calibration);
+        rows[r] = make_rows(128);
+        encode_on_cpu(&c[r], rows[r]);
+    }
+    for (uint32_t i = 0, first = 0; i < sizeof ends / sizeof *ends; first = ends[i++])
+        append_both(c, rows, first, ends[i] - first);
+    for (int r = 0; r < 2; r++) {
+        compare(&c[r], "both roles", c[r].pool, c[r].gpu_pool, c[r].page_bytes);
+        role_close(&c[r]);
+        free(rows[r]);
+    }
+    kvant_calibration_free(&calibration);
+}
+
 /* Rows with NaNs, or with numbers beyond fp16 after the transform, leave no trace. Their neighbours
  * are written. */
 CASE(refused_rows_leave_no_trace)

@@ -163,8 +163,9 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
             const int row = own_lane() / 4 + 8 * (i / 2), column = 2 * (own_lane() % 4) + i % 2;
             double sum = d[i];
             for (int k = 0; k < 16; k++)
-                sum += (double)lane(4 * (row % 8) + k % 8 / 2).a[2 * (row / 8) + k / 8 * 4 + k % 2] *
-                       lane(4 * column + k % 8 / 2).b[k / 8 * 2 + k % 2];
+                sum +=
+                    (double)lane(4 * (row % 8) + k % 8 / 2).a[2 * (row / 8) + k / 8 * 4 + k % 2] *
+                    lane(4 * column + k % 8 / 2).b[k / 8 * 2 + k % 2];
             d[i] = (float)sum;
         }
         return 0;

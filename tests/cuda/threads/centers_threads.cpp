@@ -6,7 +6,6 @@
 
 using namespace kvant;
 
-static const bool added =
-    add_kernels(center_rows_kernel, page_offsets_kernel<FewOffsets>,
-                page_offsets_kernel<ManyOffsets<128>>, page_offsets_kernel<ManyOffsets<256>>,
-                page_offsets_kernel<ManyOffsets<512>>);
+static const bool added = add_kernels(
+    center_rows_kernel, page_offsets_kernel<FewOffsets>, page_offsets_kernel<ManyOffsets<128>>,
+    page_offsets_kernel<ManyOffsets<256>>, page_offsets_kernel<ManyOffsets<512>>);

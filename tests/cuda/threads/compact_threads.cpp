@@ -6,6 +6,5 @@
 
 using namespace kvant;
 
-static const bool added =
-    add_kernels(compact_kernel, invert_kernel, center_kernel, expand_kernel<128>,
-                expand_kernel<256>, expand_kernel<512>);
+static const bool added = add_kernels(compact_kernel, invert_kernel, center_kernel,
+                                      expand_kernel<128>, expand_kernel<256>, expand_kernel<512>);
