@@ -72,6 +72,17 @@ inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, i
     return error;
 }
 
+/* kernel<<<grid, threads, shared, stream>>>(arguments...). In this form C++ programs run kernels,
+ * too (tests/cuda/threads). */
+template <class... P>
+cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, unsigned threads, size_t shared,
+                          cudaStream_t stream, std::common_type_t<P>... arguments)
+{
+    void *parameters[] = { &arguments... };
+    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, dim3(threads), parameters,
+                            shared, stream);
+}
+
 /* Launches a kernel that calls wait_for_prior (ptx.cuh), which only code for compute_90 and later
  * does. Its blocks start while the blocks of the preceding kernel end. CUDA graphs preserve this
  * from CUDA 12.3 on. */

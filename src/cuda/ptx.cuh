@@ -1,5 +1,7 @@
-/* ptx.cuh - machine instructions without a CUDA C++ equivalent. Contains no logic. */
-#pragma once
+/* ptx.cuh - machine instructions without a CUDA C++ equivalent. Contains no logic. A C++ program
+ * that runs kernels defines KVANT_PTX, and has functions of its own (tests/cuda/threads). */
+#ifndef KVANT_PTX
+#define KVANT_PTX
 
 #include <cstdint>
 #include <cuda_fp16.h>
@@ -232,6 +234,20 @@ template <class T> KVANT_INLINE void keep(const T *&p)
     asm("" : "+l"(p));
 }
 
+/* The compiler does not put off loads of these numbers beyond this. */
+KVANT_INLINE void hold(uint32_t &x)
+{
+    asm volatile("" : "+r"(x));
+}
+KVANT_INLINE void hold(size_t &x)
+{
+    asm volatile("" : "+l"(x));
+}
+KVANT_INLINE void hold(float &x)
+{
+    asm volatile("" : "+f"(x));
+}
+
 /* 1 / sqrt(x) of a normal number. */
 KVANT_INLINE float inverse_root(float x)
 {
@@ -253,3 +269,5 @@ KVANT_INLINE uint32_t pack_half2(float low, float high)
 }
 
 } // namespace kvant
+
+#endif

@@ -149,11 +149,11 @@ static inline void append_some(const role_cache *c, const float *rows, const int
     cudaFree(gpu_refused);
 }
 
-/* Many tokens, some and one: kernels split such calls in different ways. */
+/* Many tokens, 40, the rest and one: kernels split such calls in different ways. */
 static inline void append_on_gpu(const role_cache *c, const float *rows, bool open,
                                  kvant_status want)
 {
-    static const uint32_t ends[] = { 101, TOKENS - 1, TOKENS };
+    static const uint32_t ends[] = { 101, 141, TOKENS - 1, TOKENS };
     int64_t slots[TOKENS];
     for (uint32_t t = 0; t < TOKENS; t++)
         slots[t] = t;

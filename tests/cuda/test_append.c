@@ -16,6 +16,7 @@ typedef struct append_case {
     int order;
     bool center;
     uint32_t heads; /* 0: HEADS */
+    bool sparse;    /* one of 50 tokens has a slot */
 } append_case;
 
 static uint32_t heads_of(const append_case *c)
@@ -39,6 +40,9 @@ static void choose_slots(const append_case *c, int64_t *slots)
                                  : all[c->order == 0 ? i + 37 : i];
     if (c->n_tokens > 4)
         slots[3] = -1; /* this row is skipped */
+    for (uint32_t i = 0; c->sparse && i < c->n_tokens; i++)
+        if (i % 50 != 7)
+            slots[i] = -1;
 }
 
 /* Rows of all kinds: usual rows, zeros, minus zeros, a constant, tiny, large, one large channel. */
@@ -262,6 +266,30 @@ CASE(test_two_codebooks)
         }
 }
 
+static void check_same_bytes(const char *const *specs, size_t n_specs)
+{
+    static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
+    for (size_t s = 0; s < n_specs; s++)
+        for (size_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++) {
+            if (dims[i] == 96 && strcmp(specs[s], "bdr-4:block=64") == 0)
+                continue; /* 64 does not divide 96 */
+            for (int order = small_tests() ? (int)(s % 3) : 0;
+                 order < (small_tests() ? (int)(s % 3) + 1 : 3); order++) {
+                append_case c = { .spec = specs[s],
+                                  .head_dim = dims[i],
+                                  .n_tokens = counts[(s + i + (size_t)order) % 4],
+                                  .type = (kvant_cuda_type)((s + i + (size_t)order) % 3),
+                                  .order = order,
+                                  .center = (s + i) % 3 == 0 };
+                if (order == 2)
+                    c.n_tokens = BLOCKS;
+                if (small_tests() && c.n_tokens > 80)
+                    c.n_tokens = 80;
+                run_append(&c);
+            }
+        }
+}
+
 CASE(test_same_bytes)
 {
     static const char *const specs[] = { "int-4",
@@ -284,7 +312,17 @@ CASE(test_same_bytes)
                                          "turboquant-4:rotate=hadamard",
                                          "turboquant-4:scale=norm,rotate=hadamard",
                                          "turboquant-4:rotate=none",
-                                         "octopus-2:rotate=hadamard",
+                                         "trellis-2:rotate=hadamard",
+                                         "trellis-3:rotate=hadamard",
+                                         "trellis-4:rotate=hadamard",
+                                         "trellis-4:rotate=none,scale=norm" };
+    check_same_bytes(specs, sizeof specs / sizeof *specs);
+}
+
+/* Cases of kernels of any head_dim, groups and chunks (src/cuda/any) have names from "any_" on. */
+CASE(any_chunks)
+{
+    static const char *const specs[] = { "octopus-2:rotate=hadamard",
                                          "octopus-3:rotate=hadamard",
                                          "octopus-4:rotate=hadamard",
                                          "octopus-4:rotate=none,scale=norm",
@@ -293,33 +331,8 @@ CASE(test_same_bytes)
                                          "octopus-2:rotate=hadamard,round=full",
                                          "hqmq-s96r4",
                                          "hqmq-s192r6:rotate=hadamard",
-                                         "hqmq-s96r4:book=random,scale=norm",
-                                         "trellis-2:rotate=hadamard",
-                                         "trellis-3:rotate=hadamard",
-                                         "trellis-4:rotate=hadamard",
-                                         "trellis-4:rotate=none,scale=norm" };
-    static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
-    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (size_t i = small_tests() ? 3 * (s % 2) : 0; i < (small_tests() ? 3 * (s % 2) + 1 : 4);
-             i++) {
-            if (dims[i] == 96 && strcmp(specs[s], "bdr-4:block=64") == 0)
-                continue; /* 64 does not divide 96 */
-            for (int order = small_tests() ? (int)(s % 3) : 0;
-                 order < (small_tests() ? (int)(s % 3) + 1 : 3); order++) {
-                append_case c = { specs[s],
-                                  dims[i],
-                                  counts[(s + i + (size_t)order) % 4],
-                                  (kvant_cuda_type)((s + i + (size_t)order) % 3),
-                                  order,
-                                  (s + i) % 3 == 0,
-                                  0 };
-                if (order == 2)
-                    c.n_tokens = BLOCKS;
-                if (small_tests() && c.n_tokens > 80)
-                    c.n_tokens = 80;
-                run_append(&c);
-            }
-        }
+                                         "hqmq-s96r4:book=random,scale=norm" };
+    check_same_bytes(specs, sizeof specs / sizeof *specs);
 }
 
 /* Many rows of a trellis: a warp searches one row or four rows at once. A thread block has 4, 8, 16
@@ -331,20 +344,27 @@ CASE(test_many_rows)
     static const uint32_t dims[] = { 128, 64, 96 };
     static const struct {
         uint32_t n_tokens, heads;
-    } shapes[] = { { 70, 3 },
-                   { 150, 3 },
-                   { BLOCKS * 64 - 37, 1 },
-                   { BLOCKS * 64 - 37, 4 },
-                   { BLOCKS * 64 - 37, MOST_HEADS } };
-    for (size_t s = 0; s < (small_tests() ? 1 : 3); s++)
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-            for (int order = 0; order < 2; order++)
-                run_append(&(append_case){ specs[s], dims[s], shapes[i].n_tokens, KVANT_CUDA_BF16,
-                                           order, s == 1, shapes[i].heads });
+        bool sparse, quick;
+    } shapes[] = { { 70, 3, false, true },
+                   { 150, 3, true, true },
+                   { BLOCKS * 64 - 37, 1, true, true },
+                   { BLOCKS * 64 - 37, 4, true, true },
+                   { BLOCKS * 64 - 37, MOST_HEADS, true, true },
+                   { 150, 3, false, false },
+                   { BLOCKS * 64 - 37, 1, false, false },
+                   { BLOCKS * 64 - 37, 4, false, false },
+                   { BLOCKS * 64 - 37, MOST_HEADS, false, false } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int order = 0; order < 2; order++)
+            for (size_t s = 0; s < 3; s++)
+                if (!small_tests() || (shapes[i].quick && s == i % 3 && (size_t)order == i / 3 % 2))
+                    run_append(&(append_case){ specs[s], dims[s], shapes[i].n_tokens,
+                                               KVANT_CUDA_BF16, order, s == 1, shapes[i].heads,
+                                               shapes[i].sparse });
 }
 
-/* Kernels of any head_dim and of any groups (src/cuda/any). */
-CASE(test_any)
+/* Any head_dim and any groups. */
+CASE(any_head_dims)
 {
     static const struct {
         const char *spec;
@@ -384,14 +404,15 @@ CASE(test_any)
                                     (kvant_cuda_type)((s + i) % 3),
                                     (int)((s + i) % 3),
                                     (s + i) % 4 == 0,
-                                    0 };
+                                    0,
+                                    false };
             if (dims[i] <= cases[s].most)
                 run_append(&c);
         }
 }
 
 /* The general form (src/cuda/any/general.h). */
-CASE(test_families)
+CASE(any_families)
 {
     static const char *const specs[] = {
         "f32",
@@ -414,21 +435,14 @@ CASE(test_families)
              i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
             run_append(&(append_case){
                 specs[s], dims[i], (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
-                (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0, 0 });
+                (kvant_cuda_type)((s + i) % 3), (int)((s + i) % 3), (s + i) % 4 == 0, 0, false });
 }
 
 /* Bytes around a written token do not change: pages of 0xa5 keep every bit that does not belong to
  * the token. */
-CASE(test_keeps_neighbours)
+static void check_neighbours(const char *const *specs, size_t n_specs)
 {
-    static const char *const specs[] = {
-        "int-4",        "int-8",
-        "turboquant-3", "octopus-2",
-        "octopus-4",    "hqmq-s96r4",
-        "hqmq-s192r6",  "trellis-3",
-        "trellis-4",    PAPERS("polar-3", "turboquant-3:qjl", "hqmq-s96r4:med3", )
-    };
-    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
+    for (size_t s = 0; s < n_specs; s++) {
         test_cache cache;
         cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0xa5);
         float rows[2][128];
@@ -447,19 +461,33 @@ CASE(test_keeps_neighbours)
                                         .slots = gpu_slots };
         args.v = cache_rows(&cache, KVANT_ROLE_V, gpu_rows);
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
-        compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false, 0 });
+        compare_pools(&cache,
+                      &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false, 0, false });
         cudaFree(gpu_rows);
         cudaFree(gpu_slots);
         cache_close(&cache);
     }
 }
 
-CASE(test_refused_rows)
+CASE(test_keeps_neighbours)
 {
-    static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4",
+    static const char *const specs[] = { "int-4", "int-8", "turboquant-3", "trellis-3",
                                          "trellis-4" };
+    check_neighbours(specs, sizeof specs / sizeof *specs);
+}
+
+CASE(any_keeps_neighbours)
+{
+    static const char *const specs[] = { "octopus-2", "octopus-4", "hqmq-s96r4", "hqmq-s192r6",
+                                         PAPERS("polar-3", "turboquant-3:qjl",
+                                                "hqmq-s96r4:med3", ) };
+    check_neighbours(specs, sizeof specs / sizeof *specs);
+}
+
+static void check_refused_rows(const char *const *specs, size_t n_specs)
+{
     static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };
-    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+    for (size_t s = 0; s < n_specs; s++)
         for (size_t i = 0; i < 5; i++) {
             test_cache cache;
             cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0);
@@ -488,12 +516,25 @@ CASE(test_refused_rows)
             device_read(&refused, gpu_refused, sizeof refused);
             assert_int_equal(refused, status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE
                                                                        : KVANT_CUDA_ROW_RANGE);
-            compare_pools(&cache, &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false, 0 });
+            compare_pools(&cache,
+                          &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false, 0, false });
             cudaFree(gpu_rows);
             cudaFree(gpu_slots);
             cudaFree(gpu_refused);
             cache_close(&cache);
         }
+}
+
+CASE(test_refused_rows)
+{
+    static const char *const specs[] = { "int-4", "turboquant-4", "turboquant-6", "trellis-4" };
+    check_refused_rows(specs, sizeof specs / sizeof *specs);
+}
+
+CASE(any_refused_rows)
+{
+    static const char *const specs[] = { "octopus-4", "hqmq-s96r4" };
+    check_refused_rows(specs, sizeof specs / sizeof *specs);
 }
 
 RUN_CASES_ON_GPU(NULL, NULL)

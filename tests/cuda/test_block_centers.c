@@ -383,7 +383,7 @@ CASE(test_stored_rows)
                                          "trellis-4:transform=file" };
     static const uint32_t tokens[] = { 1, 8, TOKENS };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (int i = 0; i < 12; i++)
+        for (int i = small_tests() ? (int)s : 0; i < 12; i += small_tests() ? 5 : 1)
             check_stored(&(stored_case){ .spec = specs[s],
                                          .open = i % 2 == 1,
                                          .values = i % 4 < 2,
@@ -449,7 +449,7 @@ CASE(test_ragged_pages)
 /* As many query rows as in a prefill. */
 CASE(test_many_rows)
 {
-    static const int32_t lengths[] = { 1500 };
+    const int32_t lengths[] = { small_tests() ? 500 : 1500 };
     for (uint32_t i = 0; i < 3; i++) {
         const pages_case c = { .shape = &shapes[i == 0   ? 3
                                                 : i == 1 ? 1

@@ -1,8 +1,10 @@
 /* test_calibrated.c - codecs of a calibration on the GPU: centre, scale and matrix of each kv head.
  * Append and seal write the CPU's bytes, and decoding gives the CPU's numbers.
  * test_calibrated_attention.c tests queries and attention. */
+#ifndef CALIBRATED_TOKENS
 /* A thread block of append_trellis.cu then has several whole pages. */
 #define CALIBRATED_TOKENS 4500
+#endif
 #include "calibrated_roles.h"
 
 static uint8_t *page_of(uint8_t *pool, size_t page_bytes, uint32_t block, uint32_t h)
@@ -131,39 +133,107 @@ static void check_pages(const char *spec, uint32_t d, kvant_role role,
     free(rows);
 }
 
+typedef struct page_case {
+    const char *spec;
+    kvant_role role;
+} page_case;
+
+/* Checks each case with each head_dim, or with one of them if the tests are small. */
+static void check_cases(const page_case *cases, size_t n_cases, const uint32_t *dims, size_t n_dims)
+{
+    for (size_t i = 0; i < n_dims; i++) {
+        kvant_calibration *calibration = calibrate_fixed(dims[i]);
+        assert_non_null(calibration);
+        for (size_t s = 0; s < n_cases; s++)
+            if (!small_tests() || s % n_dims == i)
+                check_pages(cases[s].spec, dims[i], cases[s].role, calibration);
+        kvant_calibration_free(&calibration);
+    }
+}
+
+static const page_case cases[] = {
+    { "trellis-4:transform=file", KVANT_ROLE_K },
+    { "trellis-3:transform=file", KVANT_ROLE_K },
+    { "turboquant-4:transform=file", KVANT_ROLE_K },
+    { "turboquant-3:transform=diagonal,rotate=hadamard", KVANT_ROLE_K },
+    { "turboquant-6:transform=file", KVANT_ROLE_K },
+    { "int-4:transform=file", KVANT_ROLE_K },
+    { "int-4:transform=diagonal", KVANT_ROLE_K },
+    { "bdr-8:transform=file", KVANT_ROLE_K },
+    { "bdr-4:transform=diagonal", KVANT_ROLE_K },
+    { "trellis-2:transform=diagonal,rotate=hadamard", KVANT_ROLE_K },
+    { "int-4:center=file,norm=file", KVANT_ROLE_K },
+    { "turboquant-4:center=file,norm=file,rotate=hadamard", KVANT_ROLE_V },
+    { "trellis-4:center=file,rotate=hadamard", KVANT_ROLE_V },
+};
+enum { N_CASES = sizeof cases / sizeof *cases };
+
 CASE(bytes_are_those_of_the_cpu)
 {
+    static const uint32_t dims[] = { 64, 96, 128, 256 };
+    check_cases(cases, N_CASES, dims, 4);
+}
+
+/* Kernels of src/cuda/any append these. */
+CASE(any_bytes_are_those_of_the_cpu)
+{
     static const uint32_t dims[] = { 64, 96, 128, 256, 80, 192 };
-    static const struct {
-        const char *spec;
-        kvant_role role;
-    } cases[] = {
-        { "trellis-4:transform=file", KVANT_ROLE_K },
-        { "trellis-3:transform=file", KVANT_ROLE_K },
-        { "turboquant-4:transform=file", KVANT_ROLE_K },
-        { "turboquant-3:transform=diagonal,rotate=hadamard", KVANT_ROLE_K },
-        { "turboquant-6:transform=file", KVANT_ROLE_K },
-        { "int-4:transform=file", KVANT_ROLE_K },
-        { "int-4:transform=diagonal", KVANT_ROLE_K },
-        { "bdr-8:transform=file", KVANT_ROLE_K },
-        { "bdr-4:transform=diagonal", KVANT_ROLE_K },
-        { "trellis-2:transform=diagonal,rotate=hadamard", KVANT_ROLE_K },
-        { "int-4:center=file,norm=file", KVANT_ROLE_K },
-        { "trellis-4:center=file,rotate=hadamard", KVANT_ROLE_V },
-        { "turboquant-4:center=file,norm=file,rotate=hadamard", KVANT_ROLE_V },
+    static const page_case any_cases[] = {
         { "kivi-2:transform=file", KVANT_ROLE_K },
         { "octopus-3:transform=file", KVANT_ROLE_K },
         { "hqmq-s96r4:transform=diagonal", KVANT_ROLE_K },
         { "hqmq-s96r4:order=halves", KVANT_ROLE_K }, /* its matrix needs no calibration */
         { "int-4:group=32,order=dealt", KVANT_ROLE_K },
     };
-    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
-        kvant_calibration *calibration = calibrate_fixed(dims[i]);
-        assert_non_null(calibration);
-        for (size_t s = 0; s < sizeof cases / sizeof *cases; s++)
-            check_pages(cases[s].spec, dims[i], cases[s].role, calibration);
-        kvant_calibration_free(&calibration);
+    check_cases(any_cases, sizeof any_cases / sizeof *any_cases, dims, 6);
+    check_cases(cases, N_CASES, dims + 4, 2);
+}
+
+/* Appends keys and values of n tokens, from `first` on, in one call. */
+static void append_both(const role_cache *c, float *const *rows, uint32_t first, uint32_t n)
+{
+    void *gpu_rows[2];
+    int64_t slots[TOKENS];
+    const size_t width = HEADS * c[0].d;
+    for (int r = 0; r < 2; r++)
+        gpu_rows[r] = device_copy(rows[r] + first * width, n * width * sizeof(float));
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = first + i;
+    void *gpu_slots = device_copy(slots, n * sizeof *slots);
+    const kvant_cuda_kernel_append_args args = { .size = sizeof args,
+                                                 .n_tokens = n,
+                                                 .n_kv_heads = HEADS,
+                                                 .slots = gpu_slots,
+                                                 .k = gpu_rows_of(&c[0], gpu_rows[0], false),
+                                                 .v = gpu_rows_of(&c[1], gpu_rows[1], false) };
+    assert_int_equal(kvant_cuda_kernel_append(&args, NULL), KVANT_OK);
+    cudaFree(gpu_slots);
+    cudaFree(gpu_rows[0]);
+    cudaFree(gpu_rows[1]);
+}
+
+/* One kernel then appends rows with a matrix and rows without one. */
+CASE(values_next_to_a_matrix)
+{
+    static const char *const specs[] = { "turboquant-6:transform=file",
+                                         "turboquant-6:rotate=hadamard" };
+    static const uint32_t ends[] = { 1, 41, TOKENS };
+    kvant_calibration *calibration = calibrate_fixed(128);
+    role_cache c[2];
+    float *rows[2];
+    for (int r = 0; r < 2; r++) {
+        role_open(&c[r], specs[r], 128, (kvant_role)r, calibration);
+        rows[r] = make_rows(128);
+        encode_on_cpu(&c[r], rows[r]);
     }
+    for (uint32_t i = 0, first = 0; i < sizeof ends / sizeof *ends; first = ends[i++])
+        append_both(c, rows, first, ends[i] - first);
+    for (int r = 0; r < 2; r++) {
+        compare(&c[r], "both roles", c[r].pool, c[r].gpu_pool, c[r].page_bytes);
+        role_close(&c[r]);
+        free(rows[r]);
+    }
+    kvant_calibration_free(&calibration);
 }
 
 /* Rows with NaNs, or with numbers beyond fp16 after the transform, leave no trace. Their neighbours

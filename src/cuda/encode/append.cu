@@ -129,10 +129,8 @@ static cudaError_t launch(const Args &p, uint32_t head_dim, int n_roles, int n_k
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         dim3 grid = grid_of(p, n_roles, n_kv_heads);
-        if (!p.listed) {
-            append_kernel<D, Levels_, Args><<<grid, WARPS * 32, 0, stream>>>(p);
-            return cudaGetLastError();
-        }
+        if (!p.listed)
+            return launch_kernel(append_kernel<D, Levels_, Args>, grid, WARPS * 32, 0, stream, p);
         if (p.n_tokens == 0)
             return cudaSuccess;
         grid.x = std::min(grid.x, LIST_BLOCKS);

@@ -211,8 +211,8 @@ static cudaError_t launch_parts(void (*kernel)(Parameters...), uint32_t d, uint3
     const cudaError_t error = allow_shared((const void *)kernel, (int)bytes);
     if (error != cudaSuccess)
         return error;
-    kernel<<<dim3(d / n, n_kv_heads, n_layers), threads, bytes, stream>>>(arguments...);
-    return cudaGetLastError();
+    return launch_kernel(kernel, dim3(d / n, n_kv_heads, n_layers), threads, bytes, stream,
+                         arguments...);
 }
 
 static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_wide_rotation &rotation,
@@ -220,10 +220,8 @@ static cudaError_t rotate_matrix(const void *compact, const kvant_cuda_wide_rota
                                  cudaStream_t stream)
 {
     return with_room(d, [&](auto p) {
-        constexpr int P = decltype(p)::value;
-        expand_kernel<P>
-            <<<dim3((d + 7) / 8, n_kv_heads), 256, 0, stream>>>(compact, rotation, d, matrix);
-        return cudaGetLastError();
+        return launch_kernel(expand_kernel<decltype(p)::value>, dim3((d + 7) / 8, n_kv_heads), 256,
+                             0, stream, compact, rotation, d, matrix);
     });
 }
 
@@ -296,7 +294,7 @@ kvant_status kvant_cuda_table_place_centers(const kvant_cuda_place_centers_args 
                                   (args->one.key_center && !args->one.compact)))
         return KVANT_ERR_ARGUMENT;
     const dim3 grid(args->n_kv_heads, std::max(args->n_layers, 1u));
-    center_kernel<<<grid, args->codec->params.head_dim, 0, static_cast<cudaStream_t>(stream)>>>(
-        args->one, args->n_layers > 0 ? args->layers : nullptr, args->codec->rotation);
-    return from_cuda(cudaGetLastError());
+    return from_cuda(launch_kernel(
+        center_kernel, grid, args->codec->params.head_dim, 0, static_cast<cudaStream_t>(stream),
+        args->one, args->n_layers > 0 ? args->layers : nullptr, args->codec->rotation));
 }

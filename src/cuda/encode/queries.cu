@@ -411,10 +411,9 @@ cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t n_
 {
     const uint32_t rows = args.batch * args.n_matrices;
     const dim3 grid(groups_of(args), n_kv_heads, rows);
-    if (!kvant_cuda_knows(head_dim)) {
-        queries_any_kernel<<<dim3(n_kv_heads * args.heads_a_kv, rows), head_dim, 0, stream>>>(args);
-        return cudaGetLastError();
-    }
+    if (!kvant_cuda_knows(head_dim))
+        return launch_kernel(queries_any_kernel, dim3(n_kv_heads * args.heads_a_kv, rows), head_dim,
+                             0, stream, args);
     const bool few = (uint64_t)grid.x * grid.y * grid.z <= 256;
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS,

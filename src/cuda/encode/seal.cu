@@ -134,8 +134,7 @@ cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_
 {
     dim3 grid(args.n_tokens / PAGE_TOKENS, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {
-        seal_kernel<decltype(d)::value><<<grid, SEAL_THREADS, 0, stream>>>(args);
-        return cudaGetLastError();
+        return launch_kernel(seal_kernel<decltype(d)::value>, grid, SEAL_THREADS, 0, stream, args);
     });
 }
 

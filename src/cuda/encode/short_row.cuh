@@ -93,17 +93,19 @@ template <int D> struct Known {
             gain = book.gain, middle = book.middle; /* values follow */
     }
 
+    template <class... T> KVANT_INLINE static void hold_all(T &...members)
+    {
+        (kvant::hold(members), ...);
+    }
+
     /* The compiler does not put off loads beyond this. */
     KVANT_INLINE void hold()
     {
-        asm volatile(""
-                     : "+l"(block_stride), "+l"(head_stride), "+r"(bits), "+r"(keys),
-                       "+r"(metadata), "+r"(symmetric), "+r"(unbiased), "+r"(rotation.block));
-        asm volatile(""
-                     : "+f"(levels), "+f"(offset), "+f"(inverse_sqrt_dim), "+f"(entry), "+f"(slope),
-                       "+f"(gain), "+f"(middle), "+f"(rotation.scale));
+        hold_all(block_stride, head_stride, bits, keys, metadata, symmetric, unbiased,
+                 rotation.block);
+        hold_all(levels, offset, inverse_sqrt_dim, entry, slope, gain, middle, rotation.scale);
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-            asm volatile("" : "+r"(rotation.signs[j]));
+            kvant::hold(rotation.signs[j]);
     }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../layout.cuh"
+#include "../ptx.cuh"
 #include "../rotate.cuh"
 
 namespace kvant
@@ -57,8 +58,7 @@ template <int D, bool KEYS> struct TokenWords {
             const int log = log_of(left);
             unrolled_for (int k = 0; k < PER_LANE; k += FEW)
                 if (k + mine < PER_LANE)
-                    asm volatile(
-                        "prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
+                    prefetch_line(words + place_of(log, k + mine).word, 0);
             words += size_of(log);
             left -= 1 << log;
         }

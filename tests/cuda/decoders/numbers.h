@@ -144,7 +144,7 @@ inline uint16_t __bfloat16_as_ushort(uint16_t x)
 }
 inline uint16_t __float2bfloat16_rn(float x)
 {
-    return (uint16_t)(kvant_float_bits(x) >> 16); /* not used */
+    return kvant_bf16_from_float(x);
 }
 inline float __uint_as_float(uint32_t x)
 {

@@ -126,6 +126,9 @@ static inline uint8_t *host_page(const kvant_cuda_pages *pages, int64_t block, u
     return (uint8_t *)pages->base + (size_t)block * pages->block_stride + head * pages->head_stride;
 }
 
+/* The table of the mock, with what host_control asks for. */
+kvant_cuda_table *host_table(void);
+
 /* A function of the table has the name of its member. */
 #define HOST_DECLARE(result, name, parameters) result host_##name parameters;
 KVANT_CUDA_TABLE_FUNCTIONS(HOST_DECLARE)

@@ -151,9 +151,7 @@ kvant_status host_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info
     return kvant_cuda_table_codec_get_info(codec, info);
 }
 
-KVANT_API kvant_cuda_table_get_fn kvant_cuda_table_get;
-
-const kvant_cuda_table *kvant_cuda_table_get(void)
+kvant_cuda_table *host_table(void)
 {
     static kvant_cuda_table table = { .size = sizeof table,
                                       .info_bytes = sizeof(kvant_codec_info),

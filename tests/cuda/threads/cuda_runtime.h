@@ -1,77 +1,80 @@
-/* cuda_runtime.h - the parts of CUDA that src/cuda/learn uses, in a C++ program: every thread of a
- * block is a context, and blocks run one after another.
+/* cuda_runtime.h - the parts of CUDA that src/cuda/encode and src/cuda/learn use, in a C++ program:
+ * every thread of a block is a context, and blocks run one after another.
  *
  * A warp runs until it waits for other warps, and a thread until it waits for its warp. The first
  * thread of a block runs first in every other block, and last in the blocks between. So a thread
  * that does not wait for a number reads a wrong one in one block or the other, and results are not
- * those of the CPU. */
+ * those of the CPU. A kernel that hangs ends the program (threads.cpp).
+ *
+ * launches.h has the functions of the computer, ../decoders/numbers.h the functions of numbers. */
 #pragma once
 
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
+#include "../decoders/numbers.h"
 
 #define __CUDACC__
-#define __host__
-#define __device__
 #define __global__
-#define __shared__ static
 #define __grid_constant__
-#define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+/* The contexts of a block are in a thread of the computer, which begins with zeros here. Unlike
+ * `static`, this can follow `extern`. */
+#define __shared__ thread_local
+
+struct ushort2 {
+    uint16_t x, y;
+};
+inline ushort2 make_ushort2(uint16_t x, uint16_t y)
+{
+    return { x, y };
+}
 
 struct dim3 {
     unsigned x, y, z;
-    dim3(unsigned nx, unsigned ny = 1, unsigned nz = 1) : x(nx), y(ny), z(nz)
+    dim3(unsigned nx = 1, unsigned ny = 1, unsigned nz = 1) : x(nx), y(ny), z(nz)
     {
     }
 };
-struct float4 {
-    float x, y, z, w;
-};
+extern dim3 threadIdx, blockIdx, gridDim, blockDim;
 
-enum cudaError_t {
-    cudaSuccess,
-    cudaErrorNotSupported,
-    cudaErrorNoDevice,
-    cudaErrorInsufficientDriver
-};
-using cudaStream_t = void *;
+/* ---- a block ---- */
 
-extern dim3 threadIdx, blockIdx, gridDim;
-
-/* Waits for the threads of the block, or of the warp. */
+/* Waits for the threads of the block that have not ended, or for all threads of the warp. */
 void __syncthreads();
 void __syncwarp();
 
-/* The 64 bits that a lane of the warp passes. */
-uint64_t exchange(uint64_t own, int lane);
-
-template <class T> T __shfl_sync(unsigned, T own, int lane)
+/* How many threads of the block pass true. */
+int __syncthreads_count(bool own);
+inline bool __syncthreads_or(bool own)
 {
-    union {
-        uint64_t bits;
-        T number;
-    } x = {};
-    x.number = own;
-    x.bits = exchange(x.bits, lane);
-    return x.number;
+    return __syncthreads_count(own) > 0;
 }
-template <class T> T __shfl_xor_sync(unsigned mask, T own, int width)
+inline bool __syncthreads_and(bool own)
 {
-    return __shfl_sync(mask, own, (int)threadIdx.x % 32 ^ width);
+    return __syncthreads_count(!own) == 0;
 }
-bool __all_sync(unsigned, bool own);
 
-/* Runs a kernel for each thread of each block; `call` calls it. */
-void run_blocks(dim3 grid, unsigned threads, void (*call)(const void *kernel, void **parameters),
-                const void *kernel, void **parameters);
+/* ---- a warp ---- */
 
-/* learn_threads.cpp, which knows the arguments of kernels. */
-cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 threads, void **parameters, size_t,
-                             cudaStream_t);
+constexpr int LANES = 32, MOST_EXCHANGED = 64;
 
-inline cudaError_t cudaGetLastError()
+/* Memory for what the lanes of the warp pass each other. It stays theirs until the exchange after
+ * the next one. */
+void *exchange_room();
+
+template <class T, class F> auto exchanged(const T &own, F &&of)
 {
-    return cudaSuccess;
+    static_assert(sizeof own <= MOST_EXCHANGED, "room for what a lane passes");
+    T *const all = static_cast<T *>(exchange_room());
+    all[threadIdx.x % LANES] = own;
+    __syncwarp();
+    return of([all](int lane) -> const T & { return all[lane]; });
 }
+
+inline int own_lane()
+{
+    return (int)threadIdx.x % LANES;
+}
+
+#include "../decoders/instructions.h"
+#include "kernel_numbers.h"
+#include "launches.h"

@@ -1,0 +1,12 @@
+/* append_trellis_threads.cpp - the kernels of append_trellis.cu, with every thread of a block as a
+ * context (cuda_runtime.h). */
+#include "cuda_runtime.h"
+
+#include "encode/append_trellis.cu"
+
+using namespace kvant;
+
+static const bool added = add_head_dims([](auto d) {
+    constexpr int D = decltype(d)::value;
+    return add_kernels(append_trellis_kernel<D>);
+});

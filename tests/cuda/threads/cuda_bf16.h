@@ -1,0 +1,1 @@
+#include "cuda_runtime.h" /* bfloat16 is in ../decoders/numbers.h */
