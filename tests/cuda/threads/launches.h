@@ -39,6 +39,7 @@ inline cudaError_t cudaDriverGetVersion(int *version)
 constexpr int MULTIPROCESSORS = 3, MOST_SHARED = 227 << 10;
 enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = MOST_SHARED,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 228 << 10,
     cudaDevAttrMultiProcessorCount = MULTIPROCESSORS
 };
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
