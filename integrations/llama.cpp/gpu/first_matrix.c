@@ -556,7 +556,9 @@ static bool lesson_of_batch(kvp_gpu_backend *b, const abi_tensor *node,
     return lesson->positions != NULL;
 }
 
-bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values)
+/* Whether tokens of a batch differ enough to learn from. The first layer that asks examines them
+ * for all layers. values: the node that stores its values, or NULL. */
+static bool tokens_differ(kvp_gpu_backend *b, const abi_tensor *values)
 {
     abi_tensor copy = { 0 };
 
@@ -578,7 +580,7 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
     bool ok;
 
     if (node->src[0]->ne[1] < (int64_t)KVANT_LEARN_ROWS || cells->learner == NULL ||
-        cells->learner->begun || !kvp_gpu_tokens_differ(b, values))
+        cells->learner->begun || !tokens_differ(b, values))
         return true;
     attention = attention_of(b->graph, node);
     ok = (attention == NULL || kvp_gpu_queries_keep(b, attention)) &&
