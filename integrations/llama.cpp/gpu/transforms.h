@@ -236,11 +236,13 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
  *
  * `kvp_gpu_can_shift`: whether keys of a layer can move by getting other transforms.
  * `kvp_gpu_shift_matrices` computes the matrices of keys that moved, after a shift or after a
- * change of the matrices that they are made of. `kvp_gpu_shift_mixed` moves keys that move by
+ * change of the matrices that they are made of. It needs no more memory after
+ * `kvp_gpu_shift_reserve`, and overwrites the batch room. `kvp_gpu_shift_mixed` moves keys that move by
  * another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that moved
  * once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free` frees
  * the matrices, when no work uses them any more. */
 bool kvp_gpu_can_shift(const kvp_gpu_cells *cells);
+bool kvp_gpu_shift_reserve(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_mixed(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
