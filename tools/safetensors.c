@@ -108,6 +108,8 @@ static bool open_beside(safetensors *s, const char *path)
     if (kvant_os_begin(path, s->beside, sizeof s->beside, &s->fd))
         return true;
     s->fd = -1;
+    if (errno == EBUSY)
+        return complain("cannot write %s: another process or thread is writing it", path);
     return complain("cannot write to the folder of %s: %s", path, strerror(errno));
 }
 

@@ -1,17 +1,23 @@
-/* learn.c - see learn.h. It owns no memory but a table of hashes during a call. */
+/* learn.c - see learn.h. It owns no memory but a table of signs during a call. */
 #include "learn.h"
 
 #include <stdlib.h>
 
 #include "../base/alloc.h"
-#include "../base/fnv.h"
 
 /* Which rows */
 
 /* The squared lengths of rows, sorted, have a median gap. In ordinary text it is more than this
  * part of the median length; in a text that repeats a few tokens it is less. */
 #define FEWEST_GAP 5e-4
-#define LEAST_DIFFERENT 192u /* tokens of 1024. Text has at least twice as many */
+/* Rows of 1024 that differ, at least. Prose has twice as many. Code and tables have 225 and more. */
+#define LEAST_DIFFERENT 192u
+/* Two values are alike if at most one sign of this many differs, so that the angle between them is
+ * below 22 degrees. Half of the signs of unrelated values differ. In the first layer, signs of equal
+ * tokens are equal. In later layers they also depend on the tokens before: of a word that repeats,
+ * none of 128 differs, and of a repeated phrase a few do. With a larger part, values of text in a
+ * layer where they have a common direction would look alike. */
+#define SIGNS_PER_DIFFERENCE 8u
 
 static int compare_lengths(const void *a, const void *b)
 {
@@ -31,33 +37,77 @@ bool kvant_learn_lengths_are_alike(double *lengths, uint32_t n)
     return lengths[n / 2] < FEWEST_GAP * middle;
 }
 
-static int compare_hashes(const void *a, const void *b)
+/* Rows of values: floats, or halves if there are no floats. */
+typedef struct value_rows {
+    const float *floats;
+    const uint16_t *halves;
+    size_t stride, n, width;
+} value_rows;
+
+typedef struct signs {
+    uint64_t words[KVANT_LEARN_SIGNS / 64];
+} signs;
+
+#define NEGATIVE_ZERO 0x8000u /* the bits of a half; those of negative numbers are larger */
+
+static signs signs_of(const value_rows *rows, size_t i)
 {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+    signs s = { { 0 } };
+    for (size_t j = 0, at = i * rows->stride; j < rows->width; j++, at++) {
+        const uint64_t negative =
+            rows->floats ? rows->floats[at] < 0 : rows->halves[at] > NEGATIVE_ZERO;
+        s.words[j / 64] |= negative << j % 64;
+    }
+    return s;
 }
 
-static uint64_t hash_of_signs(const float *value, size_t width)
+/* Adds up bits in parallel: of pairs, of four, of bytes, then of all bytes. */
+static uint32_t count_bits(uint64_t x)
 {
-    uint64_t hash = KVANT_FNV_START;
-    for (size_t j = 0; j < width && j < KVANT_LEARN_SIGNS; j++)
-        hash = kvant_fnv1a(hash, &(uint8_t){ value[j] < 0 }, 1);
-    return hash;
+    x -= x >> 1 & 0x5555555555555555;
+    x = (x & 0x3333333333333333) + (x >> 2 & 0x3333333333333333);
+    x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0f;
+    return (uint32_t)(x * 0x0101010101010101 >> 56);
+}
+
+static bool is_among(const signs *seen, size_t n, const signs *s, uint32_t most)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t different = 0;
+        for (size_t w = 0; w < KVANT_LEARN_SIGNS / 64; w++)
+            different += count_bits(seen[i].words[w] ^ s->words[w]);
+        if (different <= most)
+            return true;
+    }
+    return false;
+}
+
+/* Stops as soon as enough rows differ. That is after a third of a text's rows. */
+static bool are_alike(value_rows rows)
+{
+    const size_t least = (rows.n * LEAST_DIFFERENT + 1023) / 1024;
+    signs *seen = kvant_alloc(least + 1, sizeof *seen);
+    size_t n_seen = 0;
+    if (!seen)
+        return false;
+    rows.width = rows.width < KVANT_LEARN_SIGNS ? rows.width : KVANT_LEARN_SIGNS;
+    for (size_t i = 0; i < rows.n && n_seen < least; i++) {
+        seen[n_seen] = signs_of(&rows, i);
+        n_seen +=
+            !is_among(seen, n_seen, &seen[n_seen], (uint32_t)rows.width / SIGNS_PER_DIFFERENCE);
+    }
+    kvant_free(seen);
+    return n_seen < least;
 }
 
 bool kvant_learn_values_are_alike(const float *values, size_t stride, size_t n, size_t width)
 {
-    uint64_t *hashes = kvant_alloc(n + 1, sizeof *hashes);
-    size_t different = 0;
-    if (!hashes)
-        return false;
-    for (size_t i = 0; i < n; i++)
-        hashes[i] = hash_of_signs(values + i * stride, width);
-    qsort(hashes, n, sizeof *hashes, compare_hashes);
-    for (size_t i = 0; i < n; i++)
-        different += i == 0 || hashes[i] != hashes[i - 1];
-    kvant_free(hashes);
-    return different * 1024 < n * LEAST_DIFFERENT;
+    return are_alike((value_rows){ .floats = values, .stride = stride, .n = n, .width = width });
+}
+
+bool kvant_learn_halves_are_alike(const uint16_t *values, size_t stride, size_t n, size_t width)
+{
+    return are_alike((value_rows){ .halves = values, .stride = stride, .n = n, .width = width });
 }
 
 void kvant_learn_assume_queries(float *x, size_t n)

@@ -31,12 +31,13 @@
 
 /* Whether tokens are too much alike to learn a transform for all later rows from. `lengths`: the
  * squared lengths of n rows; RoPE rotates a token's key but keeps its length. The call changes
- * them. `values`: rows of the first layer, which makes a token's value of the token alone, or
- * nearly so; false without memory. */
+ * them. `values`: rows of one layer as floats or as halves, which RoPE does not rotate. Any layer
+ * will do. False without memory. */
 bool kvant_learn_lengths_are_alike(double *lengths, uint32_t n);
 bool kvant_learn_values_are_alike(const float *values, size_t stride, size_t n, size_t width);
+bool kvant_learn_halves_are_alike(const uint16_t *values, size_t stride, size_t n, size_t width);
 
-/* How many channels of a value the call above looks at. Their signs tell tokens apart. */
+/* How many channels of a value these calls look at. Their signs tell tokens apart. */
 #define KVANT_LEARN_SIGNS 128u
 
 /* Fills x with random signs. They serve as queries where none came, as if all directions of queries

@@ -2,6 +2,7 @@
 the same tokens, and no half-written file after any end.
 """
 
+import fcntl
 import json
 import pathlib
 import resource
@@ -214,6 +215,15 @@ class Capture(unittest.TestCase):
             process.communicate(timeout=120)
             self.assertEqual(process.returncode, INTERRUPTED)
             self.assertEqual(list(path.parent.iterdir()), [])
+
+    def test_another_writer_is_named(self):
+        with tempfile.TemporaryDirectory() as name:
+            path = pathlib.Path(name) / "out.safetensors"
+            with open(f"{path}.kvant-part", "wb") as other:
+                fcntl.flock(other, fcntl.LOCK_EX)
+                done = run(*self.base, "-o", path, code=RUNTIME)
+            self.assertIn("another process or thread is writing it", done.stderr)
+            self.assertFalse(path.exists())
 
     def test_mistakes_are_named(self):
         broken = self.path.with_name("broken.gguf")

@@ -195,18 +195,39 @@ CASE(rows_of_others_are_not_lost)
 #define N_AFTER 400  /* tokens of the text after them */
 
 static bool repeats; /* sequence 0 has one token only */
-static int step;     /* of sequence 0 */
+static int step;     /* of sequence 0; 0: it is restored from a state of llama.cpp's own cache */
+
+static void decode_before(struct llama_context *context, int n_step)
+{
+    llama_token before[STEP];
+
+    for (int i = 0; i < N_BEFORE; i += n_step) {
+        for (int j = 0; j < n_step; j++)
+            before[j] = tokens[repeats ? 0 : i + j];
+        harness_decode(context, before, n_step, i, 0, false);
+    }
+}
+
+static void restore_before(struct llama_context *context)
+{
+    struct llama_context *stock = new_context(NULL, "0", 2);
+    size_t size;
+    uint8_t *state;
+
+    decode_before(stock, STEP);
+    state = harness_save_state(stock, &size);
+    assert_int_equal(llama_state_seq_set_data(context, state, size, 0), size);
+    free(state);
+    llama_free(stock);
+}
 
 /* A text in sequence 1, while sequence 0 stays. */
 static void a_text_after_another(struct llama_context *context, float *logits)
 {
-    llama_token before[STEP];
-
-    for (int i = 0; i < N_BEFORE; i += step) {
-        for (int j = 0; j < step; j++)
-            before[j] = tokens[repeats ? 0 : i + j];
-        harness_decode(context, before, step, i, 0, false);
-    }
+    if (step > 0)
+        decode_before(context, step);
+    else
+        restore_before(context);
     feed(context, N_BEFORE, N_AFTER, STEP, 0, 1, logits);
 }
 
@@ -250,6 +271,50 @@ CASE(one_repeated_token_teaches_nothing)
     assert_one_token_teaches_nothing("tiny", "auto", STEP);
     assert_one_token_teaches_nothing("tiny", "0", STEP);
     assert_one_token_teaches_nothing("tiny", "0", 20);
+}
+
+/* The logits of the text, if values learn or have codecs that cannot learn. */
+static float *with_values(const char *values)
+{
+    const harness_options options = { .spec = "int-8:center=none,norm=none",
+                                      .values = values,
+                                      .n_ctx = N_CTX,
+                                      .n_seq = 2,
+                                      .unified = true };
+    float *logits = harness_new_logits(N_AFTER);
+    struct llama_context *context;
+
+    setenv("KVANT_EXACT", "0", 1);
+    context = harness_context(&options);
+    a_text_after_another(context, logits);
+    llama_free(context);
+    return logits;
+}
+
+static bool values_learn(int tokens_of_step, bool of_one_token)
+{
+    float *learning, *other;
+    bool same;
+
+    step = tokens_of_step;
+    repeats = of_one_token;
+    learning = with_values("int-4:center=none,norm=first");
+    other = with_values("int-4:center=none,norm=none");
+    same = is_same(learning, other, N_AFTER);
+    free(learning);
+    free(other);
+    return !same;
+}
+
+/* Rows come in long steps, in short steps, or with a restored state. */
+CASE(values_learn_from_a_text_only)
+{
+    static const int steps[] = { STEP, 20, 0 };
+
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        assert_true(values_learn(steps[i], false));
+        assert_false(values_learn(steps[i], true));
+    }
 }
 
 static void a_shift(struct llama_context *context, float *logits)

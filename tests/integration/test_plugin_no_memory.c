@@ -144,8 +144,27 @@ static void drop(life *l)
     l->pos -= 30;
 }
 
+/* GPU memory: the mock's variable counts down to the allocation that fails. */
+static void fail_on_gpu(long at)
+{
+    char text[24];
+
+    snprintf(text, sizeof(text), "%ld", at);
+    setenv("KVANT_TEST_NO_MEMORY_AT", text, 1);
+}
+
+static long left_on_gpu(void)
+{
+    const long left = strtol(getenv("KVANT_TEST_NO_MEMORY_AT"), NULL, 10);
+
+    unsetenv("KVANT_TEST_NO_MEMORY_AT");
+    return left;
+}
+
 /* The caller frees the logits of 2 * N_STEPS tokens. failing: number of the allocation that fails;
  * 0: none. */
+static bool on_gpu; /* allocations of GPU memory fail */
+
 static life live(const char *spec, const char *exact, long failing)
 {
     const harness_options options = { .spec = spec, .n_ctx = N_CTX };
@@ -155,7 +174,10 @@ static life live(const char *spec, const char *exact, long failing)
     setenv("KVANT_EXACT", exact, 1);
     l.context = harness_context(&options);
     l.next = l.logits;
-    atomic_store(&until, failing);
+    if (on_gpu)
+        fail_on_gpu(failing);
+    else
+        atomic_store(&until, failing);
     decode(&l, N_PROMPT);
     steps(&l);
     drop(&l);
@@ -195,6 +217,33 @@ CASE(each_allocation_may_fail)
         free(l.logits);
     }
     print_message("%ld allocations, %d steps were refused\n", n, n_refused);
+    free(stock.logits);
+    free(plain.logits);
+    free(whole.logits);
+}
+
+/* The same for GPU memory. Contexts are made with all of the memory that they ask for then. */
+CASE(each_gpu_allocation_may_fail)
+{
+    enum { MOST = 1000000 };
+    life stock = live(NULL, "0", 0), plain = live("", "0", 0), whole;
+    const double kld = harness_mean_kld(stock.logits, plain.logits, 2 * N_STEPS);
+    long n;
+    int n_refused = 0;
+
+    on_gpu = true;
+    whole = live("", exact(), MOST);
+    n = MOST - left_on_gpu();
+    for (long failing = 1; failing <= n; failing++) {
+        life l = live("", exact(), failing);
+        const double now = harness_mean_kld(stock.logits, l.logits, 2 * N_STEPS);
+        n_refused += l.n_refused;
+        if (!(isfinite(now) && now <= 2 * kld + 1e-5))
+            fail_msg("GPU allocation %ld of %ld: KLD %g, compressed %g", failing, n, now, kld);
+        free(l.logits);
+    }
+    on_gpu = false;
+    print_message("%ld GPU allocations, %d steps were refused\n", n, n_refused);
     free(stock.logits);
     free(plain.logits);
     free(whole.logits);

@@ -29,6 +29,38 @@ CASE(repeated_tokens_are_alike)
     }
 }
 
+#define WIDTH 200 /* more channels than are looked at */
+#define N_VALUES 90
+
+/* Values of one kind are equal but for `n_signs` signs. Floats and halves say the same. */
+static bool values_are_alike(size_t n_kinds, size_t n_signs)
+{
+    static float values[N_VALUES * WIDTH];
+    static uint16_t halves[N_VALUES * WIDTH];
+    for (size_t i = 0; i < N_VALUES; i++)
+        for (size_t j = 0; j < WIDTH; j++) {
+            const size_t bit = (i % n_kinds * 0x9e3779b1u ^ j * 0x85ebca6bu) * 0xc2b2ae35u >> 16,
+                         first = i / n_kinds * n_signs;
+            const bool differs = j >= first && j < first + n_signs;
+            values[i * WIDTH + j] = (bit & 1) != differs ? -1.0f : 0.0f;
+            halves[i * WIDTH + j] = (bit & 1) != differs ? 0xbc00 : j % 2 ? 0x8000 : 0x3c00;
+        }
+    const bool alike = kvant_learn_values_are_alike(values, WIDTH, N_VALUES, WIDTH);
+    assert_int_equal(kvant_learn_halves_are_alike(halves, WIDTH, N_VALUES, WIDTH), alike);
+    return alike;
+}
+
+/* 17 of 90 values are 193 of 1024. Two values of a kind differ in at most 2 n_signs signs, of which
+ * 16 are an eighth of those that are looked at. */
+CASE(values_are_alike_if_few_signs_differ)
+{
+    assert_true(values_are_alike(1, 0));
+    assert_true(values_are_alike(16, 0));
+    assert_false(values_are_alike(17, 0));
+    assert_true(values_are_alike(10, 8));
+    assert_false(values_are_alike(10, 9));
+}
+
 /* The limits in the order in which they apply. */
 CASE(limits_depend_on_the_estimate)
 {

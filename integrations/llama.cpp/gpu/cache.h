@@ -173,6 +173,7 @@ typedef struct kvp_gpu_cells {
         kvp_gpu_memory numbers;
         kvp_gpu_lineage of;
     } moved[KVP_MOST_MOVED];
+    float *rotation; /* by which keys moved, while these matrices are made; NULL: no room */
     kvant_rope rope; /* the RoPE by which keys moved; size 0: no key moved */
     float frequencies[KVANT_MAX_HEAD_DIM / 2];
     /* the number of its cache's shifts in which its keys took part */

@@ -100,27 +100,35 @@ static void keep(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made)
     made->kept = NULL;
 }
 
-/* Makes the transform whose numbers are on the GPU the cells' transform. made: it was restored. */
-static bool take(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made)
+static bool has_starts(const kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
 {
-    const bool has_starts = made != NULL ? made->start != NULL : cells->learner->has_block_centers;
+    return made != NULL ? made->start != NULL : cells->learner->has_block_centers;
+}
 
-    if (!kvp_gpu_have_matrix_codecs(cells))
-        return false;
+/* All that a transform needs besides its numbers, so that nothing can lack memory once it is in
+ * force. */
+static bool prepare(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
+{
+    kvp_gpu_centers *centers = &cells->cache->buckets.centers;
+
+    centers->used = centers->used || (has_starts(cells, made) && !cells->uncentred);
+    return kvp_gpu_have_matrix_codecs(cells) && kvp_gpu_shift_reserve(cells) &&
+           kvp_gpu_buckets_upload(cells->cache, cells->gpu->stream);
+}
+
+/* Makes the transform whose numbers are on the GPU the cells' transform. made: it was restored. */
+static void take(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made)
+{
     kvp_gpu_use_transform(cells, (const kvant_codec *const[]){ cells->made, NULL });
     cells->codec = cells->codecs[1];
     cells->open_codec = cells->open_codecs[1];
     cells->learned = true;
-    cells->has_block_centers = has_starts && cells->center != NULL;
+    cells->has_block_centers = has_starts(cells, made) && cells->center != NULL;
     cells->learned_ids = made == NULL;
     if (made != NULL)
         keep(cells, made);
-    cells->cache->buckets.centers.used =
-        cells->cache->buckets.centers.used || cells->has_block_centers;
     if (!cells->in_place)
         atomic_fetch_add(&cells->gpu->epoch, 1); /* captured graphs do not have it */
-    return kvp_gpu_shift_matrices(cells) &&
-           kvp_gpu_buckets_upload(cells->cache, cells->gpu->stream);
 }
 
 static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to)
@@ -131,8 +139,8 @@ static bool copy_affine(const kvp_gpu_cells *cells, const float *from, float *to
 }
 
 /* Brings the numbers of a transform to the cells' arrays. made: a restored one; NULL: the
- * learner's. Also brings the centre and the scale that sealed keys have, which these numbers
- * replace. */
+ * learner's. They replace the centre and the scale that sealed keys have, so these become the
+ * transform KVP_PLAIN first. */
 static bool bring(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
 {
     const size_t width = kvp_gpu_width(cells);
@@ -141,23 +149,31 @@ static bool bring(kvp_gpu_cells *cells, const kvp_gpu_learned_transform *made)
     const bool ok =
         former != NULL && copy_affine(cells, cells->center, former) &&
         copy_affine(cells, cells->scale, former + width) &&
+        (!cells->cache->buckets.plain ||
+         kvp_gpu_upload_plain(cells, center ? former : NULL, scale ? former + width : NULL)) &&
         (made != NULL ? kvp_gpu_upload_transform(cells, (const kvant_codec *const *)made->codecs,
                                                  made->kept, made->start, cells->gpu->stream)
-                      : kvp_gpu_learner_bring(cells, 0)) &&
-        (!cells->cache->buckets.plain ||
-         kvp_gpu_upload_plain(cells, center ? former : NULL, scale ? former + width : NULL));
+                      : kvp_gpu_learner_bring(cells, 0));
 
+    if (!ok)
+        cells->further_made &= ~(1u << KVP_PLAIN);
     free(former);
     return ok;
 }
 
 /* Puts a key transform in force. Keys in exact pages are transformed, which costs them a rounding
- * to fp16. */
+ * to fp16. Without memory nothing changes. The matrices of moved keys come last, because they are
+ * made in the memory that holds the rows. */
 static bool put_in_force(kvp_gpu_cells *cells, kvp_gpu_learned_transform *made,
                          kvp_gpu_held_rows *held)
 {
-    return kvp_gpu_decode_held(cells, held) && bring(cells, made) && take(cells, made) &&
-           kvp_gpu_store_held(cells, held);
+    bool ok;
+
+    if (!prepare(cells, made) || !kvp_gpu_decode_held(cells, held) || !bring(cells, made))
+        return false;
+    take(cells, made);
+    ok = kvp_gpu_store_held(cells, held);
+    return kvp_gpu_shift_matrices(cells) && ok;
 }
 
 bool kvp_gpu_first_affine(kvp_gpu_cells *cells, const float *rows, size_t n)
@@ -556,7 +572,9 @@ static bool lesson_of_batch(kvp_gpu_backend *b, const abi_tensor *node,
     return lesson->positions != NULL;
 }
 
-bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values)
+/* Whether tokens of a batch differ enough to learn from. The first layer that asks examines them
+ * for all layers. values: the node that stores its values, or NULL. */
+static bool tokens_differ(kvp_gpu_backend *b, const abi_tensor *values)
 {
     abi_tensor copy = { 0 };
 
@@ -578,7 +596,7 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
     bool ok;
 
     if (node->src[0]->ne[1] < (int64_t)KVANT_LEARN_ROWS || cells->learner == NULL ||
-        cells->learner->begun || !kvp_gpu_tokens_differ(b, values))
+        cells->learner->begun || !tokens_differ(b, values))
         return true;
     attention = attention_of(b->graph, node);
     ok = (attention == NULL || kvp_gpu_queries_keep(b, attention)) &&

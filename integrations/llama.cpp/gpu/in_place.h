@@ -66,7 +66,7 @@ void kvp_gpu_in_place_forget(kvp_gpu_cache *cache);
 void kvp_gpu_in_place_free(kvp_gpu_cache *cache);
 
 /* lesson.c. Whether the tokens of the first n rows are too much alike to learn a transform for all
- * later rows from. False if another cache has the model's first layer, or without memory. */
+ * later rows from. False without memory. */
 bool kvp_gpu_in_place_rows_are_alike(const kvp_gpu_cache *cache, size_t n);
 
 /* ready.c. These functions need all layers in place. A tensor from which nothing can be learned is

@@ -109,14 +109,30 @@ bool kvp_gpu_adopt_affine(kvp_gpu_cells *cells, const kvant_tensor *from, uint32
     return ok;
 }
 
+/* Values learn once, so they learn nothing from rows that are too much alike. */
+static bool teach_nothing(const kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    const size_t width = kvp_gpu_width(cells);
+    kvant_codec_info info = { .size = sizeof(info) };
+
+    return kvant_codec_get_info(cells->sources[0], &info) == KVANT_OK &&
+           info.role == KVANT_ROLE_V && kvant_learn_values_are_alike(rows, width, n, width);
+}
+
 bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
 {
     bool ok;
     void *memory = NULL;
-    kvant_codec *quick = quick_codec(cells);
-    const kvant_codec **codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
+    kvant_codec *quick;
+    const kvant_codec **codecs;
     kvant_tensor *tensor = NULL;
 
+    if (teach_nothing(cells, rows, n)) {
+        cells->learned = true;
+        return true;
+    }
+    quick = quick_codec(cells);
+    codecs = malloc(cells->n_kv_heads * sizeof(*codecs));
     for (uint32_t head = 0; codecs != NULL && head < cells->n_kv_heads; head++)
         codecs[head] = quick != NULL ? quick : cells->sources[head];
     if (codecs != NULL)
@@ -218,7 +234,8 @@ static bool store_first(const kvp_kv *kv, const float *rows)
     return ok;
 }
 
-/* Learns from n rows, or from the noted first rows if n is 0. */
+/* Learns from n rows, or from the noted first rows if n is 0. If there is a centre or a scale then,
+ * the noted rows are stored again. */
 static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -230,7 +247,8 @@ static bool learn_now(const kvp_kv *kv, const float *rows, size_t n)
     if (single_position)
         ok = (n_first == 0 || first != NULL) &&
              kvp_gpu_learn_from(cells, n > 0 ? rows : first, n > 0 ? n : n_first) &&
-             (n_first == 0 || store_first(kv, first));
+             (n_first == 0 || (cells->center == NULL && cells->scale == NULL) ||
+              store_first(kv, first));
     else
         ok = kvp_gpu_first_affine(cells, rows, n);
     if (!ok)
@@ -258,33 +276,6 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
     return ok;
 }
 
-/* Whether the tokens of the noted first rows are too much alike. */
-static bool first_are_alike(const kvp_gpu_cache *cache)
-{
-    const kvp_kv *values = kvp_gpu_first_values(cache);
-    float *rows = values != NULL ? fetch_first(values->cells) : NULL;
-    const bool alike =
-        rows != NULL &&
-        kvant_learn_values_are_alike(rows, values->shape.row, cache->n_first, values->shape.row);
-
-    free(rows);
-    return alike;
-}
-
-/* Learns from the noted first rows. Values learn once, so they learn nothing from tokens that are
- * too much alike. */
-static bool learn_noted(const kvp_kv *kv, bool alike)
-{
-    kvp_gpu_cells *cells = kv->cells;
-
-    if (!kvp_gpu_learns_alone(cells))
-        return true;
-    if (!alike || kv->shape.role != KVANT_ROLE_V)
-        return learn_now(kv, NULL, 0);
-    cells->learned = true;
-    return true;
-}
-
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream)
 {
     /* with -sm tensor a batch is several graphs, and later layers do not have its rows yet */
@@ -292,12 +283,11 @@ bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, 
         cache->n_first > 0 && n > 0 && cache->first[cache->n_first - 1] == batch[n - 1];
     const bool enough = cache->n_first >= KVANT_LEARN_ROWS && !again;
     bool ok = !enough || kvp_cu_finish(stream, "storing rows");
-    const bool alike = enough && ok && first_are_alike(cache);
 
     cache->learning = false;
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = !enough || learn_noted(cache->tensors[i], alike);
+        ok = !enough || !kvp_gpu_learns_alone(cells) || learn_now(cache->tensors[i], NULL, 0);
         cache->learning = cache->learning || kvp_gpu_learns_alone(cells);
     }
     if (!cache->learning)

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../ggml_api.h"
-
 /* Exact pages, in the order of their blocks */
 
 kvp_gpu_page_list kvp_gpu_list_pages(const kvp_gpu_cache *cache)
@@ -96,18 +94,24 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 
 /* Tokens that are too much alike */
 
-const kvp_kv *kvp_gpu_first_values(const kvp_gpu_cache *cache)
+/* The values of a cache's first layer. NULL: no layer has values of its own, and nobody looks. */
+static const kvp_kv *first_values(const kvp_gpu_cache *cache)
 {
-    for (size_t i = 0; i < cache->n_tensors; i++)
-        if (cache->tensors[i]->shape.role == KVANT_ROLE_V && kvp_kv_is_first(cache->tensors[i]))
-            return cache->tensors[i];
-    return NULL;
+    const kvp_kv *first = NULL;
+
+    for (size_t i = 0; i < cache->n_tensors; i++) {
+        const kvp_kv *kv = cache->tensors[i];
+        if (kv->shape.role == KVANT_ROLE_V &&
+            (first == NULL || kv->shape.layer < first->shape.layer))
+            first = kv;
+    }
+    return first;
 }
 
 static bool pages_are_alike(const kvp_gpu_cache *cache, const kvp_gpu_page_list *list, bool known,
                             size_t n)
 {
-    const kvp_kv *values = kvp_gpu_first_values(cache);
+    const kvp_kv *values = first_values(cache);
     float *rows = values != NULL ? kvp_gpu_fetch_learned(values->cells, list, known) : NULL;
     const bool alike =
         rows != NULL && kvant_learn_values_are_alike(rows, values->shape.row, n, values->shape.row);
@@ -136,20 +140,15 @@ static bool read_channels(const kvp_kv *values, size_t n, size_t channels, uint1
 
 bool kvp_gpu_in_place_rows_are_alike(const kvp_gpu_cache *cache, size_t n)
 {
-    const kvp_kv *values = kvp_gpu_first_values(cache);
+    const kvp_kv *values = first_values(cache);
     const size_t width = values != NULL ? values->shape.row : 0,
                  channels = width < KVANT_LEARN_SIGNS ? width : KVANT_LEARN_SIGNS;
     uint16_t *halves = malloc((n * channels + 1) * sizeof(*halves));
-    float *rows = malloc((n * channels + 1) * sizeof(*rows));
-    bool alike = values != NULL && halves != NULL && rows != NULL &&
-                 read_channels(values, n, channels, halves);
+    const bool alike = values != NULL && halves != NULL &&
+                       read_channels(values, n, channels, halves) &&
+                       kvant_learn_halves_are_alike(halves, channels, n, channels);
 
-    if (alike) {
-        kvp_api.fp16_to_fp32_row(halves, rows, (int64_t)(n * channels));
-        alike = kvant_learn_values_are_alike(rows, channels, n, channels);
-    }
     free(halves);
-    free(rows);
     return alike;
 }
 

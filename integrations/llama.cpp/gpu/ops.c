@@ -144,8 +144,7 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
 }
 
 /* Centre and scale, or a matrix, from a batch of many tokens. Keys that are sealed without a matrix
- * have no other centre later. Values learn once, so they learn nothing from tokens that are too
- * much alike. */
+ * have no other centre later. */
 static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_tensor *values)
 {
     kvp_gpu_cells *cells = kvp_gpu_cells_of(node);
@@ -159,11 +158,6 @@ static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node, const abi_te
         return false;
     if (seals ? !kvp_gpu_is_learning(cells) : !kvp_gpu_learns_alone(cells))
         return true;
-    if (rows->ne[1] >= KVANT_LEARN_ROWS && kvp_kv_of(node)->shape.role == KVANT_ROLE_V &&
-        !kvp_gpu_tokens_differ(b, node)) {
-        cells->learned = true;
-        return true;
-    }
     if (rows->ne[1] >= KVANT_LEARN_ROWS)
         return kvp_gpu_learn(kvp_kv_of(node), rows->data, rows->nb[1] / sizeof(float),
                              (size_t)rows->ne[1], b->gpu->stream);

@@ -99,19 +99,9 @@ bool kvp_gpu_in_place_waits(const kvp_gpu_cache *cache)
     return any;
 }
 
-/* Whether the tokens of the first n rows are too much alike. Key transforms have looked already, if
- * they learn. */
-static bool rows_are_alike(const kvp_gpu_cache *cache, size_t n)
-{
-    const struct kvp_gpu_in_place *in_place_state = cache->in_place_state;
-
-    return in_place_state->lesson.n_alike > 0 ||
-           (!in_place_state->learns && kvp_gpu_in_place_rows_are_alike(cache, n));
-}
-
-/* Learns centre and scale of a tensor from its first rows. Values learn once, so they learn nothing
- * from tokens that are too much alike. Rows of later batches must not change what was learned here,
- * or that nothing was: the rows stored here would then be decoded with the new centre. */
+/* Learns centre and scale of a tensor from its first rows. Rows of later batches must not change
+ * what was learned here, or that nothing was: the rows stored here would then be decoded with the
+ * new centre. */
 static bool learn_affine(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
@@ -124,10 +114,6 @@ static bool learn_affine(kvp_kv *kv)
 
     if (!kvp_gpu_is_learning(cells) || n == 0)
         return true;
-    if (kv->shape.role == KVANT_ROLE_V && rows_are_alike(cells->cache, n)) {
-        cells->learned = true;
-        return true;
-    }
     for (size_t i = 0; i < n; i++)
         numbers[i] = (int64_t)i;
     rows = malloc(n * kv->shape.row * sizeof(*rows));

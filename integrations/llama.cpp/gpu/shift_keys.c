@@ -73,6 +73,18 @@ static bool fill_rotation(const kvp_gpu_cells *cells, int32_t by, float *rotatio
     return true;
 }
 
+bool kvp_gpu_shift_reserve(kvp_gpu_cells *cells)
+{
+    const size_t d = cells->head_dim;
+    int64_t *slots;
+
+    if (!cells->cache->buckets.moved)
+        return true;
+    if (cells->rotation == NULL)
+        cells->rotation = malloc(d * d * sizeof(*cells->rotation));
+    return cells->rotation != NULL && kvp_gpu_batch_room(cells->gpu, d, d, &slots) != NULL;
+}
+
 /* Makes the matrices of moved keys. Row i of a matrix is the part of channel i in a product. So
  * when keys rotate, the rows of W and of its inverse rotate likewise. */
 static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
@@ -80,22 +92,19 @@ static bool make_matrices(kvp_gpu_cells *cells, struct kvp_gpu_moved *moved,
 {
     const size_t bytes = (size_t)cells->head_dim * cells->head_dim * sizeof(float);
     kvp_gpu_matrix of = kvp_gpu_matrix_of(cells, lineage.bucket);
-    float *host = malloc(bytes), *out = moved->numbers.at;
-    int64_t *slots;
-    float *rotation = kvp_gpu_batch_room(cells->gpu, cells->head_dim, cells->head_dim, &slots);
-    bool ok = host != NULL && out != NULL && rotation != NULL &&
-              fill_rotation(cells, lineage.by, host) &&
-              kvp_gpu_upload(cells->gpu, rotation, host, bytes) &&
+    float *out = moved->numbers.at;
+    bool ok = out != NULL && kvp_gpu_shift_reserve(cells) &&
+              fill_rotation(cells, lineage.by, cells->rotation) &&
+              kvp_gpu_upload(cells->gpu, cells->gpu->batch.at, cells->rotation, bytes) &&
               kvp_gpu_expand(cells, true, &of) == KVANT_OK &&
-              multiply(cells, rotation, of.key_transform, out) &&
-              multiply(cells, rotation, of.inverse_key_transform,
+              multiply(cells, cells->gpu->batch.at, of.key_transform, out) &&
+              multiply(cells, cells->gpu->batch.at, of.inverse_key_transform,
                        out + cells->n_kv_heads * cells->most_key_transform_size);
 
     /* a kernel may read matrices before the preceding kernel has ended */
     ok = ok && kvp_cu_finish(cells->gpu->stream, "copying matrices");
     if (ok)
         moved->of = lineage;
-    free(host);
     return ok;
 }
 
@@ -111,6 +120,8 @@ bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells)
         if (lineage.by != 0 && (moved->of.by != lineage.by || moved->of.bucket != lineage.bucket))
             ok = make_matrices(cells, moved, lineage);
     }
+    free(cells->rotation);
+    cells->rotation = NULL;
     return ok;
 }
 
@@ -363,6 +374,8 @@ void kvp_gpu_shift_free(kvp_gpu_cells *cells)
         kvp_gpu_release(&cells->moved[i].numbers);
         cells->moved[i].of = (kvp_gpu_lineage){ 0 };
     }
+    free(cells->rotation);
+    cells->rotation = NULL;
     cells->rope = (kvant_rope){ 0 };
     cells->n_mixed = 0;
 }

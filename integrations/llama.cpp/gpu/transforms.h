@@ -95,10 +95,6 @@ typedef struct kvp_gpu_kept_queries {
     kvp_gpu_memory workspace; /* of the layers' lessons, in parts (learner.c) */
 } kvp_gpu_kept_queries;
 
-/* lesson.c. The values of the model's first layer, which tell whether tokens are too much alike to
- * learn from. NULL: another cache has them, and nobody looks. */
-const kvp_kv *kvp_gpu_first_values(const kvp_gpu_cache *cache);
-
 /* learn.c. `kvp_gpu_learn` learns them from n rows on the GPU, at least KVANT_LEARN_ROWS. It waits
  * for the stream. */
 bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_stream stream);
@@ -108,7 +104,8 @@ bool kvp_gpu_learn(kvp_kv *kv, const float *rows, size_t stride, size_t n, cu_st
 bool kvp_gpu_learn_before(kvp_gpu_cache *cache, const int64_t *batch, size_t n, cu_stream stream);
 
 /* Learns from n rows in the computer's memory, at least KVANT_LEARN_ROWS, of a cache that noted no
- * cells. False without a message. */
+ * cells. Values learn nothing from rows that are too much alike, and get neither centre nor scale.
+ * False without a message. */
 bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n);
 
 /* `kvp_gpu_learn_written` is the same as learn_before for rows in the computer's memory that are
@@ -165,10 +162,6 @@ bool kvp_gpu_first_matrix_join(kvp_kv *kv);
 void kvp_gpu_first_matrix_end(kvp_gpu_cache *cache);
 bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
-
-/* first_matrix.c. Whether tokens of a batch differ enough to learn from. The first layer that asks
- * examines them for all layers. values: the node that stores its values, or NULL. */
-bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
  * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries and
@@ -243,11 +236,13 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
  *
  * `kvp_gpu_can_shift`: whether keys of a layer can move by getting other transforms.
  * `kvp_gpu_shift_matrices` computes the matrices of keys that moved, after a shift or after a
- * change of the matrices that they are made of. `kvp_gpu_shift_mixed` moves keys that move by
+ * change of the matrices that they are made of. It needs no more memory after
+ * `kvp_gpu_shift_reserve`, and overwrites the batch room. `kvp_gpu_shift_mixed` moves keys that move by
  * another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that moved
  * once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free` frees
  * the matrices, when no work uses them any more. */
 bool kvp_gpu_can_shift(const kvp_gpu_cells *cells);
+bool kvp_gpu_shift_reserve(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_mixed(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reset(kvp_gpu_cache *cache);
