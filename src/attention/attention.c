@@ -2,9 +2,10 @@
  * writes outputs.
  *
  * A call is one loop. In a step its first body ends the write of the new row, mostly on the calling
- * thread while further threads begin. The next bodies encode the row, and compute what several work
- * items share. Then come the work items. Rows that are due for sealing come last, because no work
- * item reads their codes. */
+ * thread while further threads begin. The next bodies compute what several work items share, the
+ * phases first, because every work item waits for them. The row is encoded after that, because only
+ * the last work items read it. Then come the work items. Rows that are due for sealing come last,
+ * because no work item reads their codes. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -290,11 +291,11 @@ static void run_index(void *context, size_t index, uint32_t worker)
         return;
     }
     index -= n_beside;
-    if (index < j->n_new)
-        kvant_parallel_count(encoded_of(j, kvant_write_encode_new(j->plan->write->jobs, index)));
-    else if ((index -= j->n_new) < n_parts)
+    if (index < n_parts)
         run_part(j, index);
-    else if ((index -= n_parts) < j->n_items)
+    else if ((index -= n_parts) < j->n_new)
+        kvant_parallel_count(encoded_of(j, kvant_write_encode_new(j->plan->write->jobs, index)));
+    else if ((index -= j->n_new) < j->n_items)
         run_item(j, index, worker);
     else
         kvant_write_encode_due(j->plan->write->jobs, index - j->n_items);

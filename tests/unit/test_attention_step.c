@@ -4,6 +4,8 @@
 
 #include <kvant/executor.h>
 
+#include "../../src/attention/work_item.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -214,6 +216,107 @@ CASE(a_step_tells_whether_it_stored_the_row)
     assert_memory_equal(read, bad, sizeof read);
     assert_int_equal(kvant_attention_step_run(l.k.tensor, l.k.tensor, NULL, NULL),
                      KVANT_ERR_ARGUMENT);
+    drop_layer(&l);
+}
+
+/* What a reader sees of the step's row: the fp16 row of kv head 0 in its open page. */
+typedef struct row_watch {
+    const uint16_t *row;
+    uint32_t n_shared, n_items;
+} row_watch;
+
+static bool is_encoded(const row_watch *watch)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < HEAD_DIM; i++)
+        any |= watch->row[i] != 0;
+    return any;
+}
+
+static void watch_phases(const kvant_attention_plan *plan, float *phases)
+{
+    row_watch *watch = plan->user;
+    (void)phases;
+    assert_false(is_encoded(watch));
+    watch->n_shared++;
+}
+
+static void watch_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                          uint32_t view, uint32_t query, uint32_t n, uint32_t kv_head, float *out,
+                          float *offsets, float *products)
+{
+    (void)kernels, (void)view, (void)query, (void)n, (void)kv_head;
+    memset(out, 0, (size_t)plan->group_heads * plan->k_dim * sizeof *out);
+    memset(offsets, 0, plan->group_heads * sizeof *offsets);
+    memset(products, 0, (size_t)plan->group_heads * plan->k_dim * sizeof *products);
+    watch_phases(plan, NULL);
+}
+
+static bool watch_item(const kvant_attention_plan *plan, kvant_attention_item *item, uint32_t page)
+{
+    row_watch *watch = plan->user;
+    (void)item, (void)page;
+    assert_true(is_encoded(watch));
+    watch->n_items++;
+    return false; /* the page is hidden */
+}
+
+static void watch_output(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                         uint32_t transform_id, uint32_t head, const float *sums, float inverse,
+                         float weight, float *out)
+{
+    (void)plan, (void)kernels, (void)transform_id, (void)head;
+    (void)sums, (void)inverse, (void)weight, (void)out;
+}
+
+/* All work items wait for what they share, and only the last ones for the row. So with one thread
+ * the row is encoded after the shared parts and before the work items. */
+CASE(a_step_encodes_its_row_after_the_shared_parts)
+{
+    static const kvant_attention_reader reader = {
+        .phases = watch_phases, .queries = watch_queries, .open = watch_item, .output = watch_output
+    };
+    enum { N_PAGES = 5, TOKEN = 64 * N_PAGES - 1 };
+    layer l = make_layer(true);
+    uint64_t rng = 13;
+    float row[WIDTH], q[N_HEADS * HEAD_DIM];
+    static attended result;
+    const int64_t slot = TOKEN;
+    row_watch watch = { NULL, 0, 0 };
+    fill(row, COUNT(row), &rng);
+    fill(q, COUNT(q), &rng);
+    write_range(&l.k, 0, TOKEN, TOKEN, 1, &rng);
+    write_range(&l.v, 0, TOKEN, TOKEN, 1, &rng);
+    const kvant_rows rows[] = { { l.k.tensor, row, row, 0 }, { l.v.tensor, row, row, 0 } };
+    kvant_write write;
+    assert_ok(kvant_write_begin(&write, rows, 2, &slot, 1, 1));
+    kvant_write_place(&write.jobs[0]);
+    kvant_write_place(&write.jobs[1]);
+    uint16_t *page = kvant_open_page_of(l.k.tensor, l.k.tensor->blocks[N_PAGES - 1].open_page, 0);
+    memset(page + 63 * HEAD_DIM, 0, HEAD_DIM * sizeof *page);
+    watch.row = page + 63 * HEAD_DIM;
+    kvant_attention_plan plan = { .problem = problem_of(TOKEN, q, &result, 1),
+                                  .reader = &reader,
+                                  .k = l.k.tensor,
+                                  .v = l.v.tensor,
+                                  .write = &write,
+                                  .written_block = N_PAGES - 1,
+                                  .user = &watch,
+                                  .n_kv_heads = N_KV_HEADS,
+                                  .k_dim = HEAD_DIM,
+                                  .v_dim = HEAD_DIM,
+                                  .n_pages = N_PAGES,
+                                  .k_views.n = 1,
+                                  .v_transforms.n = 1,
+                                  .centered = true };
+    assert_true(kvant_attention_cut(&plan));
+    void *workspace = aligned(plan.total * sizeof(float));
+    assert_ok(kvant_attention_run(&plan, workspace, plan.total * sizeof(float)));
+    kvant_write_encoded(write.jobs, 2);
+    assert_ok(kvant_write_end(&write, KVANT_OK));
+    assert_int_equal(watch.n_shared, 1 + N_KV_HEADS);
+    assert_int_equal(watch.n_items, N_PAGES * N_KV_HEADS);
+    free(workspace);
     drop_layer(&l);
 }
 
