@@ -163,6 +163,10 @@ void kvp_gpu_first_matrix_end(kvp_gpu_cache *cache);
 bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
 
+/* lesson.c. Whether tokens of a batch differ enough to learn from. The first layer that asks
+ * examines them for all layers. values: the node that stores its values, or NULL. */
+bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values);
+
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
  * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries and
  * the workspace of lessons may be freed when the cache has no work left on the GPU. */
@@ -237,10 +241,10 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
  * `kvp_gpu_can_shift`: whether keys of a layer can move by getting other transforms.
  * `kvp_gpu_shift_matrices` computes the matrices of keys that moved, after a shift or after a
  * change of the matrices that they are made of. It needs no more memory after
- * `kvp_gpu_shift_reserve`, and overwrites the batch room. `kvp_gpu_shift_mixed` moves keys that move by
- * another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that moved
- * once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free` frees
- * the matrices, when no work uses them any more. */
+ * `kvp_gpu_shift_reserve`, and overwrites the batch room. `kvp_gpu_shift_mixed` moves keys that
+ * move by another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that
+ * moved once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free`
+ * frees the matrices, when no work uses them any more. */
 bool kvp_gpu_can_shift(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reserve(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);
