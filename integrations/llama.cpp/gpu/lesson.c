@@ -248,7 +248,10 @@ bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache)
     const bool known = kvp_gpu_count_rows(cache, &list, true) > 0;
     const size_t n = kvp_gpu_count_rows(cache, &list, known);
 
-    if (n < KVANT_LEARN_ROWS || pages_are_alike(cache, &list, known, n))
+    if (n < KVANT_LEARN_ROWS)
+        return false;
+    cache->kept_queries.alike = pages_are_alike(cache, &list, known, n);
+    if (cache->kept_queries.alike)
         return false;
     have_copies(cache, &list);
     return true;

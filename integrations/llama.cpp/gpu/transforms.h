@@ -89,6 +89,7 @@ typedef struct kvp_gpu_kept_queries {
     kvp_gpu_memory batches[KVP_KEPT_BATCHES];
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
+    bool alike; /* their tokens are too much alike, so the next batch begins again */
     int32_t positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
     kvp_gpu_memory keys;      /* copies of keys, likewise (lesson.c), while they are learned from */
     size_t n_layers;          /* that keys has room for */
