@@ -10,11 +10,12 @@
 /* The squared lengths of rows, sorted, have a median gap. In ordinary text it is more than this
  * part of the median length; in a text that repeats a few tokens it is less. */
 #define FEWEST_GAP 5e-4
-/* Rows of 1024 that differ, at least. Prose has twice as many. Code and tables have 225 and more. */
+/* Rows of 1024 that differ, at least. Prose has twice as many. Code and tables have 225 and
+ * more. */
 #define LEAST_DIFFERENT 192u
 /* Two values are alike if at most one sign of this many differs, so that the angle between them is
- * below 22 degrees. Half of the signs of unrelated values differ. In the first layer, signs of equal
- * tokens are equal. In later layers they also depend on the tokens before: of a word that repeats,
+ * below 22 degrees. Half of the signs of unrelated values differ. In the first layer, equal tokens
+ * have equal signs. In later layers signs also depend on the tokens before: of a word that repeats,
  * none of 128 differs, and of a repeated phrase a few do. With a larger part, values of text in a
  * layer where they have a common direction would look alike. */
 #define SIGNS_PER_DIFFERENCE 8u

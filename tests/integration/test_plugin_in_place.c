@@ -4,6 +4,7 @@
  * that no longer fit are compressed. */
 #define N_TEXT 900
 #include "in_place_fixture.h"
+#include "mock_control.h"
 
 #define STEP 100 /* tokens in a batch */
 
@@ -315,6 +316,33 @@ CASE(values_learn_from_a_text_only)
         assert_true(values_learn(steps[i], false));
         assert_false(values_learn(steps[i], true));
     }
+}
+
+#define QUERIES_OF_A_BATCH 64
+
+/* How many tokens' queries the matrices of a text after sequence 0 are learned from. */
+static uint32_t queries_learned_from(const char *exact, bool of_one_token)
+{
+    const story of = { a_text_after_another, N_AFTER, 2 };
+
+    step = STEP;
+    repeats = of_one_token;
+    mock_control()->learned_queries = 0;
+    free(hear(&of, "", exact));
+    return mock_control()->learned_queries;
+}
+
+/* Matrices come from the first batches of the text, and from their queries. A cache keeps queries of
+ * four batches, and queries of one token would outweigh the text's. */
+CASE(queries_of_one_token_teach_nothing)
+{
+    if (!harness_has_mock())
+        skip();
+    setenv("KVANT_PRESET", "tiny", 1);
+    assert_int_equal(queries_learned_from("auto", true), 2 * QUERIES_OF_A_BATCH);
+    assert_int_equal(queries_learned_from("0", true), QUERIES_OF_A_BATCH);
+    assert_true(queries_learned_from("auto", false) > 2 * QUERIES_OF_A_BATCH);
+    unsetenv("KVANT_PRESET");
 }
 
 static void a_shift(struct llama_context *context, float *logits)

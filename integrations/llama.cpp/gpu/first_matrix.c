@@ -572,21 +572,6 @@ static bool lesson_of_batch(kvp_gpu_backend *b, const abi_tensor *node,
     return lesson->positions != NULL;
 }
 
-/* Whether tokens of a batch differ enough to learn from. The first layer that asks examines them
- * for all layers. values: the node that stores its values, or NULL. */
-static bool tokens_differ(kvp_gpu_backend *b, const abi_tensor *values)
-{
-    abi_tensor copy = { 0 };
-
-    if (!b->looked)
-        b->monotonous = values != NULL &&
-                        kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) &&
-                        kvant_learn_values_are_alike(copy.data, copy.nb[1] / sizeof(float),
-                                                     (size_t)copy.ne[1], (size_t)copy.ne[0]);
-    b->looked = true;
-    return !b->monotonous;
-}
-
 bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values)
 {
@@ -596,7 +581,7 @@ bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
     bool ok;
 
     if (node->src[0]->ne[1] < (int64_t)KVANT_LEARN_ROWS || cells->learner == NULL ||
-        cells->learner->begun || !tokens_differ(b, values))
+        cells->learner->begun || !kvp_gpu_tokens_differ(b, values))
         return true;
     attention = attention_of(b->graph, node);
     ok = (attention == NULL || kvp_gpu_queries_keep(b, attention)) &&

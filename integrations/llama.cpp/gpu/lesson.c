@@ -152,6 +152,19 @@ bool kvp_gpu_in_place_rows_are_alike(const kvp_gpu_cache *cache, size_t n)
     return alike;
 }
 
+bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values)
+{
+    abi_tensor copy = { 0 };
+
+    if (!b->looked)
+        b->monotonous = values != NULL &&
+                        kvp_gpu_fetch(b, KVP_FETCHED_VALUES, values->src[0], &copy) &&
+                        kvant_learn_values_are_alike(copy.data, copy.nb[1] / sizeof(float),
+                                                     (size_t)copy.ne[1], (size_t)copy.ne[0]);
+    b->looked = true;
+    return !b->monotonous;
+}
+
 /* Copies in GPU memory */
 
 size_t kvp_gpu_learning_layer(const kvp_gpu_cache *cache, const kvp_gpu_cells *cells)
@@ -235,7 +248,10 @@ bool kvp_gpu_lessons_begin(kvp_gpu_cache *cache)
     const bool known = kvp_gpu_count_rows(cache, &list, true) > 0;
     const size_t n = kvp_gpu_count_rows(cache, &list, known);
 
-    if (n < KVANT_LEARN_ROWS || pages_are_alike(cache, &list, known, n))
+    if (n < KVANT_LEARN_ROWS)
+        return false;
+    cache->kept_queries.alike = pages_are_alike(cache, &list, known, n);
+    if (cache->kept_queries.alike)
         return false;
     have_copies(cache, &list);
     return true;

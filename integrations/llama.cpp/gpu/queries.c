@@ -71,6 +71,8 @@ bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node)
         (kept->row != 0 && kept->row != row))
         return true; /* the layer learns from keys only */
     kept->row = row;
+    if (kept->alike && cells->n_kept_batches == kept->n)
+        kvp_gpu_queries_forget(cache);
     if (!have_batch(cache, cells->n_kept_batches % KVP_KEPT_BATCHES))
         return true;
     if (cells->n_kept_batches == kept->n)
@@ -80,14 +82,14 @@ bool kvp_gpu_queries_keep(kvp_gpu_backend *b, const abi_tensor *node)
     return kvp_cu_ok(kvp_cu.copy_2d(&rows, b->gpu->stream), "copying");
 }
 
-/* Finds the queries of a layer. If the layer missed a batch, it has queries of tokens whose
- * positions are not known. */
+/* Finds the queries of a layer, unless their tokens are too much alike. If the layer missed a
+ * batch, it has queries of tokens whose positions are not known. */
 void kvp_gpu_queries_find(const kvp_gpu_cells *cells, kvp_gpu_learner_input *lesson)
 {
     const kvp_gpu_kept_queries *kept = &cells->cache->kept_queries;
 
     lesson->n_batches = kept->n < KVP_KEPT_BATCHES ? kept->n : KVP_KEPT_BATCHES;
-    lesson->n_batches = cells->n_kept_batches == kept->n ? lesson->n_batches : 0;
+    lesson->n_batches = cells->n_kept_batches == kept->n && !kept->alike ? lesson->n_batches : 0;
     lesson->row = kept->row;
     for (uint32_t i = 0; i < lesson->n_batches; i++)
         lesson->queries[i] = place_of(cells, i);
@@ -97,6 +99,7 @@ void kvp_gpu_queries_find(const kvp_gpu_cells *cells, kvp_gpu_learner_input *les
 void kvp_gpu_queries_forget(kvp_gpu_cache *cache)
 {
     cache->kept_queries.n = 0;
+    cache->kept_queries.alike = false;
     for (size_t i = 0; i < cache->n_tensors; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
         cells->n_kept_batches = 0;

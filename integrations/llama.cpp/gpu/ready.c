@@ -56,7 +56,8 @@ static bool rows_will_do(kvp_gpu_cache *cache, size_t n)
 
     if (!kvant_lesson_in_place_looks(lesson, n))
         return false;
-    lesson->n_alike = kvp_gpu_in_place_rows_are_alike(cache, n) ? n : 0;
+    cache->kept_queries.alike = kvp_gpu_in_place_rows_are_alike(cache, n);
+    lesson->n_alike = cache->kept_queries.alike ? n : 0;
     return lesson->n_alike == 0;
 }
 

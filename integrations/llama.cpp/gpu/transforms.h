@@ -89,6 +89,7 @@ typedef struct kvp_gpu_kept_queries {
     kvp_gpu_memory batches[KVP_KEPT_BATCHES];
     size_t row; /* bytes of one token's queries; 0: none were kept */
     uint32_t n; /* batches that were kept since the cache was cleared */
+    bool alike; /* their tokens are too much alike, so the next batch begins again */
     int32_t positions[KVP_KEPT_BATCHES * KVP_KEPT_TOKENS];
     kvp_gpu_memory keys;      /* copies of keys, likewise (lesson.c), while they are learned from */
     size_t n_layers;          /* that keys has room for */
@@ -162,6 +163,10 @@ bool kvp_gpu_first_matrix_join(kvp_kv *kv);
 void kvp_gpu_first_matrix_end(kvp_gpu_cache *cache);
 bool kvp_gpu_first_matrix_in_graph(kvp_gpu_backend *b, const abi_tensor *node,
                                    const abi_tensor *values);
+
+/* lesson.c. Whether tokens of a batch differ enough to learn from. The first layer that asks
+ * examines them for all layers. values: the node that stores its values, or NULL. */
+bool kvp_gpu_tokens_differ(kvp_gpu_backend *b, const abi_tensor *values);
 
 /* queries.c. keep: of an attention node, without an error where there is no memory. find: those
  * that were kept of a layer. unneeded: a cache has its first key transforms, so kept queries and
@@ -237,10 +242,10 @@ bool kvp_gpu_shift(kvp_gpu_backend *b, const abi_tensor *node, int32_t *status);
  * `kvp_gpu_can_shift`: whether keys of a layer can move by getting other transforms.
  * `kvp_gpu_shift_matrices` computes the matrices of keys that moved, after a shift or after a
  * change of the matrices that they are made of. It needs no more memory after
- * `kvp_gpu_shift_reserve`, and overwrites the batch room. `kvp_gpu_shift_mixed` moves keys that move by
- * another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that moved
- * once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free` frees
- * the matrices, when no work uses them any more. */
+ * `kvp_gpu_shift_reserve`, and overwrites the batch room. `kvp_gpu_shift_mixed` moves keys that
+ * move by another number of positions than their block. `kvp_gpu_shift_reset` encodes all keys that
+ * moved once more, so that their blocks have ids of position buckets again. `kvp_gpu_shift_free`
+ * frees the matrices, when no work uses them any more. */
 bool kvp_gpu_can_shift(const kvp_gpu_cells *cells);
 bool kvp_gpu_shift_reserve(kvp_gpu_cells *cells);
 bool kvp_gpu_shift_matrices(kvp_gpu_cells *cells);

@@ -28,7 +28,8 @@ typedef struct host_control {
      * launched. */
     kvant_cuda_kernel_attention_args attention;
     kvant_cuda_stream stream;
-    atomic_int freed; /* number of freed codecs */
+    uint32_t learned_queries; /* how many tokens' queries the last matrices were learned from */
+    atomic_int freed;         /* number of freed codecs */
     size_t shared_limit;
 } host_control;
 

@@ -31,6 +31,7 @@ kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream str
             host_reads(stream, at->queries[i]);
         host_reads(stream, at->rows);
     }
+    host.learned_queries = args->n_tokens;
     learn_reference(args);
     return KVANT_OK;
 }
