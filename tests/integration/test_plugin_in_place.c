@@ -307,11 +307,14 @@ static bool values_learn(int tokens_of_step, bool of_one_token)
     return !same;
 }
 
-/* Rows come in long steps, in short steps, or with a restored state. */
+/* Rows come in long steps, in short steps, or with a restored state. On CPUs, presets learn scales
+ * again as rows come; with other settings values learn once, from any rows. */
 CASE(values_learn_from_a_text_only)
 {
     static const int steps[] = { STEP, 20, 0 };
 
+    if (!harness_has_mock())
+        skip();
     for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
         assert_true(values_learn(steps[i], false));
         assert_false(values_learn(steps[i], true));
