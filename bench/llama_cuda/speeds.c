@@ -7,9 +7,9 @@
  * WORK "t,PROMPT,ALONE,ROUNDS,CONTEXT" prints a line for each new context: milliseconds of the
  * prompt, in batches of 512, then of each token. The first context also loads kernels.
  *
- * WORK "p,REPEATS,DEPTH,SIZE" prints tokens per second of prompts of SIZE tokens behind DEPTH
- * tokens. It does as llama-bench: a context has DEPTH + SIZE tokens, the first prompt does not
- * count, and the cache is emptied before each prompt. */
+ * WORK "p,REPEATS,DEPTH,SIZE[,CONTEXT]" prints tokens per second of prompts of SIZE tokens behind
+ * DEPTH tokens. It does as llama-bench: the first prompt does not count, and the cache is emptied
+ * before each prompt. Without CONTEXT a context has DEPTH + SIZE tokens. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -71,12 +71,12 @@ static void single_tokens(struct llama_model *model, int prompt, int alone, int 
     llama_free(context);
 }
 
-static void prompts(struct llama_model *model, int repeats, int depth, int n)
+static void prompts(struct llama_model *model, int repeats, int depth, int n, int n_ctx)
 {
-    struct llama_context *context = new_context(model, depth + n);
+    struct llama_context *context = new_context(model, n_ctx);
 
     decode(context, 0, n, PROMPT_BATCH);
-    printf("pp%d@%d:", n, depth);
+    printf("pp%d@%d of %d:", n, depth, n_ctx);
     for (int i = 0; i < repeats; i++) {
         llama_memory_clear(llama_get_memory(context), false);
         if (depth > 0)
@@ -103,8 +103,8 @@ int main(int argc, char **argv)
         if (argv[i][0] == 't' && n == 4 && x[0] + x[1] <= MOST)
             for (int round = 0; round < x[2]; round++)
                 single_tokens(model, x[0], x[1], x[3]);
-        else if (argv[i][0] == 'p' && n == 3 && x[1] <= MOST - BEHIND && x[2] <= MOST)
-            prompts(model, x[0], x[1], x[2]);
+        else if (argv[i][0] == 'p' && n >= 3 && x[1] <= MOST - BEHIND && x[2] <= MOST)
+            prompts(model, x[0], x[1], x[2], n == 4 ? x[3] : x[1] + x[2]);
         else
             return 2;
     }

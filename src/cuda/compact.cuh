@@ -53,8 +53,8 @@ struct InversePart {
             reinterpret_cast<const uint16_t *>(row(r, group))[column % KVANT_COMPACT_COLUMNS]);
     }
 
-    /* Numbers first .. first + 3 of a row, without their unit; first is a multiple of 4. In a row
-     * before the group's first row they are those of another row. */
+    /* Numbers first .. first + 3 of a row, without their unit; first is a multiple of 4. A row
+     * before the group's first row has no numbers, and the result is another row's. */
     KVANT_INLINE Columns columns(uint32_t r, uint32_t first) const
     {
         const uint32_t group = first / KVANT_COMPACT_COLUMNS;

@@ -35,6 +35,7 @@ static struct {
     int (*memory_new)(unsigned long long *memory, size_t bytes);
     int (*memory_free)(unsigned long long memory);
     unsigned long (*sealed)(void);
+    void (*writes)(void *stream, const void *at);
 } driver;
 
 enum { MOST = 2 };
@@ -303,6 +304,14 @@ static bool is_mistaken(instance *self, const struct ggml_cgraph *graph)
     return graph->uid != 0 && mistaken;
 }
 
+/* Notes that a graph stores rows of tensors, which lessons on other streams may have read. */
+static void note_writes(const instance *self, const struct ggml_cgraph *graph)
+{
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (graph->nodes[i]->op == GGML_OP_SET_ROWS)
+            driver.writes(self->stream, graph->nodes[i]->data);
+}
+
 /* KVANT_TEST_PARTS: a line for each graph, or part of a graph, that this back end computes. It says
  * how many blocks this thread has sealed by then. */
 static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgraph *graph)
@@ -329,8 +338,10 @@ static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgra
     r->graph = *graph;
     memcpy(r->nodes, graph->nodes, (size_t)graph->n_nodes * sizeof(*graph->nodes));
     captured = driver.record(self->stream, replay, r, bytes);
-    if (!captured)
+    if (!captured) {
+        note_writes(self, graph);
         replay(r);
+    }
     count(captured ? &n_recorded : &n_direct);
     if (getenv("KVANT_TEST_PARTS") != NULL)
         fprintf(stderr, "stand-in of CUDA: a part of %d nodes, %lu blocks are sealed\n",
@@ -526,7 +537,8 @@ ggml_backend_reg_t ggml_backend_init(void)
                     { "cuCtxSetCurrent", &driver.context_set },
                     { "cuMemAlloc_v2", &driver.memory_new },
                     { "cuMemFree_v2", &driver.memory_free },
-                    { "host_sealed", &driver.sealed } };
+                    { "host_sealed", &driver.sealed },
+                    { "host_writes", &driver.writes } };
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++)

@@ -350,26 +350,38 @@ static int32_t compute_graph(kvp_gpu_backend *b, abi_graph *graph)
     return by_parts(b, graph, false);
 }
 
-/* Layers that the graph did not reach get their transforms after it, and lessons that the graph
- * took are enqueued. CUDA's stream waits for this work and for the graph's, because a program waits
- * for CUDA's stream before kvant frees memory that the work reads. */
+/* Enqueues the lessons that a graph took. The program that waits for the graph does not wait for
+ * them, so the GPU learns while the program prepares its next graph. */
+static void enqueue_lessons(kvp_gpu_backend *b)
+{
+    for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next)
+        if (kvp_gpu_learner_waits(cache)) {
+            to_ours(b);
+            kvp_gpu_learner_flush(cache);
+        }
+}
+
+/* Layers that the graph did not reach get their transforms after it. CUDA's stream waits for this
+ * work and for the graph's, because a program waits for CUDA's stream before kvant frees memory
+ * that the work reads. The next graph waits for lessons, whose rows it may overwrite. */
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
+    to_cuda(b);
     kvp_gpu_forget_expanded(b->gpu);
     const int32_t status = compute_graph(b, graph);
     bool ok = status != ABI_STATUS_SUCCESS || !kvp_gpu_in_place_any(b->gpu) ||
               kvp_gpu_in_place_end_graph(b, graph);
 
     for (kvp_gpu_cache *cache = b->gpu->caches; cache != NULL; cache = cache->next) {
-        if (cache->late.any || kvp_gpu_learner_waits(cache))
+        if (cache->late.any)
             to_ours(b);
         ok = kvp_gpu_first_finish(cache) && ok;
-        kvp_gpu_learner_flush(cache);
         if (kvp_gpu_queries_unneeded(cache))
             atomic_store(&b->gpu->hands_over, true);
     }
     kvp_gpu_forget_expanded(b->gpu);
     to_cuda(b);
+    enqueue_lessons(b);
     return ok ? status : ABI_STATUS_FAILED;
 }
 

@@ -174,29 +174,36 @@ KVANT_INLINE void load_rows(const AppendArgs &args, const AppendRole &role, uint
     __syncthreads();
 }
 
-/* Numbers of the matrix that a thread loads at once. */
+/* Numbers of a column of the matrix, which a thread loads at once. */
 constexpr int AHEAD = 16;
+struct Weights {
+    float of[AHEAD];
+
+    template <int D> KVANT_INLINE void load(const float *column, int first)
+    {
+        unrolled_for (int k = 0; k < AHEAD; k++)
+            of[k] = load_here(column + (size_t)(first + k) * D);
+    }
+};
 
 /* Adds the products of AHEAD numbers of each row, from the first-th on. */
 template <int D, int ROWS>
 KVANT_INLINE void add_products(float (&y)[ROWS], const MatrixSpace<D, ROWS> &space,
-                               const float *column, int first)
+                               const Weights &weights, int first)
 {
-    float weights[AHEAD];
-    unrolled_for (int k = 0; k < AHEAD; k++)
-        weights[k] = load_here(column + (size_t)(first + k) * D);
     unrolled_for (int k = 0; k < AHEAD; k += 4)
         unrolled_for (int r = 0; r < ROWS; r++) {
             const float4 x = *reinterpret_cast<const float4 *>(space.x[r] + first + k);
-            y[r] = __fadd_rn(y[r], __fmul_rn(x.x, weights[k]));
-            y[r] = __fadd_rn(y[r], __fmul_rn(x.y, weights[k + 1]));
-            y[r] = __fadd_rn(y[r], __fmul_rn(x.z, weights[k + 2]));
-            y[r] = __fadd_rn(y[r], __fmul_rn(x.w, weights[k + 3]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.x, weights.of[k]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.y, weights.of[k + 1]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.z, weights.of[k + 2]));
+            y[r] = __fadd_rn(y[r], __fmul_rn(x.w, weights.of[k + 3]));
         }
 }
 
 /* Multiplies rows first .. first + ROWS - 1 with the matrix of the kv head, in the order of
- * combine_rows, a channel a thread. Then a warp has a row. */
+ * combine_rows, a channel a thread. Then a warp has a row. The next numbers of the matrix are on
+ * their way while products are added. */
 template <int D, int ROWS>
 KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role,
                                         uint32_t first, int kv_head)
@@ -213,11 +220,17 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
         space.not_finite = 0;
     if (!__syncthreads_or(any)) /* of a prompt, most rows have no open page */
         return;
-    load_rows(args, role, first, kv_head, space);
     const float *column = key_transform_of(role.codec, role.key_transform, kv_head) + channel;
+    const int begin = is_triangle<D>(role) ? channel / AHEAD * AHEAD : 0;
+    Weights now, next;
+    now.load<D>(column, begin);
+    load_rows(args, role, first, kv_head, space);
 #pragma unroll 1
-    for (int i = is_triangle<D>(role) ? channel / AHEAD * AHEAD : 0; i < D; i += AHEAD)
-        add_products(y, space, column, i);
+    for (int i = begin; i < D; i += AHEAD) {
+        next.load<D>(column, min(i + AHEAD, D - AHEAD));
+        add_products(y, space, now, i);
+        now = next;
+    }
     __syncthreads();
     unrolled_for (int r = 0; r < ROWS; r++)
         space.x[r][channel] = y[r];

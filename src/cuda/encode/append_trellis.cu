@@ -493,23 +493,59 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
     }
 }
 
+/* The GPU's multiprocessors, and the shared memory with which a thread block has one for itself. */
+static cudaError_t find_multiprocessors(int &multiprocessors, int &lone)
+{
+    int device = 0, all = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    if (error == cudaSuccess)
+        error = most_shared(lone);
+    lone = std::min(lone, all / 2);
+    return error;
+}
+
+/* Launches a thread block for each item. Blocks that begin early find other kernels on some
+ * multiprocessors. Then two blocks share a multiprocessor while another one has none. So up to one
+ * block a multiprocessor gets memory with which no second one fits. More blocks than that begin
+ * when all multiprocessors are free. */
+static cudaError_t launch_items(const void *kernel, int blocks, int bytes, void **parameters,
+                                cudaStream_t stream)
+{
+    int multiprocessors = 0, lone = 0;
+    cudaError_t error = find_multiprocessors(multiprocessors, lone);
+    if (error == cudaSuccess && blocks > multiprocessors)
+        return cudaLaunchKernel(kernel, dim3(blocks), dim3(THREADS), parameters, bytes, stream);
+    lone = std::max(lone, bytes);
+    if (error == cudaSuccess)
+        error = allow_shared(kernel, lone);
+    return error == cudaSuccess
+               ? launch_early(kernel, dim3(blocks), THREADS, parameters, lone, stream)
+               : error;
+}
+
 template <int D>
 static cudaError_t launch_with_memory(TrellisAppendArgs &args, int n_roles, cudaStream_t stream)
 {
     const void *kernel = (const void *)append_trellis_kernel<D>;
-    cudaError_t error = allow_shared(kernel, TrellisRows<D>::BYTES);
+    constexpr int BYTES = TrellisRows<D>::BYTES;
+    cudaError_t error = allow_shared(kernel, BYTES);
     if (error != cudaSuccess || args.n_tokens == 0)
         return error;
     args.n_roles = (uint32_t)n_roles;
     const TrellisCut cut = cut_of<D>(args, args.n_tokens);
     int blocks = (int)cut.all;
+    void *parameters[] = { &args };
     if (cut.chunk == PAGE_TOKENS || args.listed)
-        error = blocks_at_once(kernel, THREADS, TrellisRows<D>::BYTES, blocks);
+        error = blocks_at_once(kernel, THREADS, BYTES, blocks);
     if (error != cudaSuccess)
         return error;
-    void *parameters[] = { &args };
-    return launch_early(kernel, dim3(args.listed ? blocks : std::min((int)cut.all, blocks)),
-                        THREADS, parameters, TrellisRows<D>::BYTES, stream);
+    if (args.listed)
+        return launch_early(kernel, dim3(blocks), THREADS, parameters, BYTES, stream);
+    return launch_items(kernel, std::min((int)cut.all, blocks), BYTES, parameters, stream);
 }
 
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles,

@@ -67,7 +67,7 @@ __attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream
                                                         const void *data, size_t bytes);
 
 /* order.c: the order of work of streams, by their numbers in record.c; below 0: not known. The
- * program ends at a read or write of matrices that is not ordered after earlier ones. */
+ * program ends at a read or write of watched memory that is not ordered after earlier ones. */
 enum { HOST_STREAMS = 64 };
 typedef struct host_clock {
     unsigned long of[HOST_STREAMS];
@@ -79,7 +79,7 @@ void host_order_waits(int stream, const host_clock *event);
 void host_order_finishes(int stream);
 void host_order_frees(const void *at, size_t bytes);
 void host_reads(kvant_cuda_stream stream, const void *at);
-void host_writes(kvant_cuda_stream stream, const void *at);
+__attribute__((visibility("default"))) void host_writes(kvant_cuda_stream stream, const void *at);
 
 #define ANSWER(name, args, stream)                                                                 \
     do {                                                                                           \

@@ -29,6 +29,7 @@ kvant_status host_learn(const kvant_cuda_learn_args *args, kvant_cuda_stream str
             return KVANT_ERR_ARGUMENT;
         for (uint32_t i = 0; i * args->batch_tokens < args->n_tokens; i++)
             host_reads(stream, at->queries[i]);
+        host_reads(stream, at->rows);
     }
     learn_reference(args);
     return KVANT_OK;

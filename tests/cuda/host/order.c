@@ -4,8 +4,9 @@
  * stream has yet to write. Each stream has a clock: how much of the work of each stream comes
  * before its next work. Streams, events and waits of the computer change clocks as they order work.
  * It watches matrices of keys, because one stream makes them and graphs in another stream read
- * them. It also watches the working memory of lessons. Work that is not ordered ends the program,
- * and so does freeing such memory before the computer has waited for its work. */
+ * them. It also watches the working memory of lessons, and the rows that they read. Work that is
+ * not ordered ends the program, and so does freeing such memory before the computer has waited for
+ * its work. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +83,7 @@ static void check(bool ordered, const char *what, int stream, int other)
 {
     if (ordered)
         return;
-    fprintf(stderr, "mock of a GPU: stream %d %s matrices without waiting for stream %d\n", stream,
+    fprintf(stderr, "mock of a GPU: stream %d %s memory without waiting for stream %d\n", stream,
             what, other);
     abort();
 }
