@@ -37,9 +37,10 @@ inline cudaError_t cudaDriverGetVersion(int *version)
 
 /* Few multiprocessors, so that a list of some hundred rows has several items a block. */
 constexpr int MULTIPROCESSORS = 3, MOST_SHARED = 227 << 10;
+/* An attribute's number is its value. */
 enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerBlockOptin = MOST_SHARED,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 228 << 10,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = MOST_SHARED + 1024,
     cudaDevAttrMultiProcessorCount = MULTIPROCESSORS
 };
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
