@@ -33,6 +33,23 @@ static inline void feed(struct llama_context *context, int first, int n, int ste
     }
 }
 
+/* A story: operations on a context, and the logits of its last n tokens. */
+typedef struct story {
+    void (*tell)(struct llama_context *context, float *logits);
+    int n;
+    uint32_t n_seq;
+} story;
+
+static inline float *hear_story(const story *of, const char *spec, const char *exact)
+{
+    struct llama_context *context = new_context(spec, exact, of->n_seq);
+    float *logits = harness_new_logits(of->n);
+
+    of->tell(context, logits);
+    llama_free(context);
+    return logits;
+}
+
 static inline bool is_same(const float *a, const float *b, int n)
 {
     return memcmp(a, b, (size_t)n * harness_n_vocab() * sizeof(*a)) == 0;
