@@ -29,8 +29,8 @@ static void fixture_close(fixture *f)
     cache_close(&f->cache);
 }
 
-/* The largest numbers, about 14,500 with the smallest scale, are below what exact pages of any codec
- * hold (16,328). */
+/* The largest numbers are about 14,500 with the smallest scale. Exact pages of any codec hold them
+ * (up to 16,328). */
 static float number(uint32_t kind, uint32_t channel)
 {
     return kind == 0   ? 0.0f
