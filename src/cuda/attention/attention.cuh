@@ -211,15 +211,31 @@ KVANT_INLINE auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, int l
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
 
-/* Asks for the warp's first pages of the first stretch. If the page of the sequence's new token is
- * not before them, it asks for those before that page. */
-template <class S, class L, class F>
-KVANT_INLINE void fill_old_pages(const AttentionArgs &p, const L &lengths, const Stretch<false> &at,
-                                 F &feeder)
+/* The warp's first page of the piece that has a new token; else the piece's end. */
+template <int WARPS, class L, class P>
+KVANT_INLINE int first_new_page(const NewTokens &newest, const L &lengths, const P &piece, int warp)
 {
-    const int b = at.pair.b,
-              page = (int)((__ldg(p.newest.cells + b) - p.newest.first - b * p.newest.stride) >> 6),
-              newest = at.first + page, ready = newest < feeder.next ? at.end : min(at.end, newest);
+    auto cursor = piece.cursor;
+#pragma unroll 1
+    for (int i = piece.begin, end; i < piece.end; i = end) {
+        cursor.seek(lengths, i);
+        const int first = cursor.first + cursor.head(i) * cursor.pages,
+                  page = first + (int)((__ldg(newest.cells + cursor.b) - newest.first -
+                                        cursor.b * newest.stride) >>
+                                       6);
+        end = min(piece.end, first + cursor.pages);
+        if (page >= i && page < end && (page - piece.begin) % WARPS == warp)
+            return page;
+    }
+    return piece.end;
+}
+
+/* Asks for the warp's first pages, as far as they are older than the new tokens. */
+template <class S, class L, class P, class F>
+KVANT_INLINE void fill_old_pages(const AttentionArgs &p, const L &lengths, const P &piece, int end,
+                                 int warp, F &feeder)
+{
+    const int ready = min(end, first_new_page<S::WARPS>(p.newest, lengths, piece, warp));
     for (int i = 0; i < (S::STAGES < 2 ? 1 : 2) && feeder.next < ready; i++)
         feeder.fill(p, lengths);
 }
@@ -294,9 +310,8 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     Stretch<GENERAL> at{};
     if (piece.begin < piece.end)
         at = stretch_from(lengths, piece, piece.cursor, piece.begin);
-    if constexpr (!GENERAL && !feeder.ring.COUNTS)
-        if (p.table_ready && p.newest.cells)
-            fill_old_pages<S>(p, lengths, at, feeder);
+    if (!GENERAL && !feeder.ring.COUNTS && p.table_ready && p.newest.cells)
+        fill_old_pages<S>(p, lengths, piece, at.end, warp, feeder);
     if (p.table_ready && !(OPEN && are_open(p, at, piece, lane))) /* while pages come */
         fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     const bool idle = piece.begin == piece.end;
