@@ -1,5 +1,5 @@
 /* ptx.cuh - machine instructions without a CUDA C++ equivalent. Contains no logic. A C++ program
- * that runs kernels defines KVANT_PTX, and has functions of its own (tests/cuda/threads). */
+ * that runs kernels defines KVANT_PTX and these functions (tests/cuda/threads). */
 #ifndef KVANT_PTX
 #define KVANT_PTX
 

@@ -49,7 +49,7 @@ typedef struct signs {
     uint64_t words[KVANT_LEARN_SIGNS / 64];
 } signs;
 
-#define NEGATIVE_ZERO 0x8000u /* the bits of a half; those of negative numbers are larger */
+#define NEGATIVE_ZERO 0x8000u /* a half; the bits of negative numbers are larger */
 
 static signs signs_of(const value_rows *rows, size_t i)
 {

@@ -219,7 +219,7 @@ CASE(a_step_tells_whether_it_stored_the_row)
     drop_layer(&l);
 }
 
-/* What a reader sees of the step's row: the fp16 row of kv head 0 in its open page. */
+/* The step's row as a reader sees it: the fp16 row of kv head 0 in its open page. */
 typedef struct row_watch {
     const uint16_t *row;
     uint32_t n_shared, n_items;
@@ -269,8 +269,8 @@ static void watch_output(const kvant_attention_plan *plan, const kvant_kernels *
     (void)sums, (void)inverse, (void)weight, (void)out;
 }
 
-/* All work items wait for what they share, and only the last ones for the row. So with one thread
- * the row is encoded after the shared parts and before the work items. */
+/* All work items wait for the shared parts, and only the last items wait for the row. So with one
+ * thread the row is encoded after the shared parts and before the work items. */
 CASE(a_step_encodes_its_row_after_the_shared_parts)
 {
     static const kvant_attention_reader reader = {

@@ -32,7 +32,7 @@ CASE(repeated_tokens_are_alike)
 #define WIDTH 200 /* more channels than are looked at */
 #define N_VALUES 90
 
-/* Values of one kind are equal but for `n_signs` signs. Floats and halves say the same. */
+/* Values of one kind are equal, except for `n_signs` signs. Floats and halves say the same. */
 static bool values_are_alike(size_t n_kinds, size_t n_signs)
 {
     static float values[N_VALUES * WIDTH];
@@ -50,8 +50,8 @@ static bool values_are_alike(size_t n_kinds, size_t n_signs)
     return alike;
 }
 
-/* 17 of 90 values are 193 of 1024. Two values of a kind differ in at most 2 n_signs signs, of which
- * 16 are an eighth of those that are looked at. */
+/* 17 of 90 values are just more than 192 of 1024, the limit. Two values of a kind differ in at most
+ * 2 n_signs signs, and may differ in 16. */
 CASE(values_are_alike_if_few_signs_differ)
 {
     assert_true(values_are_alike(1, 0));

@@ -110,7 +110,7 @@ bool kvp_gpu_adopt_affine(kvp_gpu_cells *cells, const kvant_tensor *from, uint32
 }
 
 /* Values learn once, so they learn nothing from rows that are too much alike. */
-static bool teach_nothing(const kvp_gpu_cells *cells, const float *rows, size_t n)
+static bool rows_teach_nothing(const kvp_gpu_cells *cells, const float *rows, size_t n)
 {
     const size_t width = kvp_gpu_width(cells);
     kvant_codec_info info = { .size = sizeof(info) };
@@ -127,7 +127,7 @@ bool kvp_gpu_learn_from(kvp_gpu_cells *cells, const float *rows, size_t n)
     const kvant_codec **codecs;
     kvant_tensor *tensor = NULL;
 
-    if (teach_nothing(cells, rows, n)) {
+    if (rows_teach_nothing(cells, rows, n)) {
         cells->learned = true;
         return true;
     }

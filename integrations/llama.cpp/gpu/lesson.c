@@ -94,7 +94,7 @@ float *kvp_gpu_fetch_learned(const kvp_gpu_cells *cells, const kvp_gpu_page_list
 
 /* Tokens that are too much alike */
 
-/* The values of a cache's first layer. NULL: no layer has values of its own, and nobody looks. */
+/* The values of a cache's first layer. NULL: no layer has values, so nobody looks. */
 static const kvp_kv *first_values(const kvp_gpu_cache *cache)
 {
     const kvp_kv *first = NULL;

@@ -100,9 +100,8 @@ bool kvp_gpu_in_place_waits(const kvp_gpu_cache *cache)
     return any;
 }
 
-/* Learns centre and scale of a tensor from its first rows. Rows of later batches must not change
- * what was learned here, or that nothing was: the rows stored here would then be decoded with the
- * new centre. */
+/* Learns centre and scale of a tensor from its first rows. Later batches must not change them, and
+ * must not add them: the rows stored here would then be decoded with the new centre. */
 static bool learn_affine(kvp_kv *kv)
 {
     kvp_gpu_cells *cells = kv->cells;
