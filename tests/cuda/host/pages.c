@@ -294,9 +294,9 @@ static void decode_row(const kvant_cuda_decode_args *args, uint32_t block, uint3
 
 kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
+    ANSWER(decode, args, stream);
     const bool with_matrix =
         args->codec->params.key_transform_kind != KVANT_CUDA_TRANSFORM_NONE && !args->transformed;
-    ANSWER(decode, args, stream);
     if (with_matrix != (args->inverse_key_transform != NULL))
         return KVANT_ERR_ARGUMENT;
     for (uint32_t i = 0; i < args->n_blocks; i++)
