@@ -9,6 +9,15 @@
 
 static llama_token tokens[N_TEXT];
 
+static inline int start_with_text(void **state)
+{
+    int result = harness_start(state);
+
+    if (result == 0)
+        harness_tokens(tokens, N_TEXT);
+    return result;
+}
+
 static inline struct llama_context *new_context(const char *spec, const char *exact, uint32_t n_seq)
 {
     const harness_options options = {

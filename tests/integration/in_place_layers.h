@@ -18,12 +18,10 @@
 
 static inline int start(void **state)
 {
-    int result = harness_start(state);
+    int result = start_with_text(state);
 
-    if (result == 0) {
-        harness_tokens(tokens, N_TEXT);
+    if (result == 0)
         assert_int_equal(llama_model_n_layer(harness_model()), N_LAYERS);
-    }
     return result;
 }
 

@@ -83,8 +83,8 @@ static float *read_text(const char *spec, const char *exact, int n_tries, bool n
     return logits;
 }
 
-/* Codecs give the same codes again, but a row whose block was sealed during a graph is encoded
- * twice, and matrices are learned from the queries of all graphs. So the context that is compared
+/* Codecs give the same codes again. But a row whose block was sealed during a graph is encoded
+ * twice. Also, matrices are learned from the queries of all graphs. So the context that is compared
  * computes the same graphs to their ends, and then removes their tokens. */
 static void assert_aborts_cost_nothing(const char *spec, const char *exact)
 {
@@ -128,12 +128,10 @@ CASE(rows_in_place_are_f16s_after_aborted_graphs)
 
 static int start(void **state)
 {
-    int result = harness_start(state);
+    int result = start_with_text(state);
 
     for (int i = 0; i < 2 && result == 0; i++)
         pools[i] = harness_new_pool(2);
-    if (result == 0)
-        harness_tokens(tokens, N_TEXT);
     return result;
 }
 

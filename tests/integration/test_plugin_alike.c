@@ -8,15 +8,6 @@
 
 #define STEP 100 /* tokens in a batch */
 
-static int start(void **state)
-{
-    int result = harness_start(state);
-
-    if (result == 0)
-        harness_tokens(tokens, N_TEXT);
-    return result;
-}
-
 #define N_BEFORE 500 /* tokens of sequence 0, more than fit */
 #define N_AFTER 400  /* tokens of the text after them */
 
@@ -170,4 +161,4 @@ CASE(queries_of_one_token_teach_nothing)
     unsetenv("KVANT_PRESET");
 }
 
-RUN_CASES(start, harness_stop)
+RUN_CASES(start_with_text, harness_stop)

@@ -7,15 +7,6 @@
 
 #define STEP 100 /* tokens in a batch */
 
-static int start(void **state)
-{
-    int result = harness_start(state);
-
-    if (result == 0)
-        harness_tokens(tokens, N_TEXT);
-    return result;
-}
-
 static void assert_finite(const float *logits, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -454,4 +445,4 @@ CASE(a_stopped_graph_costs_no_other_rows)
     }
 }
 
-RUN_CASES(start, harness_stop)
+RUN_CASES(start_with_text, harness_stop)
