@@ -32,14 +32,19 @@ template <class F> auto with_room(uint32_t head_dim, F &&launch)
 /* The limit that kvant_cuda_limit_shared_memory set; 0: no limit (attention/launch.cu). */
 size_t shared_limit();
 
+/* An attribute of the current device. */
+inline cudaError_t device_attribute(cudaDeviceAttr attribute, int &value)
+{
+    int device = 0;
+    const cudaError_t error = cudaGetDevice(&device);
+    return error == cudaSuccess ? cudaDeviceGetAttribute(&value, attribute, device) : error;
+}
+
 /* The most shared memory of a thread block. It is 227 KB with compute capability 9.0 and 163 KB
  * with 8.0. With 8.6, 8.9 and 12.0 it is 99 KB. */
 inline cudaError_t most_shared(int &bytes)
 {
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const cudaError_t error = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, bytes);
     const size_t limit = shared_limit();
     if (error == cudaSuccess && limit != 0 && limit < (size_t)bytes)
         bytes = (int)limit;
@@ -62,10 +67,8 @@ inline cudaError_t allow_shared(const void *kernel, int bytes)
 /* The number of thread blocks of a kernel that run at once. */
 inline cudaError_t blocks_at_once(const void *kernel, int threads, int shared, int &blocks)
 {
-    int device = 0, multiprocessors = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    int multiprocessors = 0;
+    cudaError_t error = device_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
     if (error == cudaSuccess)
         error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
     blocks *= multiprocessors;

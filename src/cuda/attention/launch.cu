@@ -40,10 +40,7 @@ struct Device {
 Device current_device()
 {
     Device d{};
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) !=
-            cudaSuccess ||
+    if (device_attribute(cudaDevAttrMultiProcessorCount, d.multiprocessors) != cudaSuccess ||
         most_shared(d.shared_bytes) != cudaSuccess) {
         cudaGetLastError();
         return Device{};

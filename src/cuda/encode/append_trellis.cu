@@ -496,12 +496,10 @@ __global__ void __launch_bounds__(THREADS, D <= 128 ? 2 : 1)
 /* The GPU's multiprocessors, and the shared memory with which a thread block has one for itself. */
 static cudaError_t find_multiprocessors(int &multiprocessors, int &lone)
 {
-    int device = 0, all = 0;
-    cudaError_t error = cudaGetDevice(&device);
+    int all = 0;
+    cudaError_t error = device_attribute(cudaDevAttrMultiProcessorCount, multiprocessors);
     if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+        error = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, all);
     if (error == cudaSuccess)
         error = most_shared(lone);
     lone = std::min(lone, all / 2);
