@@ -123,8 +123,8 @@ KVANT_INLINE void load_about_centers(const AppendArgs &args, const AppendRole &r
     __syncthreads();
 }
 
-/* Loads one channel of ROWS rows, which begin with row `first`: the channel of this thread. The
- * loads are not in branches, so they wait for memory at the same time. */
+/* Loads this thread's channel of the rows from `first` on. The loads are not in branches, so they
+ * wait for memory at the same time. */
 template <int ROWS>
 KVANT_INLINE void load_channel(const AppendArgs &args, const AppendRole &role, uint32_t first,
                                size_t at, float (&own)[ROWS])
@@ -221,12 +221,12 @@ KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole
     if (!__syncthreads_or(any)) /* of a prompt, most rows have no open page */
         return;
     const float *column = key_transform_of(role.codec, role.key_transform, kv_head) + channel;
-    const int begin = is_triangle<D>(role) ? channel / AHEAD * AHEAD : 0;
+    const int filled = is_triangle<D>(role) ? channel / AHEAD * AHEAD : 0; /* zeros before */
     Weights now, next;
-    now.load<D>(column, begin);
+    now.load<D>(column, filled);
     load_rows(args, role, first, kv_head, space);
 #pragma unroll 1
-    for (int i = begin; i < D; i += AHEAD) {
+    for (int i = filled; i < D; i += AHEAD) {
         next.load<D>(column, min(i + AHEAD, D - AHEAD));
         add_products(y, space, now, i);
         now = next;

@@ -1,10 +1,10 @@
-/* cuda_runtime.h - the parts of CUDA that src/cuda/encode and src/cuda/learn use, in a C++ program:
- * every thread of a block is a context, and blocks run one after another.
+/* cuda_runtime.h - the parts of CUDA that src/cuda/encode and src/cuda/learn use, in a C++ program.
+ * Every thread of a block is a context. Blocks run one after another.
  *
  * A warp runs until it waits for other warps, and a thread until it waits for its warp. The first
  * thread of a block runs first in every other block, and last in the blocks between. So a thread
- * that does not wait for a number reads a wrong one in one block or the other, and results are not
- * those of the CPU. A kernel that hangs ends the program (threads.cpp).
+ * that does not wait for a number reads a wrong one in one block or the other, and results differ
+ * from the CPU's. A kernel that hangs ends the program (threads.cpp).
  *
  * launches.h has the functions of the computer, ../decoders/numbers.h the functions of numbers. */
 #pragma once
