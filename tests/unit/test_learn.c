@@ -50,8 +50,8 @@ static bool values_are_alike(size_t n_kinds, size_t n_signs)
     return alike;
 }
 
-/* The limit is at 16.9 of 90 values. Two values of a kind differ in at most 2 n_signs signs, and may
- * differ in 16. */
+/* The limit is at 16.9 of 90 values. Two values of a kind differ in at most 2 n_signs signs. They
+ * may differ in 16. */
 CASE(values_are_alike_if_few_signs_differ)
 {
     assert_true(values_are_alike(1, 0));
